@@ -91,9 +91,9 @@ class PointForecasts:
 
     async def complete(self, points: Iterable[Point], progress: Callable[[str, str], None]) -> tuple[Point, ...]:
         """Return the points, each with the hit rate that its prompts can reach, as they were sent."""
-        return tuple([await self._with_own(point, progress) for point in points])
+        return tuple([await self._with_computed(point, progress) for point in points])
 
-    async def _with_own(self, point: Point, progress: Callable[[str, str], None]) -> Point:
+    async def _with_computed(self, point: Point, progress: Callable[[str, str], None]) -> Point:
         source, size = self.source, self.endpoint.tier_tokens
         is_known = point.cache is None or point.cache.achievable_share is not None
         if is_known or source is None or size is None:

@@ -5,8 +5,8 @@ from typing import Final
 
 from orchestrator.bench import metrics
 from orchestrator.bench.result import ComparabilityIssue, EndReason, IssueKind, Point, ServerProvenance
-from orchestrator.engine.foreign import UNKNOWN, option_name
 from orchestrator.engine.options import Meaning
+from orchestrator.engine.other_engines import UNKNOWN, option_name
 
 CACHE_HIT_RATE_TOLERANCE: Final = 0.02  # hits are rounded down to a page: 64 of 12,000 tokens are 0.5 %
 MAX_SEND_LAG_S: Final = 0.05  # p99; a client on an idle core stays below 5 ms

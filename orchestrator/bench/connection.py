@@ -218,6 +218,6 @@ class _RetryableSink:
         self._sink.feed(data, now)
 
     def fail(self, kind: str, example: str) -> None:
-        self.lost = not self.framing.begun
+        self.lost = not self.framing.has_data
         if not self.lost:
             self._sink.fail(kind, example)

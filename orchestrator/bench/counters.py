@@ -15,12 +15,12 @@ def server_counts(before: Metrics, after: Metrics) -> ServerCounts:
         first, last = before.get(name, 0.0), after.get(name)  # a counter may first appear when it is first incremented
         return _plausible(last - first) if first is not None and last is not None and last >= first else None
 
-    def whole(name: Metric) -> int | None:
+    def rounded(name: Metric) -> int | None:
         value = delta(name)
         return round(value) if value is not None else None
 
     def tier(name: Metric) -> int | None:
-        return whole(name) if name in after else None
+        return rounded(name) if name in after else None
 
     def mean(name: Metric) -> float | None:
         total, count = delta(f"{name}_sum"), delta(f"{name}_count")
@@ -33,10 +33,10 @@ def server_counts(before: Metrics, after: Metrics) -> ServerCounts:
     if drafts and accepted is not None:
         length = 1 + accepted / drafts
     return ServerCounts(
-        requests=whole(Metric.REQUESTS),
-        prompt_tokens=whole(Metric.PROMPT_TOKENS),
-        output_tokens=whole(Metric.OUTPUT_TOKENS),
-        cached_tokens=whole(Metric.CACHED_TOKENS),
+        requests=rounded(Metric.REQUESTS),
+        prompt_tokens=rounded(Metric.PROMPT_TOKENS),
+        output_tokens=rounded(Metric.OUTPUT_TOKENS),
+        cached_tokens=rounded(Metric.CACHED_TOKENS),
         cached_device_tokens=tier(Metric.CACHED_DEVICE_TOKENS),
         cached_host_tokens=tier(Metric.CACHED_HOST_TOKENS),
         cached_storage_tokens=tier(Metric.CACHED_STORAGE_TOKENS),

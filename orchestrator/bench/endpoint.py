@@ -9,8 +9,8 @@ from orchestrator.bench.result import EndpointFacts
 from orchestrator.bench.workload import Workload
 from orchestrator.core.errors import BenchError
 from orchestrator.core.url import Address
-from orchestrator.engine import endpoints, foreign
-from orchestrator.engine.disaggregation import refuses_alone
+from orchestrator.engine import endpoints, other_engines
+from orchestrator.engine.disaggregation import direct_request_problem
 from orchestrator.engine.liveness import MOST_METRICS_BYTES, RANK_FIELD
 from orchestrator.engine.metrics import Metrics, read_metrics
 from orchestrator.engine.options import Meaning
@@ -48,7 +48,7 @@ class Endpoint:
     @property
     def rank_field(self) -> str | None:
         """The field or header that pins a request to a data-parallel rank; None if the engine has none."""
-        return RANK_FIELD if self.is_sglang else foreign.RANK_HEADER.get(self.facts.engine)
+        return RANK_FIELD if self.is_sglang else other_engines.RANK_HEADER.get(self.facts.engine)
 
     def request(
         self,
@@ -142,14 +142,14 @@ async def discover(
         await _get_json(connections, address, endpoints.MODELS)
         listed = await _get_json(server, address, endpoints.MODELS)
         models = read_models(listed)
-        engine = engine or foreign.read_engine(listed)
+        engine = engine or other_engines.read_engine(listed)
         info = await _server_info(server, address)
     except UnexpectedResponseError as error:
         raise BenchError(f"cannot discover the endpoint: {error}", location=address.url) from error
     if info is not None and info.role and not replicas:
-        problem, hint = refuses_alone(info.role)
+        problem, hint = direct_request_problem(info.role)
         raise BenchError(problem, location=address.url, hint=hint)
-    if (chosen := foreign.choose_model(models)) is None:
+    if (chosen := other_engines.choose_model(models)) is None:
         raise BenchError(f"the endpoint lists no model under `{endpoints.MODELS}`", location=address.url)
     served, context = chosen
     facts = EndpointFacts(url=address.url, api=api, served_model=served, context_length=context, engine=engine)
@@ -184,7 +184,7 @@ def check_fits(workload: Workload, endpoint: Endpoint, longest: tuple[int, int] 
     `longest` has the longest prompt and the longest request in tokens, if they are not the workload's.
     """
     facts = endpoint.facts
-    if facts.api == Api.GENERATE and foreign.is_foreign(facts.engine):
+    if facts.api == Api.GENERATE and other_engines.is_other_engine(facts.engine):
         message = f"{facts.engine} has no `{endpoints.GENERATE}`, which is sglang's own API"
         raise BenchError(message, location=facts.url, hint="omit `--api generate`")
     prompt, whole = longest or (workload.input_tokens, workload.input_tokens + workload.output_tokens)
@@ -195,7 +195,7 @@ def check_fits(workload: Workload, endpoint: Endpoint, longest: tuple[int, int] 
         ("prompts are limited to", "the workload has", prompt, endpoint.prompt_tokens, Meaning.CONTEXT),
     ):
         if limit is not None and needed > limit:
-            option = foreign.option_name(facts.engine, meaning)
+            option = other_engines.option_name(facts.engine, meaning)
             smaller = "leave longer requests out with `--max-context`" if longest else "choose a smaller workload"
             hint = smaller + (f", or increase `--{option}` of the server" if option else "")
             raise BenchError(f"{has} {limit} tokens; {needs} {needed}", location=facts.url, hint=hint)
@@ -247,9 +247,9 @@ async def _vllm_facts(connections: Connections, facts: EndpointFacts, metrics: s
     return replace(
         facts,
         engine_version=version if isinstance(version, str) else None,
-        replicas=foreign.read_ranks(metrics),
-        page_size=foreign.read_block_size(metrics),
-        speculative="algorithm not reported" if foreign.speculates(metrics) else None,
+        replicas=other_engines.read_ranks(metrics),
+        page_size=other_engines.read_block_size(metrics),
+        speculative="algorithm not reported" if other_engines.speculates(metrics) else None,
     )
 
 

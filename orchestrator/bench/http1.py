@@ -21,7 +21,7 @@ class ResponseFraming:
         """Start before the response head."""
         self.status = 0
         self.keep_alive = True
-        self.begun = False  # whether any byte arrived
+        self.has_data = False  # whether any byte arrived
         self.complete = False  # whether the message ended
         self._sized = False
         self._to_end = False
@@ -31,7 +31,7 @@ class ResponseFraming:
 
     def feed(self, data: bytes) -> bytes:
         """Parse `data` and return its payload. Raises MalformedError for invalid HTTP."""
-        self.begun = True
+        self.has_data = True
         try:
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade) as error:

@@ -86,7 +86,7 @@ class LoadResult:
     end_reason: EndReason
 
 
-class _EndpointGone(Exception):  # noqa: N818 - an end, not an error
+class _EndpointStopped(Exception):  # noqa: N818 - an end, not an error
     """The endpoint is dead."""
 
 
@@ -183,7 +183,7 @@ class _Sender:
         lost = response.failure is not None and response.failure[0] in {"refused", "unreachable", "reset"}
         self._consecutive_losses = self._consecutive_losses + 1 if lost else 0
         if self._consecutive_losses >= _MAX_CONSECUTIVE_LOSSES:
-            raise _EndpointGone
+            raise _EndpointStopped
         return response.answer_ids if response.failure is None else b""
 
     def _finish(
@@ -285,11 +285,11 @@ async def run_load(connections: Connections, load: PlannedLoad) -> LoadResult:
 
 async def _run(sender: _Sender, load: Callable[[asyncio.TaskGroup], Awaitable[None]], *, gc_off: bool) -> LoadResult:
     ending, failures = EndReason.COMPLETE, list[Exception]()
-    with _quiet_gc(off=gc_off):
+    with _paused_gc(off=gc_off):
         try:
             async with asyncio.TaskGroup() as group:
                 await load(group)
-        except* _EndpointGone:
+        except* _EndpointStopped:
             ending = EndReason.ENDPOINT_DIED
         except* asyncio.CancelledError:
             ending = EndReason.INTERRUPTED
@@ -309,7 +309,7 @@ def _leaves(error: Exception) -> list[Exception]:
 
 
 @contextmanager
-def _quiet_gc(*, off: bool) -> Iterator[None]:
+def _paused_gc(*, off: bool) -> Iterator[None]:
     """Exempt what exists from garbage collection: a full pass over prepared requests takes tens of milliseconds.
 
     With all requests prepared, collection is `off`; sessions that are built during the load need it.

@@ -263,7 +263,7 @@ class _File(RootModel[Annotated[AnyPublished, Field(discriminator="kind")]]):
 def load_all_published(catalog: Catalog | None = None) -> tuple[AnyPublished, ...]:
     """Load all published files, sorted by name. Raises ProfileError with the location of each problem in a file."""
     catalog = catalog or Catalog.from_environment()
-    return tuple(read_published(path, catalog.shown(path)) for path in catalog.all(EntryKind.PUBLISHED))
+    return tuple(read_published(path, catalog.display_path(path)) for path in catalog.all(EntryKind.PUBLISHED))
 
 
 def read_published(path: Path, name: str) -> AnyPublished:

@@ -13,7 +13,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from orchestrator.core.errors import BenchError
 from orchestrator.core.validation import validation_problems
-from orchestrator.engine.foreign import UNKNOWN
+from orchestrator.engine.other_engines import UNKNOWN
 
 RESULT_SCHEMA: Final = 3
 RESULT_FILE: Final = "result.json"

@@ -31,8 +31,8 @@ from orchestrator.core.secrets import Secret
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.core.url import Address
 from orchestrator.core.validation import validation_problems
-from orchestrator.engine.foreign import require_engine
 from orchestrator.engine.gateway import SESSION_HEADER
+from orchestrator.engine.other_engines import require_engine
 from orchestrator.engine.requests import Api
 from orchestrator.plan.capacity import DEFAULT_WORKLOAD
 from orchestrator.plan.plan import PlanWarning

@@ -256,17 +256,17 @@ class _Window:
         self.energy: EnergyReading | str | None = None
         self._endpoint = endpoint
         self._read_energy = read_energy
-        self._begun = False
+        self._started = False
         self._task: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
         """Read the counters."""
-        self._begun = True
+        self._started = True
         self.before, self.energy = await self._endpoint.metrics(), await _read_energy(self._read_energy)
 
     def begin_soon(self) -> None:
         """Begin while the load runs, unless that has happened before it."""
-        if not self._begun:
+        if not self._started:
             self._task = asyncio.create_task(self.begin())
 
     def close(self) -> None:

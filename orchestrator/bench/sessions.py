@@ -136,20 +136,20 @@ class SessionTokens:
         """Return the prompt of a request, which begins with `context` if it continues the session."""
         if request.continues:
             new = request.input_tokens - context_tokens
-            return b"%b,%b" % (context, self._own(request, "turn", new))
+            return b"%b,%b" % (context, self._new_tokens(request, "turn", new))
         size, left, parts = request.block_tokens, request.input_tokens, list[bytes]()
         for block in request.block_ids:
             parts.append(self._block(block, min(size, left)))
             left -= min(size, left)
         if left:
-            parts.append(self._own(request, "tail", left))
+            parts.append(self._new_tokens(request, "tail", left))
         return b",".join(parts)
 
     def answer(self, request: TraceRequest) -> bytes:
         """Return tokens in place of an answer whose ids are unknown."""
-        return self._own(request, "answer", request.output_tokens)
+        return self._new_tokens(request, "answer", request.output_tokens)
 
-    def _own(self, request: TraceRequest, kind: str, tokens: int) -> bytes:
+    def _new_tokens(self, request: TraceRequest, kind: str, tokens: int) -> bytes:
         return self._draw(f"{self._label}{kind}/{request.session}/{request.position}", tokens)
 
 

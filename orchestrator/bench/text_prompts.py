@@ -14,7 +14,7 @@ from orchestrator.core.errors import BenchError
 from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError, read_prompt_tokens
 
 _PROBE: Final = (100, 101, 102)  # token ids in every vocabulary
-_REFUSED: Final = frozenset({400, 422})  # sglang's gateway in disaggregation mode: 400; pydantic in FastAPI: 422
+_REJECTED: Final = frozenset({400, 422})  # sglang's gateway in disaggregation mode: 400; pydantic in FastAPI: 422
 _AT_ONCE: Final = 8
 _PASSAGE_WORDS: Final = 16
 _MIN_WORDS: Final = 8
@@ -36,7 +36,7 @@ async def takes_token_ids(endpoint: Endpoint, *, timeout_s: float) -> bool:
         status, _ = await endpoint.generate_one(_PROBE, timeout_s=timeout_s)
     except NoResponseError:
         return True  # the warm-up reports the failure
-    return status not in _REFUSED
+    return status not in _REJECTED
 
 
 async def count_words(endpoint: Endpoint, text: str, *, timeout_s: float) -> Words:

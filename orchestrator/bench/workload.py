@@ -181,7 +181,7 @@ def load_workload(name_or_file: str, *, catalog: Catalog | None = None) -> Workl
         known = did_you_mean(name_or_file, catalog.names(EntryKind.WORKLOAD))
         hint = known if known.endswith("?") else f"{known}, or a .yaml or .jsonl file"
         raise UsageError(f"no workload `{name_or_file}` found", hint=hint)
-    return read_model(path, Workload, catalog.shown(path))
+    return read_model(path, Workload, catalog.display_path(path))
 
 
 def require_context(name: str, workload: Workload, context: int, profile: str) -> None:

@@ -24,7 +24,7 @@ _MATRICES: Final = frozenset({"weight", "weight_packed"})
 _EXPERT: Final = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)")
 _ALL_EXPERTS: Final = re.compile(r".+\.experts\.(?:gate_up_proj|down_proj)(?:\.weight)?")
 _KEYS_VALUES: Final = ".self_attn.kv_b_proj.weight"
-_SHOWN: Final = 3  # kinds of tensors in a message
+_MAX_EXAMPLES: Final = 3  # kinds of tensors in a message
 # Linear modules of a decoder layer that sglang builds by the quantization config.
 _ATTENTION: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
 _LINEAR: Final = frozenset(
@@ -111,8 +111,8 @@ def _format_names(names: Iterable[str]) -> str:
     texts = [
         f"`{group[0]}`" + (f" and {len(group) - 1:,} like it" if len(group) > 1 else "") for group in groups.values()
     ]
-    more = f", and {len(texts) - _SHOWN} more kinds" if len(texts) > _SHOWN else ""
-    return ", ".join(texts[:_SHOWN]) + more
+    more = f", and {len(texts) - _MAX_EXAMPLES} more kinds" if len(texts) > _MAX_EXAMPLES else ""
+    return ", ".join(texts[:_MAX_EXAMPLES]) + more
 
 
 def _count(names: list[str]) -> str:
@@ -131,7 +131,9 @@ def _wrong_storage(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
         _record_expert(checkpoint, module, leaf, tensor)
         if storage is not None and not storage.dtypes:
             unchecked[storage.label].append(name)
-        elif LAYER.match(module) and (fault := _fault(checkpoint.summary.tensors, module, leaf, tensor, storage)):
+        elif LAYER.match(module) and (
+            fault := _storage_problem(checkpoint.summary.tensors, module, leaf, tensor, storage)
+        ):
             wrong[fault, checkpoint.is_certain(module)].append(name)
     for (fault, certain), names in wrong.items():
         yield Mismatch(
@@ -158,7 +160,7 @@ def _storage_of(checkpoint: _Checkpoint, module: str) -> StorageScheme | None:
     return storage
 
 
-def _fault(
+def _storage_problem(
     tensors: Mapping[str, StoredTensor], module: str, leaf: str, tensor: StoredTensor, storage: StorageScheme | None
 ) -> str:
     """Return the fault of a matrix or its scale, as the end of a sentence; empty without one."""

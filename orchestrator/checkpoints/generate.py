@@ -17,7 +17,7 @@ from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName
 from orchestrator.plan.plan import Model
 
-_SHOWN_LINES: Final = 15
+_TAIL_LINES: Final = 15
 _MARKER: Final = ".generator"  # the digest of the generator
 
 
@@ -64,7 +64,7 @@ def _digest(generator: Path) -> str:
 
 
 def _generate(model: Model, generator: Path, *, python: Path, folder: Path) -> None:
-    last: deque[str] = deque(maxlen=_SHOWN_LINES)
+    last: deque[str] = deque(maxlen=_TAIL_LINES)
     if subprocesses.follow([str(python), str(generator), str(folder)], last.append) != 0:
         details = "\n".join(last)
         if os.strerror(errno.ENOSPC) in details:  # the generator's message names no file

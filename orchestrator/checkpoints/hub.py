@@ -65,7 +65,7 @@ class Listing:
         return {path: (file.size, file.identity) for path, file in self.files.items()}
 
 
-def refuses_dataset(repository: str, file: str, endpoint: str | None) -> bool:
+def is_dataset_denied(repository: str, file: str, endpoint: str | None) -> bool:
     """Return whether the hub refuses the user's token a file of a dataset; False if the hub cannot be reached."""
     url = huggingface_hub.hf_hub_url(repository, file, repo_type="dataset", endpoint=endpoint)
     try:

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, PlainValidator
 
 from orchestrator.checkpoints.files import file_stamps
 from orchestrator.checkpoints.mismatch import Mismatch
-from orchestrator.checkpoints.remote_fetch import PARTS
+from orchestrator.checkpoints.remote_fetch import PARTIAL_FILES
 from orchestrator.core.files import write_cache
 from orchestrator.core.safe_paths import CheckpointFile, CommitHash, byte_count
 from orchestrator.core.validation import type_adapter
@@ -73,5 +73,5 @@ def bytes_present(directory: Path) -> int:
     """Return the bytes of a checkpoint on disk, including partial files; 0 without a directory."""
     if not directory.is_dir():
         return 0
-    parts = sum(part.stat().st_size for part in (directory / PARTS).rglob("*.part"))
+    parts = sum(part.stat().st_size for part in (directory / PARTIAL_FILES).rglob("*.part"))
     return parts + sum(size for size, _ in file_stamps(directory).values())

@@ -54,7 +54,7 @@ from orchestrator.core.safe_paths import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-PARTS = RelativePath(".parts")  # below a checkpoint: partial files, and the record of complete ones
+PARTIAL_FILES = RelativePath(".parts")  # below a checkpoint: partial files, and the record of complete ones
 _RECORD = RelativePath(".parts/fetched")  # a line for each downloaded file, see `_line`
 _WORKERS = 8
 _CHUNK_BYTES = 1 << 20
@@ -76,7 +76,7 @@ def fetch_all(
     Raises RuntimeError if another download runs in this directory, UnsafeValueError for a link to the outside, and the
     errors of `fetch_one`.
     """
-    parts = directory / PARTS
+    parts = directory / PARTIAL_FILES
     parts.mkdir(parents=True, exist_ok=True)
     with open_to_append(join(directory, _RECORD)) as record:
         try:
@@ -98,13 +98,13 @@ def fetch_all(
 def arrived_bytes(files: Mapping[CheckpointFile, tuple[int, ContentHash]], commit: CommitHash, directory: Path) -> int:
     """Return the bytes on disk, of complete and partial files."""
     return sum(
-        size if _size(directory / name) == size else _size(directory / _part(name, commit))
+        size if _size(directory / name) == size else _size(directory / _partial_path(name, commit))
         for name, (size, _) in files.items()
     )
 
 
-def _part(name: CheckpointFile, commit: CommitHash) -> RelativePath:
-    return RelativePath(f"{PARTS}/{commit}/{name}.part")
+def _partial_path(name: CheckpointFile, commit: CommitHash) -> RelativePath:
+    return RelativePath(f"{PARTIAL_FILES}/{commit}/{name}.part")
 
 
 def is_full(error: BaseException | None) -> bool:
@@ -119,11 +119,11 @@ def is_full(error: BaseException | None) -> bool:
 def _fetch(
     name: CheckpointFile, commit: CommitHash, directory: Path, fetch_one: Callable[[CheckpointFile, Path], None]
 ) -> None:
-    part, target = join(directory, _part(name, commit)), join(directory, name)
-    part.parent.mkdir(parents=True, exist_ok=True)
+    partial_file, target = join(directory, _partial_path(name, commit)), join(directory, name)
+    partial_file.parent.mkdir(parents=True, exist_ok=True)
     target.parent.mkdir(parents=True, exist_ok=True)
-    fetch_one(name, part)
-    move(part, target)
+    fetch_one(name, partial_file)
+    move(partial_file, target)
 
 
 def _is_complete(file: tuple[int, ContentHash], directory: Path, name: CheckpointFile, fetched: frozenset[str]) -> bool:
@@ -164,15 +164,15 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         return redirected
 
 
-def _download(url: str, headers: Mapping[str, str], part: Path, size: int) -> None:
+def _download(url: str, headers: Mapping[str, str], partial_file: Path, size: int) -> None:
     """Complete a partial file; retry while bytes arrive. Raises OSError."""
     failures = 0
     while True:
-        before = _size(part)
+        before = _size(partial_file)
         try:
-            _append(url, headers, part, size)
+            _append(url, headers, partial_file, size)
         except (OSError, http.client.HTTPException) as error:
-            failures = 0 if _size(part) > before else failures + 1
+            failures = 0 if _size(partial_file) > before else failures + 1
             permanent = isinstance(error, urllib.error.HTTPError) and error.code < 500 and error.code not in _RETRYABLE
             if failures == _MAX_FAILURES or is_full(error) or permanent:
                 raise
@@ -181,8 +181,8 @@ def _download(url: str, headers: Mapping[str, str], part: Path, size: int) -> No
             return
 
 
-def _append(url: str, headers: Mapping[str, str], part: Path, size: int) -> None:
-    with open_to_append(part) as file:
+def _append(url: str, headers: Mapping[str, str], partial_file: Path, size: int) -> None:
+    with open_to_append(partial_file) as file:
         if file.seek(0, os.SEEK_END) > size:
             file.truncate(0)
         start = file.seek(0, os.SEEK_END)
@@ -196,8 +196,8 @@ def _append(url: str, headers: Mapping[str, str], part: Path, size: int) -> None
                 start = 0
             while chunk := response.read(min(_CHUNK_BYTES, size + 1 - start)):  # at most one byte too many
                 start += file.write(chunk)
-    if _size(part) != size:
-        raise OSError(f"{part.stem} ended after {_size(part)} of {size} bytes")
+    if _size(partial_file) != size:
+        raise OSError(f"{partial_file.stem} ended after {_size(partial_file)} of {size} bytes")
 
 
 def _file_records(directory: Path) -> Iterator[dict[str, object]]:
@@ -262,8 +262,8 @@ def _stage(request: dict[str, Any], directory: Path) -> None:
         while not ended.wait(_TICK):
             _send(done=arrived_bytes(files, commit, directory))
 
-    def fetch_one(name: CheckpointFile, part: Path) -> None:
-        _download(f"{request['address']}/{urllib.parse.quote(name)}", request["headers"], part, files[name][0])
+    def fetch_one(name: CheckpointFile, partial_file: Path) -> None:
+        _download(f"{request['address']}/{urllib.parse.quote(name)}", request["headers"], partial_file, files[name][0])
 
     threading.Thread(target=report_progress, daemon=True).start()
     fetch_all(files, commit, directory, fetch_one)

@@ -19,7 +19,7 @@ from orchestrator.core.errors import CheckpointError, HostError, Problem
 from orchestrator.core.safe_paths import CheckpointFile
 
 _MTP: Final = "mtp."
-_SHOWN: Final = 3  # tensor names in one message
+_MAX_EXAMPLES: Final = 3  # tensor names in one message
 LAYER: Final = re.compile(r"(?:(?:language_model|model|transformer)\.)*layers\.(\d+)\.(.+)")
 # Name endings of tensors with a number of rows that follows from config.json. Packing never changes the rows of a
 # matrix called `weight`.
@@ -143,7 +143,7 @@ def _add_shard(
 def missing_tensors(checkpoint: Checkpoint, shard: CheckpointFile, names: set[str]) -> Iterator[Problem]:
     """Yield a problem if the shard lacks tensors of the index."""
     if missing := sorted(names - checkpoint.header(shard).keys()):
-        shown = ", ".join(f"`{name}`" for name in missing[:_SHOWN])
-        more = f", … ({len(missing) - _SHOWN} more)" if len(missing) > _SHOWN else ""
+        shown = ", ".join(f"`{name}`" for name in missing[:_MAX_EXAMPLES])
+        more = f", … ({len(missing) - _MAX_EXAMPLES} more)" if len(missing) > _MAX_EXAMPLES else ""
         location = f"{checkpoint.location}/{shard}"
         yield Problem(f"`{shard}` lacks {len(missing)} tensors of the index: {shown}{more}", location)

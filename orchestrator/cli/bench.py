@@ -148,10 +148,10 @@ def command(
         resume=resume,
         command=shlex.join(["deploy", *sys.argv[1:]]),
     )
-    _run(target, options, _OfUrl(api_key_env, gpus, gpu, layout, engine), host, json=json)
+    _run(target, options, _UrlOptions(api_key_env, gpus, gpu, layout, engine), host, json=json)
 
 
-class _OfUrl(NamedTuple):
+class _UrlOptions(NamedTuple):
     """The options that say what is behind a URL."""
 
     api_key_env: str | None
@@ -161,19 +161,19 @@ class _OfUrl(NamedTuple):
     engine: str | None
 
 
-def _run(target: str, options: BenchOptions, behind: _OfUrl, host: str | None, *, json: bool) -> None:
+def _run(target: str, options: BenchOptions, url_options: _UrlOptions, host: str | None, *, json: bool) -> None:
     """Find the target, measure it, and show the result."""
     if options.tool == "aiperf" and options.api != "completions":
         raise UsageError("aiperf sends to the completions API only", hint="omit `--api`")
-    target = resolve_server_name(target, Home.from_environment(), *behind, host)
-    of_url = {f"--{option.replace('_', '-')}": value for option, value in behind._asdict().items()}
+    target = resolve_server_name(target, Home.from_environment(), *url_options, host)
+    of_url = {f"--{option.replace('_', '-')}": value for option, value in url_options._asdict().items()}
     require_kind(target, url=is_url(target), of_url=of_url, of_server={"--host": host})
     with ExitStack() as stack:
         if is_url(target):
             claimed = ClaimedHardware.parse(
-                gpu=behind.gpu, gpus=behind.gpus, layout=behind.layout, engine=behind.engine
+                gpu=url_options.gpu, gpus=url_options.gpus, layout=url_options.layout, engine=url_options.engine
             )
-            found = url_target(target, api_key_env=behind.api_key_env, claimed=claimed)
+            found = url_target(target, api_key_env=url_options.api_key_env, claimed=claimed)
         else:
             found = server_target(stack.enter_context(open_servers(Home.from_environment(), host, name=target)), target)
         with Progress() as progress:
@@ -181,7 +181,7 @@ def _run(target: str, options: BenchOptions, behind: _OfUrl, host: str | None, *
     if result.points or result.end_reason is not EndReason.INTERRUPTED:
         _show(result, json=json)
         note(f"wrote the result to `{directory}`")
-    _tell_ending(result, target, url=found.url, again=resume_command(options.command, directory))
+    _require_complete(result, target, url=found.url, again=resume_command(options.command, directory))
 
 
 def _show(result: BenchResult, *, json: bool) -> None:
@@ -191,7 +191,7 @@ def _show(result: BenchResult, *, json: bool) -> None:
         print_data(result_text(result))
 
 
-def _tell_ending(result: BenchResult, target: str, *, url: str, again: str) -> None:
+def _require_complete(result: BenchResult, target: str, *, url: str, again: str) -> None:
     """Raise Interrupted or BenchError if a point was not measured; `again` is the command that resumes."""
     if result.end_reason is EndReason.INTERRUPTED:
         saved = "; finished points are saved" if result.points else " before the first request was answered"

@@ -84,7 +84,7 @@ def command(
     input_files = named_files("--input", input_)
     home = Home.from_environment()
     plan, inputs = plan_to_build(
-        profile, set_ or (), home, base=base_image, given=input_files, allow_untuned=allow_untuned, host=host
+        profile, set_ or (), home, base=base_image, input_paths=input_files, allow_untuned=allow_untuned, host=host
     )
     host_ref = resolve_host_ref(plan.runtime, home, host)
     artifacts, docker = render_artifacts(plan, inputs), find_docker(host_ref.remote or host)

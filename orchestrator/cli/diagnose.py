@@ -76,7 +76,7 @@ def _log_of(subject: str, home: Home, host: str | None) -> Iterator[tuple[Iterat
     if subject == "-":
         yield Lines(complete_lines(iter(lambda: sys.stdin.buffer.read(1 << 16), b""))), ""
     elif Path(subject).is_file():
-        yield LogTail(Path(subject), alone=True).to_end(), ""
+        yield LogTail(Path(subject), single_file=True).to_end(), ""
     else:
         with open_servers(home, host, name=subject) as servers:
             found = servers.find(subject) if NAME.match(subject) else ()

@@ -115,7 +115,7 @@ def command(
     if dry_run and json:
         OUTPUT.show(expected)
         return
-    _preview(expected, asked=dry_run, sized=dataset is None)
+    _preview(expected, dry_run=dry_run, sized=dataset is None)
     if dry_run:
         return
     with ExitStack() as stack:  # an ssh tunnel stays open until the last question is answered
@@ -123,10 +123,10 @@ def command(
         if request.prints_commands:
             print_data(tau2_commands(request, home, reach), end="")
         else:
-            _tell(run_suites(request, home, reach, info), several=request.is_all_published, json=json)
+            _show_scores(run_suites(request, home, reach, info), several=request.is_all_published, json=json)
 
 
-def _tell(scored: Sequence[SuiteScore], *, several: bool, json: bool) -> None:
+def _show_scores(scored: Sequence[SuiteScore], *, several: bool, json: bool) -> None:
     if json:
         suites = tuple(item.to_output() for item in scored)
         OUTPUT.show(ScoresOutput(suites=suites) if several else suites[0])
@@ -138,10 +138,10 @@ def _tell(scored: Sequence[SuiteScore], *, several: bool, json: bool) -> None:
         note(f"next: `deploy report {scored[0].file.parent}`")
 
 
-def _preview(expected: EvalForecast, *, asked: bool, sized: bool) -> None:
+def _preview(expected: EvalForecast, *, dry_run: bool, sized: bool) -> None:
     """Print the significance, time and cost of an evaluation; on standard output for `--dry-run`."""
-    if expected.suites and (asked or expected.pace.tok_s is not None):
-        (print_data if asked else info)(expected.to_table())
+    if expected.suites and (dry_run or expected.pace.tok_s is not None):
+        (print_data if dry_run else info)(expected.to_table())
     if sized:
         for suite in expected.suites:
             note(suite.detects)

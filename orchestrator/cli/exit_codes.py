@@ -18,7 +18,7 @@ from orchestrator.core.errors import DeployError, HostError, Interrupted, Output
 from orchestrator.core.safe_paths import UnsafeValueError
 from orchestrator.core.secrets import redact
 from orchestrator.core.signals import TERMINATION_SIGNALS, start_thread_without_signals
-from orchestrator.core.streams import lost_output
+from orchestrator.core.streams import output_error
 
 # Failures of system calls that the user can fix; other failures (a missing file) are bugs of this tool.
 _OF_THE_MACHINE: Final = frozenset(
@@ -78,7 +78,7 @@ def _run(command: Callable[[], object]) -> None:
 
 def _require_output() -> None:
     """Raise OutputError if a command succeeded but could not write its result."""
-    if reason := lost_output():
+    if reason := output_error():
         raise OutputError(f"cannot write the result to standard output: {reason}")
 
 

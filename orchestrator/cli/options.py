@@ -164,7 +164,7 @@ RequestRateOption: TypeAlias = Annotated[
 def require_kind(target: str, *, url: bool, of_url: Mapping[str, object], of_server: Mapping[str, object]) -> None:
     """Raise UsageError for options that do not apply to the target: a URL, or the name of a server."""
     if unfit := [f"`{option}`" for option, value in (of_server if url else of_url).items() if value]:
-        owner, hint = ("servers that `deploy` started", "omit it, or pass the NAME of a server")
+        owner, hint = ("servers that `deploy` started", "omit the option, or pass the NAME of a server")
         if not url:
             owner, hint = "URLs", f"omit it: the plan of `{target}` has the value"
         raise UsageError(f"{' and '.join(unfit)} {'is' if len(unfit) == 1 else 'are'} for {owner}", hint=hint)

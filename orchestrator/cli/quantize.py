@@ -14,7 +14,7 @@ from orchestrator.core.paths import Home
 from orchestrator.planner.add.file import EntryOutput
 from orchestrator.planner.planning import load
 from orchestrator.planner.quantize import QuantizationRequest
-from orchestrator.planner.quantize import quantize as carry_out
+from orchestrator.planner.quantize import quantize as run_quantization
 
 RecipeOption: TypeAlias = Annotated[str, entry_option("RECIPE", "--recipe", help="recipe name or file")]
 ProfileOption: TypeAlias = Annotated[
@@ -73,7 +73,7 @@ def command(
         plan=load(profile_).plan if profile_ else None,
         image=image,
     )
-    made = carry_out(request, home)
+    made = run_quantization(request, home)
     if json:
         model = made.model.to_output() if made.model else None
         OUTPUT.show(QuantizeOutput(target=made.target, shards=made.shards, bytes=made.size, model=model))

@@ -90,7 +90,7 @@ def command(
         set_invocation(profile, set_ or (), None)
         plan, files = rental_files(runtime, profile, set_ or (), home, tool=package)
     else:
-        source = profile_source(profile, overridden(set_, runtime=runtime), home, given=input_files, image=image)
+        source = profile_source(profile, overridden(set_, runtime=runtime), home, inputs=input_files, image=image)
         inputs = {} if image else source.files()
         with collect_rejections(source):
             plan = source.decide(Facts(inputs=input_digests(inputs), image=image))

@@ -41,7 +41,7 @@ def command(
 ) -> None:
     """Write an HTML and JSON report. The HTML page is self-contained."""
     evals = find_evals(results, baseline or ())
-    benchmarks = find_results(results, wanted=not evals)
+    benchmarks = find_results(results, required=not evals)
     details = Details(
         evals=evals,
         watts=parse_by_gpu(node_watts or (), what="power", hint="`--node-watts 13500` or `--node-watts MI355X=13500`"),

@@ -143,7 +143,7 @@ def command(
     bill = _estimate(published, planned, prices, own_node=profile_ is not None)
     todo = _estimates(remaining_steps(planned.steps, state.done))
     if running is None:
-        _look(planned, host, covered=dry_run, tune=tune)
+        _require_runnable(planned, host, covered=dry_run, tune=tune)
     notes = [*planned.skipped, *_unmeasured(planned, bill, name), *_gated(planned, dataset)]
     if dry_run and json:
         OUTPUT.show(bill.to_output(todo, notes))
@@ -251,7 +251,7 @@ def _estimates(steps: Sequence[Step]) -> list[StepOutput]:
     return [StepOutput(id=step.id, argv=("deploy", *step_command(step)), about_s=round(step.seconds)) for step in steps]
 
 
-def _look(planned: ReproducePlan, host: str | None, *, covered: bool, tune: bool) -> None:
+def _require_runnable(planned: ReproducePlan, host: str | None, *, covered: bool, tune: bool) -> None:
     """Check host and kernel coverage of each plan. Raises a DeployError if a plan cannot run."""
     home = Home.from_environment()
     for server in planned.servers:

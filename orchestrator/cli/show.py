@@ -121,7 +121,7 @@ def _outlook(loaded: ResolvedProfile, found: Capacity, workload: str | None, cos
 
 def _requests(loaded: ResolvedProfile, input_tokens: int | None, output_tokens: int | None) -> Load | None:
     if input_tokens is None or output_tokens is None:
-        return loaded.valid.shown_load
+        return loaded.valid.displayed_load
     return Load(
         name=f"{input_tokens:,} in, {output_tokens:,} out", input_tokens=input_tokens, output_tokens=output_tokens
     )

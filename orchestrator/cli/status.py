@@ -34,12 +34,12 @@ def command(
             print_data(status_table(found, width=terminal_width()))
         elif not servers.unreachable:
             info("no servers; `deploy up PROFILE` starts one, `deploy profiles` lists profiles")
-        for text in (_named_notes if name is not None else _notes)(found):
+        for text in (_startup_notes if name is not None else _notes)(found):
             note(text)
-        require_healthy(servers, found, named=name is not None)
+        require_healthy(servers, found, explicit=name is not None)
 
 
-def _named_notes(found: Iterable[ServerStatus]) -> Iterator[str]:
+def _startup_notes(found: Iterable[ServerStatus]) -> Iterator[str]:
     for server in found:
         yield from filter(None, map(startup_text, (server, *server.replicas)))
         if server.restarts and server.health == "healthy" and server.detail:

@@ -160,7 +160,7 @@ def _search(planned: Sweep, *, json: bool) -> None:
         info(
             f"wrote {winner.profile}"
             if winner.profile
-            else f"no profile `{profile_name(planned)}` is written: the best is `{planned.plan.profile}` itself"
+            else f"no profile `{profile_name(planned)}` written: the baseline `{planned.plan.profile}` is the best"
         )
         if difference := describe_difference(planned, search, winner.trial):
             info(difference)

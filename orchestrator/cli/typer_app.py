@@ -82,7 +82,7 @@ class ProfileCommand(TyperCommand):
         root, verb = ctx.find_root().command, ctx.command_path.partition(" ")[2]
         host = params.get("host")
         host = host[0] if isinstance(host, list) and host else host or None
-        set_own = partial(set_invocation, params.get("profile"), overrides, takes=partial(takes, root))
+        set_own = partial(set_invocation, params.get("profile"), overrides, has_option=partial(takes, root))
         set_own(host)
         if verb in NEVER_ENDED_BY_SIGPIPE:
             ignore_sigpipe()
@@ -220,7 +220,7 @@ def _in_our_words(ctx: "Context") -> Iterator[None]:
         renamed = RENAMED_OPTIONS.get(ctx.command_path.partition(" ")[2], {}).get(option)
         own = get_close_matches(option, getattr(error, "possibilities", None) or (), n=1, cutoff=_NEAR_OPTION)
         near = f"did you mean `{own[0]}`?" if own else ""
-        help_ = f"`{ctx.command_path} -h` shows what it takes"
+        help_ = f"`{ctx.command_path} -h` shows arguments and options"
         message = ": ".join(_begun_small(part) for part in message.partition(" (Possible")[0].split(": "))
         if renamed:
             near = f"did you mean `{renamed}`?"

@@ -34,7 +34,7 @@ from orchestrator.plan.plan import Plan, PlanWarning
 from orchestrator.planner.add.host_profile import profile_on_host
 from orchestrator.planner.estimate import UpStep, steps_table
 from orchestrator.runtimes import REGISTRY, runtime_class
-from orchestrator.servers.rollback import decided_before
+from orchestrator.servers.rollback import resolve_request
 from orchestrator.servers.start.host import resolve_host_ref, runner_for
 from orchestrator.servers.start.preview import Preview, preview
 from orchestrator.servers.start.request import UpRequest
@@ -136,7 +136,7 @@ def command(
         strict_kernels=strict_kernels,
         timeout=timeout,
     )
-    request = decided_before(request, home, run=from_, locked=locked)
+    request = resolve_request(request, home, run=from_, locked=locked)
     if dry_run:
         _show_preview(preview(request, home), output, json=json)
     else:

@@ -11,9 +11,9 @@ def main() -> None:
     """Watch. During imports, Ctrl-C ends the process at once, see `orchestrator.__main__`."""
     if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
-    from orchestrator.core.streams import drop_when_stalled, ignore_sigpipe, take_streams
+    from orchestrator.core.streams import drop_when_stalled, ignore_sigpipe, install_streams
 
-    take_streams()
+    install_streams()
     ignore_sigpipe()  # a lost terminal or log must not end the watcher
     drop_when_stalled()
     from orchestrator.cli.exit_codes import run_and_exit

@@ -23,7 +23,7 @@ from orchestrator.core.suggest import did_you_mean
 _NAME: Final = re.compile(r"[A-Za-z0-9_][\w.+-]{0,99}(/[A-Za-z0-9_][\w.+-]{0,99})*", re.ASCII)
 
 _MOST: Final = 4 << 20  # bytes; the largest file that ships has 0.1 MB
-_AWAY: Final = "remove it to use the one that ships, or put a file in its place"
+_AWAY: Final = "remove it to use the built-in entry, or replace it with a file"
 _LONGEST: Final = 400  # characters of a name, including its folders
 
 
@@ -85,7 +85,7 @@ class Catalog:
             return None
         found = [path for root in self.roots if _is_entry(root, path := root / kind.file(name))]
         if len(found) > 1 and not filecmp.cmp(found[0], found[1], shallow=False):
-            _say_shadowed(*found[:2])
+            _note_override(*found[:2])
         return found[0] if found else None
 
     def path(self, kind: EntryKind, name: str) -> Path:
@@ -105,7 +105,7 @@ class Catalog:
         """Return the files of all entries of a kind, sorted by name."""
         return tuple(self.path(kind, name) for name in self.names(kind))
 
-    def shown(self, path: Path) -> str:
+    def display_path(self, path: Path) -> str:
         """Return a path for messages: relative to the tool's root for shipped files."""
         root = self.roots[-1]
         return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
@@ -134,6 +134,6 @@ def _names(root: Path, kind: EntryKind) -> Iterator[str]:
 
 
 @cache
-def _say_shadowed(used: Path, hidden: Path) -> None:
+def _note_override(used: Path, hidden: Path) -> None:
     """Print the note once per process: one command may look up the same file several times."""
     note(f"using `{used}` instead of `{hidden}`")

@@ -22,50 +22,51 @@ class Invocation:
     profile: str | None = None  # as the user wrote it
     overrides: tuple[str, ...] = ()  # the values of `--set`
     host: str | None = None
-    takes: Callable[[str, str], bool] = lambda _verb, _option: False  # by the words of a command
+    has_option: Callable[[str, str], bool] = lambda _verb, _option: False  # by the words of a command
 
 
-_asked = Invocation()
+_invocation = Invocation()
 
 
 def set_invocation(
     profile: str | None,
     overrides: Sequence[str],
     host: str | None,
-    takes: Callable[[str, str], bool] = Invocation.takes,
+    has_option: Callable[[str, str], bool] = Invocation.has_option,
 ) -> None:
     """Register the options of the user's command, replacing earlier ones.
 
-    `takes` returns whether a command, given as its words, has an option.
+    `has_option` returns whether a command, given as its words, has an option.
     """
-    _asked.profile, _asked.overrides, _asked.host, _asked.takes = profile, tuple(overrides), host, takes
+    _invocation.profile, _invocation.overrides = profile, tuple(overrides)
+    _invocation.host, _invocation.has_option = host, has_option
 
 
 def set_profile(profile: str, overrides: Sequence[str]) -> None:
     """Register the profile of the server that the user named, unless the user named a profile."""
-    if _asked.profile is None:
-        _asked.profile, _asked.overrides = profile, tuple(overrides)
+    if _invocation.profile is None:
+        _invocation.profile, _invocation.overrides = profile, tuple(overrides)
 
 
 @contextmanager
 def hints_for(profile: str, overrides: Sequence[str]) -> Iterator[None]:
     """Fill in this profile in the hints of a block, and in that of an error which ends it."""
-    before = _asked.profile, _asked.overrides
-    _asked.profile, _asked.overrides = profile, tuple(overrides)
+    before = _invocation.profile, _invocation.overrides
+    _invocation.profile, _invocation.overrides = profile, tuple(overrides)
     yield
-    _asked.profile, _asked.overrides = before
+    _invocation.profile, _invocation.overrides = before
 
 
 def profile_words(name: str) -> str:
     """Return the profile and `--set` of a command on the user's profile, or on `name` if the user named none."""
     return shlex.join(
-        [_asked.profile or name, *(word for override in _asked.overrides for word in ("--set", override))]
+        [_invocation.profile or name, *(word for override in _invocation.overrides for word in ("--set", override))]
     )
 
 
 def expand_commands(text: str) -> str:
     """Return `text` with the user's profile, `--set` and `--host` in each of its `deploy` commands."""
-    return _COMMAND.sub(_whole, text) if "`deploy " in text else text
+    return _COMMAND.sub(_expanded, text) if "`deploy " in text else text
 
 
 def left_running(target: str) -> str:
@@ -74,11 +75,11 @@ def left_running(target: str) -> str:
     return f"`{target}` is left running{stop}"
 
 
-def _whole(found: re.Match[str]) -> str:
-    verb, rest = found[1], found[2]
-    if _asked.profile is not None:
-        words = profile_words(_asked.profile)
+def _expanded(match: re.Match[str]) -> str:
+    verb, rest = match[1], match[2]
+    if _invocation.profile is not None:
+        words = profile_words(_invocation.profile)
         rest = re.sub(rf"\b{PROFILE}\b", lambda _: words, rest)
-    if _asked.host is not None and "--host" not in rest and _asked.takes(verb, "--host"):
-        rest += f" --host {shlex.quote(_asked.host)}"
+    if _invocation.host is not None and "--host" not in rest and _invocation.has_option(verb, "--host"):
+        rest += f" --host {shlex.quote(_invocation.host)}"
     return f"`deploy {verb}{rest}`"

@@ -33,7 +33,7 @@ def hold(path: Path, *, wait: bool = False) -> FileIO:
     """
     lock = open_lock(path)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX) if wait else _take_at_once(lock)
+        fcntl.flock(lock, fcntl.LOCK_EX) if wait else _try_acquire(lock)
         with suppress(OSError):  # a full disk: the pid only serves messages
             os.pwrite(lock.fileno(), str(os.getpid()).ljust(_PID_WIDTH).encode(), 0)
     except BaseException:
@@ -66,7 +66,7 @@ def is_held(path: Path) -> bool:
     return False
 
 
-def _take_at_once(lock: FileIO) -> None:
+def _try_acquire(lock: FileIO) -> None:
     for _ in range(_TRIES):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

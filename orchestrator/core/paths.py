@@ -110,12 +110,16 @@ class Home:
         """Directory of engines' verdicts on command lines, one for each digest of the question."""
         return self.root / "argument-checks"
 
-    def for_remote(self, far: str | None) -> Path:
-        """Return the local directory for files made for a host, by the URL `far`; this home itself for None.
+    def for_remote(self, host_url: str | None) -> Path:
+        """Return the local directory for files made for a host, by the URL `host_url`; this home itself for None.
 
         Each remote host has a separate directory, so that files for one host are never used for another.
         """
-        return self.root if far is None else self.root / "far" / FileName(hashlib.sha256(far.encode()).hexdigest()[:12])
+        return (
+            self.root
+            if host_url is None
+            else self.root / "far" / FileName(hashlib.sha256(host_url.encode()).hexdigest()[:12])
+        )
 
     def holds(self, run_dir: Path, name: str) -> bool:
         """Return whether a path, taken from a label or a comment, is a run directory of this name in this home."""

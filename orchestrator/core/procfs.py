@@ -12,7 +12,7 @@ from typing import Final
 VARIABLE: Final = "DEPLOY_SERVER"  # the environment variable with a server's token
 _PROC = Path("/proc")
 _IDENTITY: Final = re.compile(r"[0-9a-z-]+/[0-9]{1,10}/[0-9]{1,20}")
-_GONE = "ZX"  # zombie and dead: the process has exited
+_EXITED = "ZX"  # zombie and dead: the process has exited
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ def read_process(pid: int) -> Process | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     fields = stat.rpartition(")")[2].split()  # the name in parentheses may contain any character
-    if fields[0] in _GONE:
+    if fields[0] in _EXITED:
         return None
     return Process(pid=pid, parent=int(fields[1]), session=int(fields[3]), started=int(fields[19]))
 
@@ -93,22 +93,22 @@ def signal_processes(processes: Iterable[Process], number: signal.Signals) -> No
                 os.kill(process.pid, number)
 
 
-def server_processes(marks: ProcessMarkers) -> tuple[Process, ...]:
+def server_processes(markers: ProcessMarkers) -> tuple[Process, ...]:
     """Return the running processes of a server: those with a marker, and all their descendants.
 
     Members of the session count only while its leader runs: afterwards an unrelated process may get the leader's pid
     and lead a session with the same number.
     """
-    known = [marked for marked in (marks.supervisor, marks.server) if marked is not None]
-    if any(marked.split("/")[0] != _boot() for marked in known):
+    known = [identity for identity in (markers.supervisor, markers.server) if identity is not None]
+    if any(identity.split("/")[0] != _boot() for identity in known):
         return ()
-    first = min((int(marked.split("/")[2]) for marked in known), default=0)
-    leader, server = (find_process(marked) if marked else None for marked in (marks.supervisor, marks.server))
+    first = min((int(identity.split("/")[2]) for identity in known), default=0)
+    leader, server = (find_process(identity) if identity else None for identity in (markers.supervisor, markers.server))
     running = (read_process(int(folder.name)) for folder in _folders())
     processes = {process.pid: process for process in running if process is not None}
     members = {process.pid for process in (leader, server) if process is not None}
     members |= {pid for pid, process in processes.items() if leader is not None and process.session == leader.pid}
-    members |= {pid for pid, process in processes.items() if process.started >= first and _bears(pid, marks)}
+    members |= {pid for pid, process in processes.items() if process.started >= first and _has_marker(pid, markers)}
     while more := {pid for pid, process in processes.items() if process.parent in members} - members:
         members |= more
     return tuple(processes[pid] for pid in sorted(members & processes.keys()))
@@ -125,15 +125,15 @@ def tokens(program: str) -> frozenset[str]:
     return frozenset(found)
 
 
-def _bears(pid: int, marks: ProcessMarkers) -> bool:
+def _has_marker(pid: int, markers: ProcessMarkers) -> bool:
     """Return whether a process has the token or the output; False for the process of another user."""
     folder = _PROC / f"{pid}"
     with suppress(OSError):
-        if os.fsencode(f"\0{VARIABLE}={marks.token}\0") in b"\0" + (folder / "environ").read_bytes():
+        if os.fsencode(f"\0{VARIABLE}={markers.token}\0") in b"\0" + (folder / "environ").read_bytes():
             return True
-    for stream in ("1", "2") if marks.output is not None else ():
+    for stream in ("1", "2") if markers.output is not None else ():
         with suppress(OSError):
-            if str((folder / "fd" / stream).readlink()) == marks.output:
+            if str((folder / "fd" / stream).readlink()) == markers.output:
                 return True
     return False
 

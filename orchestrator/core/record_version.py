@@ -19,20 +19,20 @@ def version_problem(record: Mapping[str, object]) -> str:
     if found == RECORD_VERSION and type(found) is int:
         return ""
     named = found if type(found) is int else "unknown"
-    return f"it has version {named}, and this `deploy` reads version {RECORD_VERSION}"
+    return f"record version {named}; this `deploy` reads version {RECORD_VERSION}"
 
 
 def read_versioned(record: object, read: Callable[[dict[str, Any]], T]) -> T:
     """Return the result of `read` for a record of this version. Raises OtherVersionError, ValueError if damaged."""
     if not isinstance(record, dict):
-        raise ValueError("it is damaged")  # noqa: TRY004 - readers of records handle a single error type
+        raise ValueError("damaged record")  # noqa: TRY004 - readers of records handle a single error type
     problem = version_problem(record)
     if problem and KEY in record:
         raise OtherVersionError(problem)
     try:
         known = read(record)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(problem or "it is damaged") from error
+        raise ValueError(problem or "damaged record") from error
     if problem:  # intact, but written before records had a version
         raise OtherVersionError(problem)
     return known

@@ -131,15 +131,15 @@ class RelativePath(str):
         """Return the reason to reject a path; empty if it is valid."""
         segments = text.split("/")
         checks = (
-            (not text.isprintable() or "\\" in text, "it holds a control character or a backslash"),
-            (text.startswith("/"), "it is absolute"),
-            (text.startswith("-"), "it reads as an option"),
-            (".." in segments, "it leads out of its directory"),
-            ("" in segments or "." in segments, "it is not normalized"),
-            (any(segment != segment.strip() for segment in segments), "a name in it begins or ends with a space"),
-            (_length(text) > cls._max_path, "it is too long"),
-            (max(map(_length, segments)) > cls._max_segment, "a name in it is too long"),
-            (any(segment.lower() in cls._reserved for segment in segments), "that folder is reserved"),
+            (not text.isprintable() or "\\" in text, "control character or backslash in the path"),
+            (text.startswith("/"), "absolute path"),
+            (text.startswith("-"), "the path begins with `-`"),
+            (".." in segments, "the path leads out of its directory"),
+            ("" in segments or "." in segments, "the path is not normalized"),
+            (any(segment != segment.strip() for segment in segments), "a name in the path begins or ends with a space"),
+            (_length(text) > cls._max_path, "the path is too long"),
+            (max(map(_length, segments)) > cls._max_segment, "a name in the path is too long"),
+            (any(segment.lower() in cls._reserved for segment in segments), "reserved directory"),
         )
         return next((reason for refused, reason in checks if refused), "")
 

@@ -181,20 +181,20 @@ class StreamRedactor:
 
     def __init__(self) -> None:
         """Begin before the first chunk."""
-        self._held = ""
+        self._buffer = ""
 
-    def feed(self, piece: str) -> str:
+    def feed(self, chunk: str) -> str:
         """Add a chunk; return the redacted text that may be shown now."""
-        text = self._held + piece
+        text = self._buffer + chunk
         spans = _secret_spans(text)
         cut = _partial_start(text)
         cut = next((start for start, end in spans if start < cut < end), cut)
-        self._held = text[cut:]
+        self._buffer = text[cut:]
         return _replaced(text[:cut], [span for span in spans if span[1] <= cut])
 
     def close(self) -> str:
         """Return the redacted rest at the end of the stream."""
-        rest, self._held = self._held, ""
+        rest, self._buffer = self._buffer, ""
         return redact(rest)
 
 

@@ -1,8 +1,8 @@
 """Standard output and standard error: output that cannot be written is dropped, and the command continues.
 
-`take_streams` replaces the files below `sys.stdout` and `sys.stderr`, so that the output of libraries, of the option
+`install_streams` replaces the files below `sys.stdout` and `sys.stderr`, so that the output of libraries, of the option
 parser and of Python itself is handled like that of `write`. A full disk, a closed descriptor or a reader that has
-exited raises no OSError; `lost_output` returns the reason why standard output is incomplete.
+exited raises no OSError; `output_error` returns the reason why standard output is incomplete.
 
 If the reader of standard output exits, the command ends with 141, as with SIGPIPE, until `ignore_sigpipe` is called
 before the first step that cannot be undone. Standard error counts only if it is the same pipe. The callers are:
@@ -47,7 +47,7 @@ def write(stream: TextIO, text: str) -> None:
     stream.flush()
 
 
-def take_streams() -> None:
+def install_streams() -> None:
     """Install the streams of this module, so that no output fails. Call this once, before anything else.
 
     Closed standard descriptors are opened on /dev/null; otherwise the next file or socket would get their number, and
@@ -82,7 +82,7 @@ def drop_when_stalled() -> None:
     _State.wait = 1.0
 
 
-def lost_output() -> str:
+def output_error() -> str:
     """Return the reason why standard output is incomplete; empty if everything was written."""
     return _State.lost
 

@@ -46,7 +46,7 @@ class ProgramMissingError(HostError):
 
     def __init__(self, program: str) -> None:
         """Create an error for `program`, the first word of an argv."""
-        super().__init__(f"there is no program `{program}` on this machine", hint="install it, or correct its path")
+        super().__init__(f"no program `{program}` found on this host", hint="install it, or correct its path")
 
 
 def quote(argv: Sequence[str]) -> str:
@@ -221,7 +221,7 @@ def start(
     return Program(process)
 
 
-def run_together(argvs: Sequence[Sequence[str]], *, timeout: float) -> list[CompletedProgram]:
+def run_concurrently(argvs: Sequence[Sequence[str]], *, timeout: float) -> list[CompletedProgram]:
     """Run programs at the same time and wait for all; the exit code of one that takes longer than `timeout` s is 124.
 
     An interruption ends all of them; if this process is killed, the kernel kills them. Raises ProgramMissingError.

@@ -226,7 +226,7 @@ def _message(details: ErrorDetails, path: KeyPath) -> str:
         return f"unknown key `{key}`"
     found = _show(details["input"])
     if kind == "string_pattern_mismatch":
-        return f"`{key}` is not written as it has to be, found {found}"
+        return f"`{key}` has an invalid format, found {found}"
     if kind in _EXPECTED:
         return f"`{key.removesuffix('.value')}` must be {_EXPECTED[kind]}, found {found}"
     text = details["msg"].removeprefix("Value error, ").removeprefix("Input ")

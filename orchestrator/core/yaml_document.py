@@ -108,7 +108,7 @@ class _Reader:
         begun = False
         for event in self._events:
             if isinstance(event, yaml.DocumentStartEvent) and begun:
-                self._refuse("a second document begins here", event, "keep one, without a line of `---` after it")
+                self._refuse("the file has a second document", event, "remove it, from the line `---`")
                 break
             if isinstance(event, yaml.NodeEvent):
                 begun = True
@@ -161,7 +161,7 @@ class _Reader:
     def _check(self, event: yaml.Event) -> None:
         """Record a problem for aliases, anchors, tags and control characters."""
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            self._refuse("anchors and aliases are not used here", event, "write the value where it is needed")
+            self._refuse("anchors and aliases are not supported", event, "repeat the value")
         elif tag := getattr(event, "tag", None):
             self._refuse(f"the tag `{tag}` is not allowed", event, "write a plain value")
         if isinstance(event, yaml.ScalarEvent) and (hidden := first_control_char(event.value, lines=True)):

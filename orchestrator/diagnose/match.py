@@ -13,7 +13,7 @@ from orchestrator.diagnose.signatures import OTHER_ENGINE, LinePattern, Signatur
 from orchestrator.engine.log import echoes_user_input
 
 MAX_EVIDENCE: Final = 3
-SHOWN_CHARACTERS: Final = 400
+MAX_EVIDENCE_CHARACTERS: Final = 400
 _MAX_LINE_CHARACTERS: Final = 8192  # of a line: enough to detect a secret at the cut
 
 
@@ -31,7 +31,7 @@ class _SignatureState:
         self._context: tuple[int, str] | None = None
         self._against: int | None = None  # the last line of `unless_near`
 
-    def says(self, line: str) -> _Matched:
+    def match_line(self, line: str) -> _Matched:
         """Match the line against each kind of pattern."""
         known = self.signature
         kinds = (known.near, known.lines, known.unless_near, known.until)
@@ -88,10 +88,10 @@ class _Search:
                 continue
             line = lines[index]
             if kind not in judged:
-                matched = [] if echoes_user_input(line) else [(item, item.says(line)) for item in concerned[kind]]
+                matched = [] if echoes_user_input(line) else [(item, item.match_line(line)) for item in concerned[kind]]
                 judged[kind] = [(item, matches) for item, matches in matched if item.numbered or any(matches)]
             for watch, of_kind in judged[kind]:
-                hits = watch.says(line) if watch.numbered else of_kind
+                hits = watch.match_line(line) if watch.numbered else of_kind
                 if any(hits):
                     watch.see(before + index + 1, line, hits)
         return after
@@ -123,7 +123,7 @@ def diagnose(lines: Iterable[str]) -> Diagnosis:
     return Diagnosis(
         matches=tuple(sorted(matches, key=Match.order)),
         lines=total,
-        tail=tuple(excerpt(line, SHOWN_CHARACTERS) for line in tail),
+        tail=tuple(excerpt(line, MAX_EVIDENCE_CHARACTERS) for line in tail),
     )
 
 
@@ -132,4 +132,4 @@ def _clauses(signature: Signature) -> tuple[LinePattern, ...]:
 
 
 def _evidence(number: int, line: str) -> Evidence:
-    return Evidence(line=number, text=excerpt(line.strip(), SHOWN_CHARACTERS))
+    return Evidence(line=number, text=excerpt(line.strip(), MAX_EVIDENCE_CHARACTERS))

@@ -131,7 +131,7 @@ class EngineClient:
         """Return the server's metrics as Prometheus text; empty if the server exports none."""
         with self._open("GET", METRICS) as response:
             exported = response.status_code == httpx.codes.OK
-            return _whole(response, MOST_METRICS_BYTES) if exported else bytearray()
+            return _read_capped(response, MOST_METRICS_BYTES) if exported else bytearray()
 
     def get(self, path: str) -> Json:
         """GET the JSON object at `path`."""
@@ -145,7 +145,7 @@ class EngineClient:
         """POST `body` as JSON; return the list of JSON objects of the response."""
         with self._open("POST", path, content=json.dumps(body).encode()) as response:
             _require_ok(response)
-            content = _whole(response, MOST_BYTES)
+            content = _read_capped(response, MOST_BYTES)
         return read_list(content, path=path)
 
     def post_status(self, path: str, content: bytes, *, with_key: bool = True) -> int:
@@ -176,7 +176,7 @@ class EngineClient:
     def _object(self, method: str, path: str, **request: Any) -> Json:  # noqa: ANN401 - as `_open` takes it
         with self._open(method, path, **request) as response:
             _require_ok(response)
-            content = _whole(response, MOST_BYTES)
+            content = _read_capped(response, MOST_BYTES)
         return read_object(content, path=path)
 
     def _status(self, method: str, path: str, **request: Any) -> int:  # noqa: ANN401 - as `_open` takes it
@@ -252,11 +252,11 @@ def _bounded(response: httpx.Response, most: int) -> Iterator[bytes]:
         raise UnexpectedResponseError(f"`{response.request.url.path}`: {error}") from error
 
 
-def _whole(response: httpx.Response, most: int) -> bytearray:
-    whole = bytearray()  # a list of chunks would take 28 times the memory if a server sends two bytes at a time
+def _read_capped(response: httpx.Response, most: int) -> bytearray:
+    content = bytearray()  # a list of chunks would take 28 times the memory if a server sends two bytes at a time
     for data in _bounded(response, most):
-        whole += data
-    return whole
+        content += data
+    return content
 
 
 def _require_ok(response: httpx.Response) -> None:

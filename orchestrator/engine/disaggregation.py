@@ -28,10 +28,10 @@ _RDMA: Final = re.compile(r"installTransport, type=rdma")  # of Mooncake
 TRANSFERS: Final = "sglang:kv_transfer_latency_ms_count"
 
 
-def refuses_alone(role: str) -> tuple[str, str]:
+def direct_request_problem(role: str) -> tuple[str, str]:
     """Return the reason why a server of this role cannot be measured alone, and a hint."""
-    problem = f"this is a {role} server: alone it refuses requests without a bootstrap room"
-    return problem, "give the name or the URL of the gateway before it"
+    problem = f"a {role} server rejects requests that do not come from its gateway (no bootstrap room)"
+    return problem, "use the name or the URL of its gateway"
 
 
 def missing_decode_cache(flags: Container[str], options: Container[str]) -> str:
@@ -59,14 +59,14 @@ def network_unknown(backend: str, *, tcp: bool) -> str:
     return "the log of nixl names no network: it may be TCP" if backend == "nixl" and not tcp else ""
 
 
-def transfer_fault(log: Iterable[str], *, backend: str, tcp: bool) -> str:
+def transfer_problem(log: Iterable[str], *, backend: str, tcp: bool) -> str:
     """Return what the log of a server says against the network of its profile; "" if nothing does."""
     over_tcp = over_rdma = ""
     for line in log:
         over_tcp = over_tcp or (line.strip() if _TCP.search(line) else "")
         over_rdma = over_rdma or (line.strip() if _RDMA.search(line) else "")
     if tcp:
-        return f"the profile says TCP, and the log: {over_rdma}" if over_rdma else ""
+        return f"the profile sets TCP, but the log shows RDMA: {over_rdma}" if over_rdma else ""
     if over_tcp:
-        return f"the KV cache crosses over TCP: {over_tcp}"
-    return "no line of the log says that RDMA is in use" if backend == "mooncake" and not over_rdma else ""
+        return f"the KV cache is transferred over TCP: {over_tcp}"
+    return "no line of the log shows the use of RDMA" if backend == "mooncake" and not over_rdma else ""

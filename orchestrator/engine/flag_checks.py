@@ -25,7 +25,7 @@ _LARGEST: Final = 2**63
 
 
 @dataclass(frozen=True, kw_only=True)
-class GivenFlags:
+class ServerFlags:
     """The options of one server, with the facts of its profile that the checks need."""
 
     table: FlagTable
@@ -48,108 +48,108 @@ class GivenFlags:
         return None
 
 
-Check: TypeAlias = Callable[[GivenFlags], Iterator[Problem]]
+Check: TypeAlias = Callable[[ServerFlags], Iterator[Problem]]
 
 
-def argument_problems(given: GivenFlags) -> Iterator[Problem]:
+def argument_problems(server: ServerFlags) -> Iterator[Problem]:
     """Yield every problem of a server's options; the location of each is the name of an option."""
     for check in _CHECKS:
-        yield from check(given)
+        yield from check(server)
 
 
-def _in_range(given: GivenFlags) -> Iterator[Problem]:
-    for name, value in given.flags.items():
-        allowed = RANGES.get(given.table.first_name(name))
+def _in_range(server: ServerFlags) -> Iterator[Problem]:
+    for name, value in server.flags.items():
+        allowed = RANGES.get(server.table.first_name(name))
         for word in flag_words(value) if allowed else ():
             if (number := _number(word)) is not None and allowed is not None and number not in allowed:
                 yield Problem(f"`--{name}` takes a number {allowed}, found `{word}`", name)
 
 
-def _sparse_attention(given: GivenFlags) -> Iterator[Problem]:
+def _sparse_attention(server: ServerFlags) -> Iterator[Problem]:
     """Reject another page size with sparse attention (DSA), whose pages are fixed (server_args.py:3622)."""
-    page = given.number("page-size")
-    if given.sparse_attention and page is not None and page != DSA_PAGE:
-        message = f"sparse attention (DSA) has pages of {DSA_PAGE} tokens, whatever `--page-size` says"
-        yield Problem(message, "page-size", "leave it out")
+    page = server.number("page-size")
+    if server.sparse_attention and page is not None and page != DSA_PAGE:
+        message = f"sparse attention (DSA) uses pages of {DSA_PAGE} tokens and ignores `--page-size`"
+        yield Problem(message, "page-size", "remove `page-size`")
 
 
-def _context(given: GivenFlags) -> Iterator[Problem]:
+def _context(server: ServerFlags) -> Iterator[Problem]:
     """Reject a context longer than the model's (configs/model_config.py:690).
 
     The plan's own capacity needs this limit. An environment variable of sglang lifts it, at the cost of worse answers.
     """
-    length = given.number("context-length")
-    if length is not None and length > given.context_length:
-        message = f"a context of {length:.0f} tokens is longer than the model's {given.context_length}"
+    length = server.number("context-length")
+    if length is not None and length > server.context_length:
+        message = f"a context of {length:.0f} tokens is longer than the model's {server.context_length}"
         yield Problem(message, "context-length")
 
 
-def _drafts(given: GivenFlags) -> Iterator[Problem]:
+def _drafts(server: ServerFlags) -> Iterator[Problem]:
     """Require draft tokens = steps + 1 for EAGLE with top-k 1, else sglang changes them (speculative_hook.py:404)."""
-    if given.text("speculative-algorithm") not in _EAGLE:
+    if server.text("speculative-algorithm") not in _EAGLE:
         return
     steps, topk, drafts = (
-        given.number(f"speculative-{name}") for name in ("num-steps", "eagle-topk", "num-draft-tokens")
+        server.number(f"speculative-{name}") for name in ("num-steps", "eagle-topk", "num-draft-tokens")
     )
     if steps is not None and topk == 1 and drafts is not None and drafts != steps + 1:
         message = f"with top-k 1 sglang verifies steps + 1 = {steps + 1:g} tokens, not {drafts:g}"
         yield Problem(message, "speculative-num-draft-tokens", f"set it to {steps + 1:g}")
 
 
-def _has_a_draft(given: GivenFlags) -> Iterator[Problem]:
+def _draft_model(server: ServerFlags) -> Iterator[Problem]:
     """Require a draft model, or for EAGLE the checkpoint's MTP layer; n-grams need neither, DSpark may be inside.
 
     Source: arg_groups/speculative_hook.py:304; the drafts of DeepSeek-V4.1 are in its checkpoint (0.5.23 cookbook).
     """
-    algorithm = given.text("speculative-algorithm")
-    if algorithm is None or given.text("speculative-draft-model-path") is not None:
+    algorithm = server.text("speculative-algorithm")
+    if algorithm is None or server.text("speculative-draft-model-path") is not None:
         return
     if algorithm in {"EAGLE3", "STANDALONE", "DFLASH"}:
-        message = f"`{algorithm}` drafts with a model of its own, and none is named"
+        message = f"`{algorithm}` needs a draft model, and none is set"
         hint = "set `speculative-draft-model-path`; with the checkpoint's MTP layer the algorithm is `EAGLE`"
         yield Problem(message, "speculative-algorithm", hint)
-    elif not given.mtp_layer and algorithm not in {"NGRAM", "DSPARK"}:
+    elif not server.mtp_layer and algorithm not in {"NGRAM", "DSPARK"}:
         message = "speculation needs a draft: this model has no MTP layer"
         hint = "remove the `speculative-…` flags, or set `speculative-draft-model-path`"
         yield Problem(message, "speculative-algorithm", hint)
 
 
-def _senseless(given: GivenFlags) -> Iterator[Problem]:
+def _server_is_usable(server: ServerFlags) -> Iterator[Problem]:
     """Reject options that sglang obeys, but that defeat the purpose of a profile's server."""
-    for name, (value, reason) in _SENSELESS.items():
-        if given.text(name) == value:
+    for name, (value, reason) in _UNUSABLE.items():
+        if server.text(name) == value:
             written = f"--{name} {value}".rstrip()
-            yield Problem(f"`{written}`: {reason}", _written(given, name), "leave it out")
+            yield Problem(f"`{written}`: {reason}", _written(server, name), f"remove `{name}`")
 
 
-_SENSELESS: Final[Mapping[str, tuple[str, str]]] = {  # option: (value, reason); the value "" stands for a switch
-    "load-format": ("dummy", "the weights are random numbers, and the checkpoint is not read"),
-    "speculative-draft-load-format": ("dummy", "the draft's weights are random numbers"),
-    "grpc-mode": ("", "nothing answers over HTTP, by which health, smoke test and benchmarks ask"),
-    "smg-grpc-mode": ("", "nothing answers over HTTP, by which health, smoke test and benchmarks ask"),
+_UNUSABLE: Final[Mapping[str, tuple[str, str]]] = {  # option: (value, reason); the value "" stands for a switch
+    "load-format": ("dummy", "sglang uses random weights instead of the checkpoint"),
+    "speculative-draft-load-format": ("dummy", "sglang uses random weights for the draft model"),
+    "grpc-mode": ("", "the server has no HTTP API, which health checks, smoke test and benchmarks need"),
+    "smg-grpc-mode": ("", "the server has no HTTP API, which health checks, smoke test and benchmarks need"),
     "is-embedding": ("", "the server generates no text"),
     "encoder-only": ("", "the server generates no text"),
-    "skip-tokenizer-init": ("", "the server takes and returns token ids, and no text"),
-    "delete-ckpt-after-loading": ("", "the checkpoint is deleted, and no restart finds it"),
+    "skip-tokenizer-init": ("", "the server accepts and returns only token ids"),
+    "delete-ckpt-after-loading": ("", "sglang deletes the checkpoint, so a restart fails"),
 }
 
 
-def _kernels_of_another_vendor(given: GivenFlags) -> Iterator[Problem]:
+def _backend_has_kernels(server: ServerFlags) -> Iterator[Problem]:
     """Reject backends without kernels for the platform: their import fails only after the weights are loaded.
 
     The parser lists the backends of all platforms (0.5.14, server_args.py:120-260, `ATTENTION_BACKEND_CHOICES` and the
     lists next to it; layers/attention/attention_registry.py imports the backends).
     """
-    foreign = _FOREIGN_BACKENDS.get(given.platform)
-    for name in given.flags if foreign else ():
-        first = given.table.first_name(name)
-        value = given.text(first) or ""
-        if foreign and first.endswith("-backend") and foreign.match(value):
-            message = f"`--{name} {value}` has no kernels for {given.platform}"
-            yield Problem(message, name, "leave it out: sglang takes one that has")
+    others = _OTHER_VENDOR_BACKENDS.get(server.platform)
+    for name in server.flags if others else ():
+        first = server.table.first_name(name)
+        value = server.text(first) or ""
+        if others and first.endswith("-backend") and others.match(value):
+            message = f"`--{name} {value}` has no kernels for {server.platform}"
+            yield Problem(message, name, f"remove `{name}`: sglang then chooses a backend with kernels")
 
 
-_FOREIGN_BACKENDS: Final[Mapping[str, re.Pattern[str]]] = {
+_OTHER_VENDOR_BACKENDS: Final[Mapping[str, re.Pattern[str]]] = {
     "rocm": re.compile(r"flashinfer|fa[34]|flashmla|cutlass|trtllm|cutedsl|tokenspeed|deep_gemm|marlin|ascend|intel_"),
     "cuda": re.compile(r"aiter|wave|ascend|intel_"),
 }
@@ -162,8 +162,8 @@ def port_problem(port: int, version: str) -> str:
     return f"port {port} is too high: sglang {version} checks {port + _GRPC_OFFSET} too, which is above 65535"
 
 
-def _written(given: GivenFlags, name: str) -> str:
-    return next((flag for flag in given.flags if given.table.first_name(flag) == name), name)
+def _written(server: ServerFlags, name: str) -> str:
+    return next((flag for flag in server.flags if server.table.first_name(flag) == name), name)
 
 
 def _number(word: str) -> float | None:
@@ -174,5 +174,5 @@ def _number(word: str) -> float | None:
 
 
 _CHECKS: Final[Sequence[Check]] = (
-    _in_range, _sparse_attention, _context, _drafts, _senseless, _kernels_of_another_vendor, _has_a_draft,
+    _in_range, _sparse_attention, _context, _drafts, _server_is_usable, _backend_has_kernels, _draft_model,
 )  # fmt: skip

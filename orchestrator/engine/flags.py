@@ -136,7 +136,7 @@ def read_flags(version: str, catalog: Catalog, *, location: str = "") -> FlagTab
         return parse_flags(version, path.read_text(encoding="utf-8"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         hint = f"`deploy add engine {version} --flags-only` rewrites it"
-        raise ProfileError("invalid flag table", location=catalog.shown(path), hint=hint) from error
+        raise ProfileError("invalid flag table", location=catalog.display_path(path), hint=hint) from error
 
 
 def parse_flags(version: str, text: str) -> FlagTable:

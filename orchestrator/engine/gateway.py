@@ -57,7 +57,7 @@ _RESERVED: Final[Mapping[str, str]] = {
 }
 
 
-def _takes(
+def _option(
     kind: Literal["int", "float"] | None = None,
     *,
     choices: tuple[str, ...] = (),
@@ -79,13 +79,13 @@ def _takes(
 
 POLICIES: Final = ("cache_aware", "round_robin", "random", "power_of_two", "prefix_hash", "consistent_hashing")
 OPTIONS: Final[Mapping[str, FlagSpec]] = {
-    "policy": _takes(choices=POLICIES),
-    **{f"{role}-policy": _takes(choices=POLICIES) for role in ("prefill", "decode")},
-    **{name: _takes("float") for name in ("cache-threshold", "balance-rel-threshold", "retry-backoff-multiplier")},
-    "retry-jitter-factor": _takes("float"),
-    **{name: _takes(value=False) for name in ("disable-retries", "disable-circuit-breaker")},
-    "log-level": _takes(choices=("debug", "info", "warn", "error")),
-    **{name: _takes(multiple=True) for name in ("cors-allowed-origins", "request-id-headers")},
+    "policy": _option(choices=POLICIES),
+    **{f"{role}-policy": _option(choices=POLICIES) for role in ("prefill", "decode")},
+    **{name: _option("float") for name in ("cache-threshold", "balance-rel-threshold", "retry-backoff-multiplier")},
+    "retry-jitter-factor": _option("float"),
+    **{name: _option(value=False) for name in ("disable-retries", "disable-circuit-breaker")},
+    "log-level": _option(choices=("debug", "info", "warn", "error")),
+    **{name: _option(multiple=True) for name in ("cors-allowed-origins", "request-id-headers")},
     **dict.fromkeys(
         (
             "balance-abs-threshold", "eviction-interval-secs", "max-tree-size", "max-payload-size",
@@ -95,16 +95,16 @@ OPTIONS: Final[Mapping[str, FlagSpec]] = {
             "health-failure-threshold", "health-success-threshold", "health-check-timeout-secs",
             "health-check-interval-secs",
         ),
-        _takes("int"),
+        _option("int"),
     ),
 }  # fmt: skip
 # Values for options that a profile does not set, each with its reason.
 DEFAULTS: Final[Mapping[str, tuple[str, str]]] = {
-    "policy": ("cache_aware", "a prefix is computed by one replica, and found there again"),
-    "health-check-interval-secs": ("1", "with smg's 60 a dead replica is noticed after a minute"),
-    "health-check-timeout-secs": ("25", "sglang answers a health request within 20 s, behind a long prefill"),
-    "health-failure-threshold": ("2", "one may meet a moment without memory or a port; a dead replica fails both"),
-    "health-success-threshold": ("1", "sglang has generated a token when it says that it is healthy"),
+    "policy": ("cache_aware", "requests with the same prefix go to the replica that has it in its cache"),
+    "health-check-interval-secs": ("1", "with smg's 60 the gateway detects a dead replica after a minute"),
+    "health-check-timeout-secs": ("25", "sglang answers a health request within 20 s, even during a long prefill"),
+    "health-failure-threshold": ("2", "one probe may fail for lack of memory or ports; a dead replica fails twice"),
+    "health-success-threshold": ("1", "sglang reports healthy only after it has generated a token"),
 }
 
 

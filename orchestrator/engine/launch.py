@@ -71,7 +71,7 @@ def launch_argv(launch: Launch, *, python: str) -> tuple[str, ...]:
     argv = [python, "-m", MODULE]
     argv += ["--model-path", launch.model_path, "--served-model-name", launch.served_name]
     argv += ["--host", launch.host, "--port", str(launch.port)]
-    argv += _spread(launch)
+    argv += _parallelism_options(launch)
     for name, values in launch.flags:
         argv += [f"--{name}", *values]
     if launch.nodes > 1:
@@ -99,7 +99,7 @@ def rank_argv(argv: Sequence[str], *, rank: int, head: str) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _spread(launch: Launch) -> list[str]:
+def _parallelism_options(launch: Launch) -> list[str]:
     argv = ["--tp-size", str(launch.tp)]
     if launch.dp > 1:
         argv += [f"--{launch.dp_option}", str(launch.dp)]
@@ -134,9 +134,9 @@ def process_names(titles: Iterable[str]) -> tuple[str, ...]:
     `titles` are the titles that processes set with `setproctitle`; titles of other programs are ignored.
     """
     words = (title.split()[0].removeprefix(_OURS) for title in titles if title.startswith(_OURS))
-    return tuple(sorted(_named(word) for word in words))
+    return tuple(sorted(_readable(word) for word in words))
 
 
-def _named(word: str) -> str:
+def _readable(word: str) -> str:
     ranks = word.removeprefix(_SCHEDULER).replace("_", " ").strip()
     return f"rank {ranks}" if ranks and word.startswith(_SCHEDULER) else word

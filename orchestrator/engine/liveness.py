@@ -175,7 +175,7 @@ class LivenessCheck:
         if status == http.client.OK or status in REJECTED:
             del self.silent[rank]
         else:
-            self.silent[rank] = f"it answers {status}" if status else reason.decode()
+            self.silent[rank] = f"status {status}" if status else reason.decode()
 
     def _sent(self, method: str, path: str, content: bytes | None = None) -> http.client.HTTPConnection:
         return send_request(("127.0.0.1", self._port), method, path, content, key=self._key, seconds=_LAST)

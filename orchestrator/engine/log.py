@@ -12,7 +12,7 @@ from orchestrator.core.text import line_shapes
 
 MAX_LINES: Final = 40
 MAX_CHARACTERS: Final = 2000  # of each kept line
-_HELD_CHARACTERS: Final = MAX_CHARACTERS + MAX_SPELLING  # enough to redact a secret at the end of an excerpt
+_BUFFER_CHARACTERS: Final = MAX_CHARACTERS + MAX_SPELLING  # enough to redact a secret at the end of an excerpt
 
 # In order of appearance, in lower case; wording of sglang 0.5.10 to 0.5.23. A stage begins at its first line and never
 # returns, although every rank of a tp x dp layout writes its own lines.
@@ -36,11 +36,11 @@ _RANK: Final = re.compile(r"^\[[\d-]+ [\d:]+([^\]]*)\]")
 # tqdm: `Loading safetensors checkpoint shards:  38% Completed | 18/47 [...]`, `Capturing batches (...):  5%|..| 1/20 [`
 # and `Capturing num tokens (...):  2%|..| 1/58 [`
 _COUNT: Final = re.compile(r"(?P<what>loading|capturing) .*?\|\s*(?P<n>\d+)/(?P<total>\d+) \[")
-_PORT_TAKEN: Final = "error while attempting to bind on address"
+_PORT_IN_USE: Final = "error while attempting to bind on address"
 _ACCESS: Final = re.compile(r'"(?:get|head) /(?:health|metrics)')  # a client's probe is no progress of the server
-_ONCE: Final = (*(telltale for telltale, name in _STAGES.items() if name != "capturing"), _PORT_TAKEN)
-_TELLTALES: Final = tuple(  # a line without any of these needs no parsing
-    telltale.encode() for telltale in (*_STAGES, "loading ", "/health", "/metrics", _PORT_TAKEN)
+_ONCE: Final = (*(marker for marker, name in _STAGES.items() if name != "capturing"), _PORT_IN_USE)
+_MARKERS: Final = tuple(  # a line without any of these needs no parsing
+    marker.encode() for marker in (*_STAGES, "loading ", "/health", "/metrics", _PORT_IN_USE)
 )
 _SHORT: Final = 16  # characters of a line on average: comparing shorter lines costs more than searching them
 # Lines that repeat the words of a user or client: the arguments, and requests with --log-requests.
@@ -52,7 +52,7 @@ def echoes_user_input(line: str) -> bool:
     return any(text in line for text in _QUOTING)
 
 
-class _Says(Enum):
+class _LineKind(Enum):
     """The meaning of a line."""
 
     PROBED = auto()  # a client's probe: no sign of progress
@@ -68,7 +68,7 @@ class StartupLogParser:
         self.names: list[str] = []
         self._last_lines: deque[str] = deque(maxlen=MAX_LINES)
         self.count = ""
-        self.port_taken = False  # sglang 0.5.14 then neither serves nor exits: it queries the port's owner for 2 min
+        self.port_in_use = False  # sglang 0.5.14 then neither serves nor exits: it queries the port's owner for 2 min
         self._loads: dict[str, int] = {}
 
     @property
@@ -97,20 +97,20 @@ class StartupLogParser:
         Lines that differ only in digits are classified once, and only the last state of a progress bar is parsed.
         """
         found = line_shapes(text, lower=True)
-        if len(found) < _SHORT * found.count(b"\n") and not any(telltale in found for telltale in _TELLTALES):
+        if len(found) < _SHORT * found.count(b"\n") and not any(marker in found for marker in _MARKERS):
             self._keep(last_lines(text, MAX_LINES))
             return True
         lines, of_lines = text.split("\n"), found.split(b"\n")
-        telling = _telling(b"\n".join(dict.fromkeys(of_lines)))
+        relevant = _relevant_lines(b"\n".join(dict.fromkeys(of_lines)))
         done, alive = 0, False
-        for index in [index for index, kind in enumerate(of_lines) if kind in telling]:
+        for index in [index for index, kind in enumerate(of_lines) if kind in relevant]:
             if done < index:
                 self._keep(lines[done:index])
                 alive = True
-            done, says = index + 1, telling[of_lines[index]]
-            if says is not _Says.PROBED:
+            done, line_kind = index + 1, relevant[of_lines[index]]
+            if line_kind is not _LineKind.PROBED:
                 alive = True
-                if says is _Says.MORE or of_lines[done : done + 1] != [of_lines[index]]:
+                if line_kind is _LineKind.MORE or of_lines[done : done + 1] != [of_lines[index]]:
                     self._read(lines[index])
         self._keep(lines[done:])
         return alive or done < len(lines)
@@ -125,15 +125,15 @@ class StartupLogParser:
             self.names.append(begun)
             self.count = ""
         self._read_count(lower)
-        self.port_taken |= _PORT_TAKEN in lower
+        self.port_in_use |= _PORT_IN_USE in lower
 
     def _keep(self, lines: Sequence[str]) -> None:
         """Keep the last lines, which are shown if the start fails."""
-        self._last_lines.extend(line[:_HELD_CHARACTERS] for line in lines[-MAX_LINES:])
+        self._last_lines.extend(line[:_BUFFER_CHARACTERS] for line in lines[-MAX_LINES:])
 
     def _stage_of(self, line: str) -> str | None:
-        for telltale, name in _STAGES.items():
-            if telltale not in line:
+        for marker, name in _STAGES.items():
+            if marker not in line:
                 continue
             if name != "capturing":
                 return self._load_of(line) if name == "loading weights" else name
@@ -159,21 +159,21 @@ class StartupLogParser:
             self.count = f"{found['n']}/{found['total']}"
 
 
-def _telling(of_lines: bytes) -> dict[bytes, _Says]:
+def _relevant_lines(of_lines: bytes) -> dict[bytes, _LineKind]:
     """Return the meaning of each line in `of_lines` (lower case, digits masked) that needs more than being kept."""
     kinds = {
-        kind: _says(kind.decode(errors="replace"))
-        for telltale in _TELLTALES
-        for kind in lines_containing(telltale, of_lines)
+        kind: _line_kind(kind.decode(errors="replace"))
+        for marker in _MARKERS
+        for kind in lines_containing(marker, of_lines)
     }
-    return {kind: says for kind, says in kinds.items() if says is not None}
+    return {kind: line_kind for kind, line_kind in kinds.items() if line_kind is not None}
 
 
-def _says(kind: str) -> _Says | None:
+def _line_kind(kind: str) -> _LineKind | None:
     if _ACCESS.search(kind):
-        return _Says.PROBED
-    if any(telltale in kind for telltale in _ONCE):
-        return _Says.MORE
+        return _LineKind.PROBED
+    if any(marker in kind for marker in _ONCE):
+        return _LineKind.MORE
     if _COUNT.search(kind):
-        return _Says.COUNTED
-    return _Says.MORE if _CAPTURE.search(kind) else None
+        return _LineKind.COUNTED
+    return _LineKind.MORE if _CAPTURE.search(kind) else None

@@ -22,9 +22,9 @@ MOST_COUNT: Final = 1 << 53  # larger integers are not exact in JSON (RFC 8259, 
 _MOST_REPLICAS: Final = 1024
 _MOST_PAGE: Final = 1 << 16  # tokens
 _LARGEST_ID: Final = (1 << 31) - 1
-_SHOWN: Final = 40  # characters of a value in a message
+_MAX_SHOWN: Final = 40  # characters of a value in a message
 # `abort`: sglang 0.5.14, managers/schedule_batch.py, FINISH_ABORT; `error`: vLLM, v1/engine/__init__.py
-_GIVEN_UP: Final = frozenset({"abort", "error"})
+_ABORTED: Final = frozenset({"abort", "error"})
 _SPECULATIVE: Final = ("algorithm", "num_steps", "eagle_topk", "num_draft_tokens")
 
 
@@ -74,7 +74,7 @@ class GenerateResponse:
 
 @dataclass(frozen=True, kw_only=True)
 class ChatResponse:
-    """A response to a chat request. Token counts are in tokens, `pieces` in chunks of the stream with text."""
+    """A response to a chat request. Token counts are in tokens, `chunks` in chunks of the stream with text."""
 
     text: str  # reasoning first
     content: str  # without the reasoning
@@ -82,7 +82,7 @@ class ChatResponse:
     finish_reason: str
     prompt_tokens: int
     completion_tokens: int
-    pieces: int
+    chunks: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,7 +230,7 @@ def read_generated(data: Json) -> GenerateResponse:
     if meta.get("finish_reason") is not None:
         finished(optional_text(get_object(meta, "finish_reason"), "type"))
     if not isinstance(ids, list) or not all(type(item) is int and item >= 0 for item in ids):
-        raise UnexpectedResponseError(f"`output_ids` of `{GENERATE}` are not token ids: {_shown(ids)}")
+        raise UnexpectedResponseError(f"`output_ids` of `{GENERATE}` are not token ids: {_excerpt(ids)}")
     return GenerateResponse(
         ids=tuple(ids),
         prompt_tokens=number(meta, "prompt_tokens"),
@@ -287,7 +287,7 @@ def read_chat(data: Json) -> ChatResponse:
         finish_reason=_ending(choices[0]) or name(choices[0], "finish_reason"),
         prompt_tokens=number(usage, "prompt_tokens"),
         completion_tokens=number(usage, "completion_tokens"),
-        pieces=1,
+        chunks=1,
     )
 
 
@@ -318,7 +318,7 @@ def read_chat_events(events: Iterable[bytes]) -> ChatResponse:
         finish_reason=reason,
         prompt_tokens=number(usage, "prompt_tokens"),
         completion_tokens=number(usage, "completion_tokens"),
-        pieces=pieces,
+        chunks=pieces,
     )
 
 
@@ -362,7 +362,7 @@ def _ending(choice: Json) -> str | None:
 
 def finished(reason: str | None) -> str | None:
     """Return a finish reason unchanged. Raises AbortedResponseError if the server aborted the generation."""
-    if reason in _GIVEN_UP:
+    if reason in _ABORTED:
         raise AbortedResponseError(f"the server aborted its answer (`finish_reason` is `{reason}`)")
     return reason
 
@@ -370,21 +370,21 @@ def finished(reason: str | None) -> str | None:
 def setting(value: object) -> str:
     """Return a setting as printable text, at most 40 characters; for a list or an object only its size."""
     return (
-        _shown(value)
+        _excerpt(value)
         if isinstance(value, dict | list)
-        else excerpt("".join(filter(str.isprintable, str(value))), _SHOWN)
+        else excerpt("".join(filter(str.isprintable, str(value))), _MAX_SHOWN)
     )
 
 
 def _unexpected_value(key: str, value: object, expected: str) -> UnexpectedResponseError:
     if value is None:
         return UnexpectedResponseError(f"`{key}` is missing, expected {expected}")
-    return UnexpectedResponseError(f"`{key}` is {_shown(value)}, expected {expected}")
+    return UnexpectedResponseError(f"`{key}` is {_excerpt(value)}, expected {expected}")
 
 
-def _shown(value: object) -> str:
+def _excerpt(value: object) -> str:
     """Return a value for a message; for a list or an object only its size."""
     if isinstance(value, dict | list):
         return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
-    text = excerpt(ascii(value), _SHOWN + 1)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    text = excerpt(ascii(value), _MAX_SHOWN + 1)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"

@@ -42,7 +42,7 @@ class ArgumentQuestion:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArgumentRefusal:
+class ArgumentRejection:
     """The engine's reason to reject a command line. Without any one of `options` this rejection does not occur."""
 
     kind: str  # `argparse`, or the class of the exception
@@ -59,19 +59,21 @@ class ArgumentRefusal:
         summary = f"`{self.line}`" if self.message == self.kind and self.line else self.message
         return f"{summary} ({self.location})" if self.location else summary
 
-    def named_options(self, given: Collection[str]) -> tuple[str, ...]:
-        """Return the options, among those `given`, that the rejection is about; empty if none can be identified."""
-        if found := tuple(name for name in self.options if name in given):
+    def rejected_options(self, option_names: Collection[str]) -> tuple[str, ...]:
+        """Return those of `option_names` that the rejection is about; empty if none can be identified."""
+        if found := tuple(name for name in self.options if name in option_names):
             return found
         for text, pattern in ((self.message, _OPTION), (self.message, _NAME), (self.line, _NAME)):
             names = (name.replace("_", "-") for name in pattern.findall(text))
-            if found := tuple(dict.fromkeys(name for name in names if name in given)):
+            if found := tuple(dict.fromkeys(name for name in names if name in option_names)):
                 return found
         return ()
 
-    def keys(self, given: Collection[str]) -> tuple[tuple[str, str], ...]:
-        """Return the paths of the profile keys behind `named_options`; only those below `flags` if there are any."""
-        named = self.named_options([name for name in given if name not in PROFILE_KEYS]) or self.named_options(given)
+    def keys(self, option_names: Collection[str]) -> tuple[tuple[str, str], ...]:
+        """Return the paths of the profile keys behind `rejected_options`; only those below `flags` if there are any."""
+        named = self.rejected_options(
+            [name for name in option_names if name not in PROFILE_KEYS]
+        ) or self.rejected_options(option_names)
         return tuple(PROFILE_KEYS.get(name, ("flags", name)) for name in named)
 
 
@@ -79,14 +81,14 @@ class ArgumentRefusal:
 class ArgumentVerdict:
     """The verdict on one command line: accepted, unless it has a rejection or could not be checked."""
 
-    refusal: ArgumentRefusal | None = None
+    rejection: ArgumentRejection | None = None
     unchecked: str = ""  # the reason why the command line could not be checked
     parsed_only: bool = False  # without a config.json only the parser was run
 
 
-def first_refusal(printed: str) -> ArgumentRefusal | None:
+def first_rejection(printed: str) -> ArgumentRejection | None:
     """Return the first rejection in the program's output, None if there is none. Raises ValueError without verdicts."""
-    return next((verdict.refusal for verdict in read_verdicts(printed) if verdict.refusal is not None), None)
+    return next((verdict.rejection for verdict in read_verdicts(printed) if verdict.rejection is not None), None)
 
 
 def is_server(argv: Sequence[str]) -> bool:
@@ -115,7 +117,7 @@ def read_verdicts(printed: str) -> tuple[ArgumentVerdict, ...]:
 
 def _verdict(answer: Mapping[str, Any]) -> ArgumentVerdict:
     if refused := answer.get("refused"):
-        return ArgumentVerdict(refusal=ArgumentRefusal(**{**refused, "options": tuple(refused["options"])}))
+        return ArgumentVerdict(rejection=ArgumentRejection(**{**refused, "options": tuple(refused["options"])}))
     if reason := answer.get("unchecked"):
         return ArgumentVerdict(unchecked=str(reason))
     return ArgumentVerdict(parsed_only=answer["accepted"] == "parsed")

@@ -23,8 +23,8 @@ _SIZE_SOURCE_WINDOWS: Final = (
     "disable-overlap-schedule",
     "disaggregation-mode",
 )
-_BESIDE_DRAFTS: Final = 48  # default of running requests with speculation; arg_groups/speculative_hook.py:271
-_WHOLE_PREFILL: Final = 16384  # default of `max_prefill_tokens`: tokens of a prefill batch without chunking
+_RUNNING_WITH_DRAFTS: Final = 48  # default of running requests with speculation; arg_groups/speculative_hook.py:271
+_MAX_PREFILL_TOKENS: Final = 16384  # default of `max_prefill_tokens`: tokens of a prefill batch without chunking
 # Default steps/top-k/draft tokens: 3/1/4 for GLM, DeepSeek and most others (arg_groups/speculative_hook.py:512-542,
 # the same in 0.5.16 and 0.5.23). The 5/4/8 of Llama and Grok is left out, as these have no MTP layer.
 _STEPS: Final = 3
@@ -49,13 +49,13 @@ class Drafts:
     topk: int  # branches per step
     tokens: int  # that one step of the target verifies
     tokens_are_set: bool
-    own_model: bool  # a separate draft model; otherwise the checkpoint's MTP layer or n-grams draft
+    separate_model: bool  # a separate draft model; otherwise the checkpoint's MTP layer or n-grams draft
     by_ngrams: bool
 
     @property
     def by_checkpoint(self) -> bool:
         """Whether the options name no separate draft model."""
-        return not self.own_model
+        return not self.separate_model
 
     @property
     def room(self) -> int:
@@ -127,7 +127,7 @@ def serving_facts(
     architecture: str = "",
 ) -> ServingFacts:
     """Return the meaning of `flags` for a model on a platform; an invalid value counts as unset."""
-    reader = _Given(flags)
+    reader = _Options(flags)
     deepseek_v4 = architecture.startswith("DeepseekV4")
     page = DSV4_PAGE if deepseek_v4 else 1  # 0.5.20, 0.5.21, arg_groups/model_overrides/deepseek_v4.py
     window_ratio = reader.number("swa-full-tokens-ratio")
@@ -138,9 +138,9 @@ def serving_facts(
     return ServingFacts(
         context=reader.count("context-length") or context_length,
         running_set=reader.count("max-running-requests"),
-        running_default=_OF_DEEPSEEK_V4 if deepseek_v4 else _BESIDE_DRAFTS if drafts is not None else None,
+        running_default=_OF_DEEPSEEK_V4 if deepseek_v4 else _RUNNING_WITH_DRAFTS if drafts is not None else None,
         prefill_chunk=chunk,
-        prefill_batch=reader.count("max-prefill-tokens") or _WHOLE_PREFILL if whole else chunk,
+        prefill_batch=reader.count("max-prefill-tokens") or _MAX_PREFILL_TOKENS if whole else chunk,
         cache_tokens=reader.count("max-total-tokens"),
         kv_dtype=reader.text("kv-cache-dtype"),
         dtype=reader.text("dtype"),
@@ -203,7 +203,7 @@ def recorded_facts(plan: Mapping[str, object]) -> ServingFacts | None:
     )
 
 
-class _Given:
+class _Options:
     """A server's options by their first names."""
 
     def __init__(self, flags: Mapping[str, FlagValue]) -> None:
@@ -230,56 +230,56 @@ class _Given:
         return int(number) if number is not None and number >= 1 else None
 
 
-def _drafts(given: _Given) -> Drafts | None:
-    algorithm = given.text("speculative-algorithm")
+def _drafts(options: _Options) -> Drafts | None:
+    algorithm = options.text("speculative-algorithm")
     if algorithm is None:
         return None
-    block = given.count("speculative-dspark-block-size") if algorithm == "DSPARK" else None
-    steps = block or given.count("speculative-num-steps") or _STEPS
-    tokens = given.count("speculative-num-draft-tokens")
+    block = options.count("speculative-dspark-block-size") if algorithm == "DSPARK" else None
+    steps = block or options.count("speculative-num-steps") or _STEPS
+    tokens = options.count("speculative-num-draft-tokens")
     return Drafts(
         algorithm=algorithm,
         steps=steps,
-        topk=given.count("speculative-eagle-topk") or 1,
+        topk=options.count("speculative-eagle-topk") or 1,
         tokens=tokens or steps + 1,
         tokens_are_set=tokens is not None,
-        own_model=given.has("speculative-draft-model-path"),
+        separate_model=options.has("speculative-draft-model-path"),
         by_ngrams=algorithm == "NGRAM",
     )
 
 
-def _states(given: _Given) -> StateOptions:
+def _states(options: _Options) -> StateOptions:
     """Return the options of linear attention; a request takes three states, and two that overlapping batches track.
 
     Source: 0.5.23, mem_cache/kv_cache_configurator.py, `_calculate_mamba_ratio`; the strategy's default is
     `extra_buffer` (0.5.20, arg_groups/overrides.py:545).
     """
-    prefix_cache = not given.has("disable-radix-cache")
-    strategy = given.text("mamba-radix-cache-strategy") or given.text("mamba-scheduler-strategy")
+    prefix_cache = not options.has("disable-radix-cache")
+    strategy = options.text("mamba-radix-cache-strategy") or options.text("mamba-scheduler-strategy")
     tracked = {"no_buffer": 0, "extra_buffer_lazy": 1}.get(strategy or "", 2)
-    if tracked and given.has("disable-overlap-schedule"):
+    if tracked and options.has("disable-overlap-schedule"):
         tracked = 1
-    ratio = given.number("mamba-full-memory-ratio")
+    ratio = options.number("mamba-full-memory-ratio")
     return StateOptions(
-        slots=given.count("max-mamba-cache-size"),
+        slots=options.count("max-mamba-cache-size"),
         ratio=STATE_RATIO if ratio is None else ratio,
-        dtype=given.text("mamba-ssm-dtype"),
+        dtype=options.text("mamba-ssm-dtype"),
         per_request=3 + tracked if prefix_cache else 1,
-        replay=given.has("enable-linear-replayssm-spec"),
+        replay=options.has("enable-linear-replayssm-spec"),
         prefix_cache=prefix_cache,
     )
 
 
-def _tiers(given: _Given) -> CacheTiers | None:
+def _tiers(options: _Options) -> CacheTiers | None:
     """Return the tiers of the KV cache (server_args.py:1775-1835)."""
-    if not given.has("enable-hierarchical-cache"):
+    if not options.has("enable-hierarchical-cache"):
         return None
-    size = given.number("hicache-size") or 0
+    size = options.number("hicache-size") or 0
     return CacheTiers(
         kv_bytes=int(size * 1e9) if size > 0 else None,
-        ratio=given.number("hicache-ratio") or DEFAULT_RATIO,
-        write_policy=given.text("hicache-write-policy") or "write_through",
-        storage=given.text("hicache-storage-backend"),
+        ratio=options.number("hicache-ratio") or DEFAULT_RATIO,
+        write_policy=options.text("hicache-write-policy") or "write_through",
+        storage=options.text("hicache-storage-backend"),
     )
 
 
@@ -303,32 +303,34 @@ def coupled_flags(varied: Mapping[str, object], flags: Mapping[str, object]) -> 
     return {}
 
 
-def _window_ratio(given: _Given) -> float | None:
+def _window_ratio(options: _Options) -> float | None:
     """Return `ServingFacts.window_ratio` (configs/model_config.py:670)."""
-    if given.has("disable-hybrid-swa-memory"):
+    if options.has("disable-hybrid-swa-memory"):
         return None
-    ratio = given.number("swa-full-tokens-ratio")
+    ratio = options.number("swa-full-tokens-ratio")
     return ratio if ratio is not None and ratio in RANGES["swa-full-tokens-ratio"] else WINDOW_RATIO
 
 
-def _window_pool_option(given: _Given) -> str:
-    if given.has("enable-unified-memory"):
+def _window_pool_option(options: _Options) -> str:
+    if options.has("enable-unified-memory"):
         return "`enable-unified-memory`"
-    if given.has("disable-radix-cache") and given.has("max-running-requests"):
+    if options.has("disable-radix-cache") and options.has("max-running-requests"):
         return "`disable-radix-cache` with `max-running-requests`"
     return ""
 
 
-def _expert_fusion(given: _Given) -> bool | None:
-    if given.has("disable-shared-experts-fusion"):
+def _expert_fusion(options: _Options) -> bool | None:
+    if options.has("disable-shared-experts-fusion"):
         return False
-    return True if given.has("enforce-shared-experts-fusion") else None
+    return True if options.has("enforce-shared-experts-fusion") else None
 
 
-def _fusion_vetoes(given: _Given) -> Iterator[str]:
+def _fusion_vetoes(options: _Options) -> Iterator[str]:
     """Yield `ServingFacts.fusion_vetoes` (models/deepseek_v2.py:2650-2715)."""
-    yield from (f"--{name}" for name in ("enable-two-batch-overlap", "enable-single-batch-overlap") if given.has(name))
-    if given.text("moe-a2a-backend") == "deepep":
+    yield from (
+        f"--{name}" for name in ("enable-two-batch-overlap", "enable-single-batch-overlap") if options.has(name)
+    )
+    if options.text("moe-a2a-backend") == "deepep":
         yield "--moe-a2a-backend deepep"
 
 

@@ -25,7 +25,7 @@ from orchestrator.engine.responses import (
 DONE: Final = b"[DONE]"  # the last event of a complete response
 MOST_EVENT_BYTES: Final = MOST_BYTES  # sglang's own API repeats the whole text in each event
 _END: Final = "the end of the stream"
-_SHOWN: Final = 300  # characters of an error
+_MAX_SHOWN: Final = 300  # characters of an error
 _MOST_TOKENS: Final = 1 << 26  # of one prompt or answer; keeps the sums of results plausible
 
 # This key cannot occur inside a JSON string, where its quotes would be escaped.
@@ -88,7 +88,7 @@ def _data_of(event: bytes) -> bytes:
         return event[6:]
     lines = [line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
     if b"event:" in event and any(map(_ERROR_TYPE.fullmatch, event.split(b"\n"))):
-        raise UnexpectedResponseError(f"the stream contains an error: {excerpt(b' '.join(lines), _SHOWN)}")
+        raise UnexpectedResponseError(f"the stream contains an error: {excerpt(b' '.join(lines), _MAX_SHOWN)}")
     return b"\n".join(lines)
 
 
@@ -132,7 +132,7 @@ def read_usage(counted: bytes, last: bytes) -> Usage:
     """
     data = read_object(counted, path=_END)
     usage = (
-        _own_usage(get_object(data, "meta_info"))
+        _native_usage(get_object(data, "meta_info"))
         if "meta_info" in data
         else _openai_usage(get_object(data, "usage"), last)
     )
@@ -145,7 +145,7 @@ def read_usage(counted: bytes, last: bytes) -> Usage:
     return usage
 
 
-def _own_usage(meta: Json) -> Usage:
+def _native_usage(meta: Json) -> Usage:
     reason = get_object(meta, "finish_reason") if meta.get("finish_reason") is not None else {}
     return Usage(
         prompt_tokens=number(meta, "prompt_tokens"),

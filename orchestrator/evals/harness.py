@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from orchestrator.checkpoints.hub import refuses_dataset
+from orchestrator.checkpoints.hub import is_dataset_denied
 from orchestrator.core import subprocesses
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BenchError, UsageError
@@ -54,8 +54,8 @@ def harness_python(home: Home) -> Path:
     return ensure_venv(data_root() / "images" / REQUIREMENTS, home=home, progress=Progress()).python
 
 
-def evaluate(request: EvalRequest, say: Callable[[str], None]) -> EvalResult:
-    """Run the suite and score the answers; `say` receives each line of output.
+def evaluate(request: EvalRequest, notify: Callable[[str], None]) -> EvalResult:
+    """Run the suite and score the answers; `notify` receives each line of output.
 
     Raises UsageError if a file is missing, BenchError if the harness fails.
     """
@@ -65,7 +65,7 @@ def evaluate(request: EvalRequest, say: Callable[[str], None]) -> EvalResult:
         if request.data is not None:
             task = LOCAL_TASK
             atomic_write(work / "task.yaml", local_task(request, request.data))
-        _run(argv(request, task=task, work=work), request, say)
+        _run(argv(request, task=task, work=work), request, notify)
         return read_eval_result(work, request, task=task)
     finally:
         remove_tree(work, within=Path(tempfile.gettempdir()))
@@ -173,13 +173,13 @@ def _digest(row: dict[str, object], seed: int | None) -> str:
     return "" if seed is None else hashlib.sha256(json.dumps(row["resps"]).encode()).hexdigest()[:16]
 
 
-def _run(command: list[str], request: EvalRequest, say: Callable[[str], None]) -> None:
+def _run(command: list[str], request: EvalRequest, notify: Callable[[str], None]) -> None:
     tail = ""
 
     def on_line(line: str) -> None:
         nonlocal tail
         tail = line if line.strip() else tail
-        say(line)
+        notify(line)
 
     env = {"OPENAI_API_KEY": request.key.reveal() if request.key else "none"}
     if request.data is not None:
@@ -210,8 +210,8 @@ def require_questions(suite: Suite, data: Path | None) -> None:
         return
     if not has_hub_token():
         problem, access = "no hub token is set", f"accept its terms on the hub and set {HUB_TOKEN}"
-    elif refuses_dataset(suite.gated, suite.file, os.environ.get("HF_ENDPOINT")):
-        problem, access = "the hub refuses them to your token", f"ask for access at {suite.hub_page} as its account"
+    elif is_dataset_denied(suite.gated, suite.file, os.environ.get("HF_ENDPOINT")):
+        problem, access = "the hub denies access to your token", f"request access at {suite.hub_page} with its account"
     else:
         return
     raise UsageError(

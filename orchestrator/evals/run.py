@@ -13,8 +13,8 @@ from orchestrator.core.files import atomic_write
 from orchestrator.core.paths import Home
 from orchestrator.core.secrets import redact
 from orchestrator.engine.client import EngineClient
-from orchestrator.engine.foreign import choose_model
 from orchestrator.engine.options import Meaning
+from orchestrator.engine.other_engines import choose_model
 from orchestrator.engine.responses import NoResponseError, UnauthorizedError, UnexpectedResponseError
 from orchestrator.evals import tau2
 from orchestrator.evals.eval_result import (
@@ -115,7 +115,7 @@ def forecast_eval(request: EvalPlan, home: Home, *, planned: bool) -> EvalForeca
 
 
 def run_suites(
-    request: EvalPlan, home: Home, open_target: OpenTarget, say: Callable[[str], None]
+    request: EvalPlan, home: Home, open_target: OpenTarget, notify: Callable[[str], None]
 ) -> tuple[SuiteScore, ...]:
     """Run each suite on target and baseline, after checking that all of them can run.
 
@@ -124,11 +124,15 @@ def run_suites(
     saved, scores = request.saved_baselines, list[SuiteScore]()
     if tau2.NAME in request.suites and request.simulations is not None:
         scores = [_score_tau2(request, request.simulations, saved.get(tau2.NAME))]
-    return (*(_run_harness(request, saved, home, open_target, say) if request.runs else ()), *scores)
+    return (*(_run_harness(request, saved, home, open_target, notify) if request.runs else ()), *scores)
 
 
 def _run_harness(
-    request: EvalPlan, saved: Mapping[str, EvalResult], home: Home, open_target: OpenTarget, say: Callable[[str], None]
+    request: EvalPlan,
+    saved: Mapping[str, EvalResult],
+    home: Home,
+    open_target: OpenTarget,
+    notify: Callable[[str], None],
 ) -> list[SuiteScore]:
     """Run the suites of lm-evaluation-harness."""
     candidate, baseline_server, scores = open_target(request.target), None, []
@@ -143,10 +147,10 @@ def _run_harness(
         for folder in folders:
             _earlier_result(folder / eval_result_file(options.suite), options)
     for options in suites:
-        result, file = score_suite(candidate, options, options.output, home=home, say=say)
+        result, file = score_suite(candidate, options, options.output, home=home, notify=notify)
         baseline = saved.get(options.suite)
         if baseline_server is not None:
-            baseline, _ = score_suite(baseline_server, options, options.output / BASELINE_DIR, home=home, say=say)
+            baseline, _ = score_suite(baseline_server, options, options.output / BASELINE_DIR, home=home, notify=notify)
         scores.append(SuiteScore(result=result, file=file, baseline=baseline, baseline_name=request.baseline))
     return scores
 
@@ -183,7 +187,7 @@ def tau2_commands(request: EvalPlan, home: Home, open_target: OpenTarget) -> str
 
 
 def score_suite(
-    target: BenchTarget, options: EvalOptions, folder: Path, *, home: Home, say: Callable[[str], None]
+    target: BenchTarget, options: EvalOptions, folder: Path, *, home: Home, notify: Callable[[str], None]
 ) -> tuple[EvalResult, Path]:
     """Run the remaining seeds of a suite, save the result in `folder` after each, and return it with its file.
 
@@ -194,9 +198,9 @@ def score_suite(
     for seed in suite.seeds(options.seeds):
         if result is not None and any(item.seed == seed for item in result.items):
             continue
-        say(f"{suite.name}{f', seed {seed}' if seed is not None else ''}: {target.provenance.name or target.url}")
+        notify(f"{suite.name}{f', seed {seed}' if seed is not None else ''}: {target.provenance.name or target.url}")
         try:
-            answered = run_eval(target, options, home=home, say=say, seed=seed)
+            answered = run_eval(target, options, home=home, notify=notify, seed=seed)
         except KeyboardInterrupt as error:
             saved = f"the {len(result.items):,} answers in `{file}` are saved; " if result else ""
             left = left_running(target.provenance.name or target.url)
@@ -280,7 +284,7 @@ def run_eval(
     options: EvalOptions,
     *,
     home: Home,
-    say: Callable[[str], None],
+    notify: Callable[[str], None],
     seed: int | None = None,
 ) -> EvalResult:
     """Run a suite against a served model, with one answer per question.
@@ -301,7 +305,7 @@ def run_eval(
         command=redact(options.command),
         seed=seed,
     )
-    return evaluate(request, say)
+    return evaluate(request, notify)
 
 
 def require_gsm8k(target: BenchTarget, *, minimum: float, name: str, folder: Path, home: Home) -> None:
@@ -312,7 +316,7 @@ def require_gsm8k(target: BenchTarget, *, minimum: float, name: str, folder: Pat
     command = f"deploy up --min-gsm8k {minimum:g}"
     limit = next(line.items for line in published_evals() if line.suite == "gsm8k")
     options = EvalOptions(suite="gsm8k", limit=limit, dataset=None, command=command, output=folder)
-    result = run_eval(target, options, home=home, say=info)
+    result = run_eval(target, options, home=home, notify=info)
     try:
         save_eval_result(result, folder)
     except BenchError as error:

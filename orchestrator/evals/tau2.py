@@ -32,39 +32,39 @@ _NEVER_RAN: Final = "infrastructure_error"  # excluded from tau2's metrics
 _NEARLY: Final = 1e-6  # tolerance of a reward of 1, as in `is_successful`
 
 
-class _Part(BaseModel):
+class _Fields(BaseModel):
     """The used fields of a tau2 file; others are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
 
-class _Model(_Part):
+class _Model(_Fields):
     llm: str | None = None
 
 
-class _Environment(_Part):
+class _Environment(_Fields):
     domain_name: str
 
 
-class _Info(_Part):
+class _Info(_Fields):
     git_commit: str
     user_info: _Model
     agent_info: _Model
     environment_info: _Environment
 
 
-class _Reward(_Part):
+class _Reward(_Fields):
     reward: float
 
 
-class _Simulation(_Part):
+class _Simulation(_Fields):
     task_id: str
     termination_reason: str
     trial: int | None = None
     reward_info: _Reward | None = None
 
 
-class _Results(_Part):
+class _Results(_Fields):
     info: _Info
     simulations: tuple[_Simulation, ...]
 

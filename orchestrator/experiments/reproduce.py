@@ -205,8 +205,8 @@ def _runs(published: Published, profile: str | None) -> Sequence[ReproduceRun]:
 
 
 def _server(run: ReproduceRun, request: ReproduceRequest, *, suites: tuple[str, ...]) -> MeasuredServer:
-    own_model = any(setting.startswith("model=") for setting in run.settings)  # not the checkpoint of `request`
-    checkpoint = request.checkpoint.absolute() if request.checkpoint and not own_model else None
+    replaces_model = any(setting.startswith("model=") for setting in run.settings)  # not the checkpoint of `request`
+    checkpoint = request.checkpoint.absolute() if request.checkpoint and not replaces_model else None
     local = ("model.checkpoint.source=local", f"model.checkpoint.path={checkpoint}") if checkpoint else ()
     overrides = (*request.overrides, *local, *run.settings)
     plan = load(run.profile, overrides=overrides).plan
@@ -223,7 +223,7 @@ def _server(run: ReproduceRun, request: ReproduceRequest, *, suites: tuple[str, 
         workloads=run.workloads,
         suites=suites,
         is_ablation=isinstance(run, Ablation),
-        is_baseline=own_model,
+        is_baseline=replaces_model,
     )
 
 

@@ -37,18 +37,18 @@ CONTROL_CHECKS: Final[Sequence[Check]] = (
 )
 
 
-def preflight(plan: Plan, access: HostAccess, more: Sequence[Check] = (), *, here: bool = True) -> PreflightReport:
+def preflight(plan: Plan, access: HostAccess, more: Sequence[Check] = (), *, local: bool = True) -> PreflightReport:
     """Survey a host once, run every check on the result and return the report.
 
-    `more` are the additional checks of the plan's runtime. Without `here` the server runs on another host, and the
+    `more` are the additional checks of the plan's runtime. Without `local` the server runs on another host, and the
     checks of GPUs, devices and ports are left out. A failed check does not raise; HostError is raised only if the
     survey fails.
     """
     directories = [space.directory for space in access.spaces]
-    gpus = ALL_SECTIONS if here and plan.hardware.vendor != "cpu" else {}
-    look = survey(access.runner, {**gpus, **MACHINE_SECTIONS}, directories=directories)
-    subject = CheckContext(plan=plan, machine=read_machine(look), access=access)
+    gpus = ALL_SECTIONS if local and plan.hardware.vendor != "cpu" else {}
+    sections = survey(access.runner, {**gpus, **MACHINE_SECTIONS}, directories=directories)
+    context = CheckContext(plan=plan, machine=read_machine(sections), access=access)
     findings = (
-        finding for check in (*(SERVING_CHECKS if here else ()), *CONTROL_CHECKS, *more) for finding in check(subject)
+        finding for check in (*(SERVING_CHECKS if local else ()), *CONTROL_CHECKS, *more) for finding in check(context)
     )
     return PreflightReport(profile=plan.profile, findings=tuple(findings))

@@ -26,7 +26,7 @@ _GID_VARIABLES: Final[Mapping[str, str]] = {
     "NCCL_IB_GID_INDEX": "-1",
     "UCX_IB_GID_INDEX": "auto",
 }
-_RECORD: Final = "if it is meant to differ, record again with `--save-baseline FILE`"
+_RECORD: Final = "if the difference is intended, `--save-baseline FILE` records a new baseline"
 _SHARE: Final = 0.95  # of the recorded figure: less is reported; two runs on a quiet fabric differ by 1 to 2 %
 
 
@@ -132,7 +132,9 @@ def fabric_findings(fabric: Fabric) -> Iterator[Finding]:
     yield from compare_nics(fabric)
     if fabric.busy:
         reason, needed = f"VRAM is in use on {', '.join(fabric.busy)}", "bandwidth between the nodes"
-        yield not_checked("fabric", reason, needed, "stop what uses these GPUs: a measurement would slow it down")
+        yield not_checked(
+            "fabric", reason, needed, "stop the programs that use these GPUs: the measurement slows them down"
+        )
         return
     if fabric.uses_rdma:
         yield from write_bandwidth(fabric)
@@ -146,7 +148,7 @@ def compare_nics(fabric: Fabric) -> Iterator[Finding]:
     """Run the checks that measure nothing."""
     needed = "RDMA NICs between the nodes"
     if not ranks_use_rdma(fabric.plan) and not transfer_uses_rdma(fabric.plan):
-        yield info("nics", "not used: the ranks talk over TCP", needed)
+        yield info("nics", "not used: the ranks communicate over TCP", needed)
     elif not fabric.all_nics:
         yield warn("nics", "none on any node", needed, "load the driver of the NICs; `ibv_devices` lists them")
     else:
@@ -217,11 +219,11 @@ def gid_rows(plan: Plan, found: Mapping[str, Mapping[str, Nic]]) -> Iterator[Fin
         yield info("gid", text, needed)
 
 
-def gid_of_transfer(subject: CheckContext) -> Iterator[Finding]:
+def gid_of_transfer(context: CheckContext) -> Iterator[Finding]:
     """Check the row of the GID table that a transfer between roles on this host uses."""
-    plan = subject.plan
+    plan = context.plan
     if transfer_uses_rdma(plan):
-        yield from gid_rows(plan, {"this host": {nic.name: nic for nic in _of_fabric(plan, subject.machine.rdma)}})
+        yield from gid_rows(plan, {"this host": {nic.name: nic for nic in _of_fabric(plan, context.machine.rdma)}})
 
 
 def firmware(fabric: Fabric) -> Iterator[Finding]:
@@ -261,22 +263,22 @@ def write_bandwidth(fabric: Fabric) -> Iterator[Finding]:
             fabric.write[nic.name] = min(metric, fabric.write.get(nic.name, metric))
     except NotMeasuredError as error:
         fabric.write.clear()  # the lowest of all pairs of nodes is unknown
-        yield _not_measured(check, error, needed, "`ib_write_bw` by hand; check PFC, MTU and routes")
+        yield _not_measured(check, error, needed, "run `ib_write_bw` by hand; check PFC, MTU and routes")
         return
     finally:
         progress.done()
     if not pairs:
-        yield not_checked(check, "no NIC is usable on two neighboring nodes", needed, "mend the links and GIDs first")
+        yield not_checked(check, "no NIC is usable on two neighboring nodes", needed, "fix the links and GIDs first")
         return
     expected = fabric.baseline.write_gbits if fabric.baseline else None
-    yield _judged(check, fabric.write, expected, "Gb/s", fabric.network.write_gbits if fabric.network else None)
+    yield _compared(check, fabric.write, expected, "Gb/s", fabric.network.write_gbits if fabric.network else None)
 
 
 def all_reduce(fabric: Fabric) -> Iterator[Finding]:
     """Measure all-reduce over all ranks with the engine's torch, by RCCL, NCCL or (on CPUs) gloo."""
     check, needed, progress = "all-reduce", "bandwidth between the ranks of all nodes", Progress()
     if fabric.python is None:
-        hint = "`deploy up` or `deploy build` first"
+        hint = "run `deploy up` or `deploy build` first"
         yield not_checked(check, "no Python with the engine on this host", needed, hint)
         return
     progress.update("all-reduce over all nodes")
@@ -290,11 +292,11 @@ def all_reduce(fabric: Fabric) -> Iterator[Finding]:
     fabric.reduced.update({str(size): metric for size, metric in values.items()})
     expected = fabric.baseline.all_reduce_gbytes if fabric.baseline else None
     if fabric.baseline and fabric.baseline.ranks != fabric.ranks:
-        found = f"{_shown(fabric.reduced, 'GB/s')}, of {fabric.ranks} ranks"
+        found = f"{_metrics_text(fabric.reduced, 'GB/s')}, of {fabric.ranks} ranks"
         yield warn(check, found, f"{fabric.baseline.ranks} ranks, as in the baseline", _RECORD)
         return
     sample = fabric.network.all_reduce_gbytes if fabric.network and fabric.plan.gpus else None
-    yield _judged(check, fabric.reduced, expected, "GB/s", sample)
+    yield _compared(check, fabric.reduced, expected, "GB/s", sample)
 
 
 def _not_measured(check: str, error: NotMeasuredError, needed: str, hint: str) -> Finding:
@@ -303,15 +305,15 @@ def _not_measured(check: str, error: NotMeasuredError, needed: str, hint: str) -
     return fail(check, str(error), needed, hint)
 
 
-def _shown(metrics: Mapping[str, float], unit: str) -> str:
+def _metrics_text(metrics: Mapping[str, float], unit: str) -> str:
     return ", ".join(f"{name} {metric:.4g}" for name, metric in metrics.items()) + f" {unit}"
 
 
-def _judged(
+def _compared(
     check: str, found: Mapping[str, float], expected: Mapping[str, float] | None, unit: str, sample: Sample | None
 ) -> Finding:
     """Return how the figures compare with the baseline; without one, with the published sample, which is no limit."""
-    text = _shown(found, unit)
+    text = _metrics_text(found, unit)
     if expected is not None:
         low = [
             f"{name} {found[name]:.4g} of {before:.4g}"
@@ -321,7 +323,7 @@ def _judged(
         only = [f"{name} only in the baseline" for name in expected if name not in found]
         only += [f"{name} not in the baseline" for name in found if name not in expected]
         needed, first = f"{_SHARE:.0%} of the baseline", f"{', '.join(low)} {unit}" if low else text
-        quiet = "run it on a quiet fabric; then compare link, firmware and PCIe of these NICs"
+        quiet = "measure again on an idle network; then compare link, firmware and PCIe of these NICs"
         return info_if(not low + only, warn, check, "; ".join([first, *only]), needed, quiet if low else _RECORD)
     if sample:
         return info(check, text, f"no baseline; {sample.value:g} {unit} elsewhere ({sample.source})")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from orchestrator.core.paths import data_root
-from orchestrator.core.subprocesses import CompletedProgram, run_or_127, run_together
+from orchestrator.core.subprocesses import CompletedProgram, run_concurrently, run_or_127
 from orchestrator.hosts.nics import Nic
 from orchestrator.plan.plan import Plan
 
@@ -65,7 +65,7 @@ def write_gbits(server: FabricNode, client: FabricNode, nics: tuple[Nic, Nic]) -
         return (*_BOUNDED, "sh", "-c", _CLIENT, "sh", *argv, server.address) if index else (*_BOUNDED, *argv)
 
     pair = (server, client)
-    results = run_together([node.argv(argv_of(index)) for index, node in enumerate(pair)], timeout=_TIMEOUT)
+    results = run_concurrently([node.argv(argv_of(index)) for index, node in enumerate(pair)], timeout=_TIMEOUT)
     for node, done in zip(pair, results, strict=True):
         if done.code == _MISSING:
             raise NotMeasuredError(f"no `ib_write_bw` on {node.name}", install=_PERFTEST)
@@ -86,7 +86,7 @@ def all_reduce_gbytes(plan: Plan, nodes: Sequence[FabricNode], python: Sequence[
     words = (*_BOUNDED, *python, "-c", source)
     argvs = [(*words, str(index), str(len(nodes)), nodes[0].address, *last) for index in range(len(nodes))]
     argvs_here = [node.argv(argv) for node, argv in zip(nodes, argvs, strict=True)]
-    results = run_together(argvs_here, timeout=_TIMEOUT)
+    results = run_concurrently(argvs_here, timeout=_TIMEOUT)
     if without := [node.name for node, done in zip(nodes, results, strict=True) if _NO_IMAGE in done.stderr]:
         # All other nodes wait for these ranks until their own limit.
         install = "`deploy build`, or `docker pull` on each node"
@@ -96,7 +96,7 @@ def all_reduce_gbytes(plan: Plan, nodes: Sequence[FabricNode], python: Sequence[
             raise NotMeasuredError(f"{node.name}: {_last_line(done)}")
     found = re.findall(r"^(\d+) ([\d.]+)$", results[0].stdout, re.MULTILINE)
     if not found:
-        raise NotMeasuredError(f"no figure from {nodes[0].name}")
+        raise NotMeasuredError(f"{nodes[0].name} printed no bandwidth")
     return {int(size): float(metric) for size, metric in found}
 
 

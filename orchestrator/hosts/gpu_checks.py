@@ -24,15 +24,15 @@ _ARCH_HINTS = {
 }
 
 
-def gpus_present(subject: CheckContext) -> Iterator[Finding]:
+def gpus_present(context: CheckContext) -> Iterator[Finding]:
     """Check that the host has as many GPUs of the vendor as the layout uses."""
-    hardware, inventory = subject.plan.hardware, subject.inventory
+    hardware, inventory = context.plan.hardware, context.inventory
     if hardware.vendor == "cpu":
         yield info("gpus", "not queried", "none")
         return
-    needed = f"{len(subject.plan.gpus)} x {hardware.arch}"
+    needed = f"{len(context.plan.gpus)} x {hardware.arch}"
     if inventory is None:
-        other = "; ".join(f"{len(i.gpus)} of {VENDORS[i.vendor].name}" for i in subject.machine.inventories)
+        other = "; ".join(f"{len(i.gpus)} of {VENDORS[i.vendor].name}" for i in context.machine.inventories)
         found = f"no {VENDORS[hardware.vendor].name} GPU" + (
             f" ({other})" if other else "; found neither `amd-smi` nor `nvidia-smi`"
         )
@@ -41,40 +41,40 @@ def gpus_present(subject: CheckContext) -> Iterator[Finding]:
     module = {"amd": "amdgpu", "nvidia": "nvrm"}[inventory.vendor]
     count, hint = len(inventory.gpus), f"find the missing GPU: `sudo dmesg | grep -i {module}`"
     found = f"{_items(inventory.gpus, [gpu.name or 'GPU' for gpu in inventory.gpus])} by {inventory.tool}"
-    if count <= max(subject.plan.gpus, default=0):
-        source = subject.plan.model.checkpoint
+    if count <= max(context.plan.gpus, default=0):
+        source = context.plan.model.checkpoint
         other = f"; or `deploy up --model {source.path}` proposes a profile for this host's GPUs"
         yield fail("gpus", found, needed, hint + other * (source.source != "generated"))
-    elif count < hardware.gpus and len(subject.plan.gpus) > 1:  # a server on one GPU often has a machine of one
-        part = f"{hint}; if the others are not yours: `--set hardware.gpus={count}`"
+    elif count < hardware.gpus and len(context.plan.gpus) > 1:  # a server on one GPU often has a machine of one
+        part = f"{hint}; to use only these GPUs: `--set hardware.gpus={count}`"
         yield warn("gpus", f"{found} of {hardware.gpus} in the node", needed, part)
     else:
         yield info("gpus", found, needed)
-    for fault in inventory.faults:
-        yield warn("gpu tool", fault, "complete output", "run it by hand and read its output")
+    for fault in inventory.errors:
+        yield warn("gpu tool", fault, "complete output", "run the GPU tool by hand and read its output")
 
 
-def gpu_arch(subject: CheckContext) -> Iterator[Finding]:
+def gpu_arch(context: CheckContext) -> Iterator[Finding]:
     """Check that the architecture of the GPUs is the one that the image was compiled for.
 
     The compiler's name (gfx950) is compared; the marketing name is not reliable.
     """
-    needed = subject.plan.hardware.arch
-    if not subject.gpus:
+    needed = context.plan.hardware.arch
+    if not context.gpus:
         return
-    found = _items(subject.gpus, [gpu.arch or "not reported" for gpu in subject.gpus])
-    archs = {gpu.arch for gpu in subject.gpus}
+    found = _items(context.gpus, [gpu.arch or "not reported" for gpu in context.gpus])
+    archs = {gpu.arch for gpu in context.gpus}
     if archs == {needed}:
         yield info("gpu arch", found, needed)
     elif archs == {None}:
-        yield warn("gpu arch", found, needed, _ARCH_HINTS[subject.plan.hardware.vendor])
+        yield warn("gpu arch", found, needed, _ARCH_HINTS[context.plan.hardware.vendor])
     else:
         yield fail("gpu arch", found, needed, "choose a profile for these GPUs: `deploy profiles`")
 
 
-def compute_units(subject: CheckContext) -> Iterator[Finding]:
+def compute_units(context: CheckContext) -> Iterator[Finding]:
     """Check the CU count: aiter selects tuned kernels by it, and a partitioned GPU has fewer CUs."""
-    needed, known = subject.plan.hardware.compute_units, [gpu for gpu in subject.gpus if gpu.compute_units]
+    needed, known = context.plan.hardware.compute_units, [gpu for gpu in context.gpus if gpu.compute_units]
     if not needed or not known:
         return
     found = _items(known, [str(gpu.compute_units) for gpu in known])
@@ -83,9 +83,9 @@ def compute_units(subject: CheckContext) -> Iterator[Finding]:
     yield info_if(equal, warn, "compute units", found, str(needed), hint)
 
 
-def vram_size(subject: CheckContext) -> Iterator[Finding]:
+def vram_size(context: CheckContext) -> Iterator[Finding]:
     """Check that every GPU has the VRAM that the plan assumes, less a tolerance of 3%."""
-    needed, known = subject.plan.hardware.vram_bytes, [gpu for gpu in subject.gpus if gpu.vram_bytes]
+    needed, known = context.plan.hardware.vram_bytes, [gpu for gpu in context.gpus if gpu.vram_bytes]
     if not known:
         return
     sizes = [gpu.vram_bytes or 0 for gpu in known]
@@ -94,31 +94,33 @@ def vram_size(subject: CheckContext) -> Iterator[Finding]:
     yield info_if(enough, fail, "vram", _items(known, [gib(size) for size in sizes]), gib(needed), hint)
 
 
-def vram_use(subject: CheckContext) -> Iterator[Finding]:
+def vram_use(context: CheckContext) -> Iterator[Finding]:
     """Check that VRAM is free before a start: leftover processes cause RCCL errors at initialization."""
-    inventory, needed = subject.inventory, f"at most {DRAINED:.0%} a GPU"
-    if inventory is None or not subject.gpus:
+    inventory, needed = context.inventory, f"at most {DRAINED:.0%} a GPU"
+    if inventory is None or not context.gpus:
         return
-    if any(gpu.used_share is None for gpu in subject.gpus):
-        yield warn(VRAM_IN_USE, f"not reported by {inventory.tool}", needed, "check the VRAM by hand before you start")
+    if any(gpu.used_share is None for gpu in context.gpus):
+        yield warn(
+            VRAM_IN_USE, f"not reported by {inventory.tool}", needed, "check the VRAM use by hand before the start"
+        )
         return
-    if busy := busy_gpus(subject.gpus):
+    if busy := busy_gpus(context.gpus):
         who = "; ".join(holders(inventory, (gpu.index for gpu in busy))) or "no visible process"
         found = f"{describe_use(busy)}; used by {who}"
         hint = f"{_stop(inventory, busy)}, or wait: VRAM drains for minutes after a kill"
         yield fail(VRAM_IN_USE, found, needed, hint)
     else:
-        yield info(VRAM_IN_USE, f"at most {max(gpu.used_share or 0 for gpu in subject.gpus):.0%} a GPU", needed)
+        yield info(VRAM_IN_USE, f"at most {max(gpu.used_share or 0 for gpu in context.gpus):.0%} a GPU", needed)
 
 
-def driver(subject: CheckContext) -> Iterator[Finding]:
+def driver(context: CheckContext) -> Iterator[Finding]:
     """Check that the driver of the host supports the ROCm or CUDA release of the image."""
-    inventory = subject.inventory
+    inventory = context.inventory
     if inventory is None:
         return
     toolkit = VENDORS[inventory.vendor].toolkit
     found = f"{inventory.driver or 'unknown driver'}, {toolkit} {inventory.toolkit or 'of unknown version'}"
-    wanted = image_toolkit(subject.plan)
+    wanted = image_toolkit(context.plan)
     if wanted is None or inventory.toolkit is None:
         yield info("driver", found)
     else:

@@ -20,11 +20,11 @@ _SIZE_THAT_MATTERS = 10**8  # bytes; smaller differences are ignored
 _SHM = 16 * GIB  # default minimum; sglang docs, hardware-platforms/amd_gpu.mdx
 
 
-def devices(subject: CheckContext) -> Iterator[Finding]:
+def devices(context: CheckContext) -> Iterator[Finding]:
     """Check that /dev/kfd and at least one /dev/dri/renderD* exist."""
-    if subject.plan.hardware.vendor != "amd":
+    if context.plan.hardware.vendor != "amd":
         return
-    found = subject.machine.devices
+    found = context.machine.devices
     listed = ", ".join(f"{device.path} ({device.group} {device.gid})" for device in found[:2])
     more = f" and {len(found) - 2} more" if len(found) > 2 else ""
     has_kfd = any(device.path == "/dev/kfd" for device in found) and len(found) > 1
@@ -32,9 +32,9 @@ def devices(subject: CheckContext) -> Iterator[Finding]:
     yield info_if(has_kfd, fail, "devices", listed + more or "none", needed, "`sudo modprobe amdgpu`")
 
 
-def memory(subject: CheckContext) -> Iterator[Finding]:
+def memory(context: CheckContext) -> Iterator[Finding]:
     """Check that the weights of a server on CPUs fit into the memory of the host."""
-    plan, found = subject.plan, subject.machine.memory
+    plan, found = context.plan, context.machine.memory
     if plan.hardware.vendor != "cpu" or found is None:
         return
     copies = plan.replicas * (1 if plan.layout.dp_attention else plan.layout.dp)
@@ -44,10 +44,10 @@ def memory(subject: CheckContext) -> Iterator[Finding]:
     yield info_if(needed <= found.available, level, "memory", text, f"{gib(needed)} for the weights", hint)
 
 
-def shared_memory(subject: CheckContext) -> Iterator[Finding]:
+def shared_memory(context: CheckContext) -> Iterator[Finding]:
     """Check the free space of the host's /dev/shm, which a process and a container with `ipc: host` use."""
-    plan, free = subject.plan, subject.machine.shm_free
-    own = subject.access.in_container and plan.hardware.container.ipc != "host"
+    plan, free = context.plan, context.machine.shm_free
+    own = context.access.in_container and plan.hardware.container.ipc != "host"
     if plan.hardware.vendor == "cpu" or own or free is None:
         return
     needed = plan.hardware.container.shm_bytes or _SHM
@@ -55,12 +55,12 @@ def shared_memory(subject: CheckContext) -> Iterator[Finding]:
     yield info_if(free >= needed, warn, "shared memory", f"{gib(free)} free", gib(needed), hint)
 
 
-def host_memory(subject: CheckContext) -> Iterator[Finding]:
+def host_memory(context: CheckContext) -> Iterator[Finding]:
     """Check that the host, and each NUMA node, has the memory of the KV cache's tier: each rank looks only at its own.
 
     Its pools are anonymous memory, which does not count against /dev/shm (sglang 0.5.14, mem_cache/mmap_allocator.py).
     """
-    plan, machine = subject.plan, subject.machine
+    plan, machine = context.plan, context.machine
     sizes = Counter[int]()
     for server in replica_plans(plan):
         sizes[server.host_cache_bytes] += ranks_per_node(server)
@@ -77,7 +77,7 @@ def host_memory(subject: CheckContext) -> Iterator[Finding]:
     hint = f"lower `{Meaning.HOST_TIER_SIZE}` or `{Meaning.HOST_TIER_RATIO}`, in `flags` of the profile"
     if available < needed:
         # what the server to be replaced holds is free when the new one starts
-        level = warn if subject.access.freed else fail
+        level = warn if context.access.freed else fail
         yield level("host memory", found, text, hint)
         return
     yield info("host memory", found, text)
@@ -89,22 +89,22 @@ def host_memory(subject: CheckContext) -> Iterator[Finding]:
         yield level("NUMA memory", least, f"{gib(int(pools / len(nodes)))} on each of {len(nodes)} nodes", hint)
 
 
-def numa_balancing(subject: CheckContext) -> Iterator[Finding]:
+def numa_balancing(context: CheckContext) -> Iterator[Finding]:
     """Check that automatic NUMA balancing is off, because it stalls GPUs.
 
     Source: AMD Instinct system optimization guides; sglang docs, amd_gpu.mdx.
     """
-    on = subject.machine.numa_balancing
-    if subject.plan.hardware.vendor != "amd" or on is None:
+    on = context.machine.numa_balancing
+    if context.plan.hardware.vendor != "amd" or on is None:
         return
     hint = "`echo 0 | sudo tee /proc/sys/kernel/numa_balancing`"
     yield info_if(not on, warn, "numa balancing", "on" if on else "off", "off", hint)
 
 
-def kernel_options(subject: CheckContext) -> Iterator[Finding]:
+def kernel_options(context: CheckContext) -> Iterator[Finding]:
     """Check for `iommu=pt` and `pci=realloc=off` on the kernel command line (sglang docs, amd_gpu.mdx)."""
-    options = subject.machine.kernel_options
-    if subject.plan.hardware.vendor != "amd" or not options:
+    options = context.machine.kernel_options
+    if context.plan.hardware.vendor != "amd" or not options:
         return
     missing = [option for option in ("iommu=pt", "pci=realloc=off") if option not in options]
     hint = f"add `{' '.join(missing)}` to GRUB_CMDLINE_LINUX, `sudo update-grub`, reboot"
@@ -113,14 +113,14 @@ def kernel_options(subject: CheckContext) -> Iterator[Finding]:
     yield info_if(not missing, warn, "kernel options", found, needed, hint)
 
 
-def cpu_affinity(subject: CheckContext) -> Iterator[Finding]:
+def cpu_affinity(context: CheckContext) -> Iterator[Finding]:
     """Check that the cpuset allows all CPUs if sglang binds its ranks: it divides all cores, and ignores the cpuset.
 
     A rank without an allowed CPU dies at startup with "CPU number 0 is not eligible" (sglang PR 39552; wheel 0.5.14
     srt/utils/common.py:2283-2316). Without SGLANG_SET_CPU_AFFINITY, only the ROCm image binds (docker/rocm.Dockerfile).
     """
-    plan, machine = subject.plan, subject.machine
-    in_rocm_image = plan.engine.platform == "rocm" and subject.access.in_container
+    plan, machine = context.plan, context.machine
+    in_rocm_image = plan.engine.platform == "rocm" and context.access.in_container
     binds = {item.name: item.value for item in plan.env}.get("SGLANG_SET_CPU_AFFINITY", str(int(in_rocm_image)))
     if binds.lower() not in {"1", "true"} or not machine.cpus_allowed:
         return
@@ -129,9 +129,9 @@ def cpu_affinity(subject: CheckContext) -> Iterator[Finding]:
     yield info_if(machine.cpus_allowed >= machine.cpus_online, warn, "cpu affinity", found, "all CPUs", hint)
 
 
-def disk_space(subject: CheckContext) -> Iterator[Finding]:
+def disk_space(context: CheckContext) -> Iterator[Finding]:
     """Check each file system for the free space that the plan still needs there in total."""
-    spaces, disks = subject.access.spaces, subject.machine.disks
+    spaces, disks = context.access.spaces, context.machine.disks
     known = [space for space in spaces if space.directory in disks]
     for device in dict.fromkeys(disks[space.directory].device for space in known):
         same_device = [space for space in known if disks[space.directory].device == device]
@@ -142,34 +142,34 @@ def disk_space(subject: CheckContext) -> Iterator[Finding]:
         yield info_if(disk.free >= needed, fail, "disk", found, text, hint)
 
 
-def ports(subject: CheckContext) -> Iterator[Finding]:
+def ports(context: CheckContext) -> Iterator[Finding]:
     """Check that every port of the plan is free, or is freed before the start."""
-    for purpose, port in plan_ports(subject.plan, rank=subject.access.rank):
-        if port not in subject.machine.listening:
+    for purpose, port in plan_ports(context.plan, rank=context.access.rank):
+        if port not in context.machine.listening:
             yield info(f"port {port}", "free", purpose)
             continue
-        if port in subject.access.freed:
+        if port in context.access.freed:
             yield info(f"port {port}", "in use by the server to be replaced", purpose)
             continue
         others = (*range(port + 1, 1 << 16), *range(1024, port))
-        free = next(other for other in others if other not in subject.machine.listening)
+        free = next(other for other in others if other not in context.machine.listening)
         hint = f"`--set server.port={free}`" if purpose == "server" else f"change `{purpose}`"
-        if name := subject.access.server_on(port):
+        if name := context.access.server_on(port):
             yield fail(f"port {port}", f"in use by your server `{name}`", purpose, f"`deploy down {name}`, or {hint}")
             continue
-        holder = port_holder(port, subject.access.runner)
+        holder = port_holder(port, context.access.runner)
         if holder and holder.pid:
             hint = f"`kill {holder.pid}`, or {hint}"
         yield fail(f"port {port}", f"in use by {holder}" if holder else "held", purpose, hint)
 
 
-def checkpoint(subject: CheckContext) -> Iterator[Finding]:
+def checkpoint(context: CheckContext) -> Iterator[Finding]:
     """Check that the checkpoint is complete, or can still be downloaded from the hub.
 
     A missing checkpoint is only a warning if its source is the hub, because `deploy up` stages it after preflight.
     A gated repository additionally needs HF_TOKEN.
     """
-    plan, verify = subject.plan, subject.access.checkpoint
+    plan, verify = context.plan, context.access.checkpoint
     if verify is None:
         return
     on_hub = plan.model.checkpoint.source == "hub"
@@ -184,7 +184,7 @@ def checkpoint(subject: CheckContext) -> Iterator[Finding]:
             "checkpoint", found, "whole", error.problems_or_self()[0].hint or error.hint or "`deploy stage PROFILE`"
         )
         if plan.model.gated and on_hub:
-            yield _variable("token", "HF_TOKEN", subject, f"a token that can read {plan.model.checkpoint.path}")
+            yield _variable("token", "HF_TOKEN", context, f"a token that can read {plan.model.checkpoint.path}")
         return
     planned = plan.model.weight_bytes
     if abs(size - planned) > max(planned * _SIZE_TOLERANCE, _SIZE_THAT_MATTERS):
@@ -194,14 +194,14 @@ def checkpoint(subject: CheckContext) -> Iterator[Finding]:
         yield info("checkpoint", found, "whole")
 
 
-def api_key(subject: CheckContext) -> Iterator[Finding]:
+def api_key(context: CheckContext) -> Iterator[Finding]:
     """Check that the environment variable of the API key is set and holds a valid key."""
-    if not (name := subject.plan.server.api_key_env):
+    if not (name := context.plan.server.api_key_env):
         return
-    found = _variable("api key", name, subject, "the API key of the server")
+    found = _variable("api key", name, context, "the API key of the server")
     if found.level is Level.INFO:
         try:
-            read_key(subject.access.environ[name], location=name)
+            read_key(context.access.environ[name], location=name)
         except UsageError as error:
             found = fail(found.check, error.message, found.needed, error.hint)
     yield found
@@ -213,6 +213,6 @@ def _first(error: CheckpointError) -> str:
     return f"{first}, and {len(error.problems) - 1} more" if len(error.problems) > 1 else first
 
 
-def _variable(check: str, name: str, subject: CheckContext, what: str) -> Finding:
-    is_set = bool(subject.access.environ.get(name, "").strip())
+def _variable(check: str, name: str, context: CheckContext, what: str) -> Finding:
+    is_set = bool(context.access.environ.get(name, "").strip())
     return info_if(is_set, fail, check, f"{name} is {'set' if is_set else 'not set'}", what, f"`export {name}=…`")

@@ -14,7 +14,7 @@ from orchestrator.hosts.survey import Runner, local
 if TYPE_CHECKING:  # `deploy watch` needs no plan, which takes 15 MB to import
     from orchestrator.plan.plan import Plan
 
-_SHOWN = 60  # characters of a command line in a message
+_MAX_SHOWN = 60  # characters of a command line in a message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class PortHolder:
 def _short(command: str) -> str:
     """Shorten a command line to the name of the program and as many arguments as fit."""
     program, _, rest = command.partition(" ")
-    return shorten(f"{PurePath(program).name} {rest}".rstrip(), _SHOWN, placeholder=" …")
+    return shorten(f"{PurePath(program).name} {rest}".rstrip(), _MAX_SHOWN, placeholder=" …")
 
 
 def plan_ports(plan: Plan, *, rank: int = 0) -> tuple[tuple[str, int], ...]:

@@ -39,7 +39,7 @@ _LAST_PORT: Final = 65535
 _ALIVE: Final = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
 _GRACE: Final = 5.0  # seconds that ssh has to close the connection
 _READY: Final = "deploy-home="
-_FAR_COMMAND: Final = (
+_REMOTE_COMMAND: Final = (
     f'printf "{_READY}%s\\n" "${{DEPLOY_HOME:-${{XDG_DATA_HOME:-$HOME/.local/share}}/deploy}}"; exec cat'
 )
 
@@ -127,14 +127,14 @@ class SshForward:
 
         Raises UsageError if `url` is no valid ssh URL, HostError if `ssh` is not installed.
         """
-        self._far = SshHost.parse(url)
+        self._host = SshHost.parse(url)
         temporary = tempfile.TemporaryDirectory(prefix="deploy-ssh-", ignore_cleanup_errors=True)
         self._socket, self._errors = Path(temporary.name) / "server.sock", Path(temporary.name) / "stderr"
         # Through a connection that the user's ssh shares, the forward would not end with this ssh: `-S none`.
         options = ("-S", "none", *_ALIVE, "-N", "-L", f"{self._socket}:127.0.0.1:{port}")
         try:
             with open_new(self._errors) as errors:
-                self._program = start(_ssh(self._far, None, *options), output=DEVNULL, errors=errors, tied=True)
+                self._program = start(_ssh(self._host, None, *options), output=DEVNULL, errors=errors, tied=True)
         except ProgramMissingError as error:
             temporary.cleanup()
             raise _no_ssh() from error
@@ -157,7 +157,7 @@ class SshForward:
         except OSError as error:
             connection.close()
             last = "".join(self._errors.read_text(errors="replace").splitlines()[-1:])
-            reason = f"ssh to `{self._far.address}` is not connected{last and f': {last}'}"
+            reason = f"ssh to `{self._host.address}` is not connected{last and f': {last}'}"
             raise ConnectionRefusedError(errno.ECONNREFUSED, reason) from error
         return connection
 
@@ -166,26 +166,26 @@ class Tunnel:
     """An open connection to a remote host."""
 
     def __init__(
-        self, program: Program, *, far: SshHost, temporary: tempfile.TemporaryDirectory[str], home: str
+        self, program: Program, *, host: SshHost, temporary: tempfile.TemporaryDirectory[str], home: str
     ) -> None:
         folder = Path(temporary.name)
         self.docker_url = f"unix://{folder / 'docker.sock'}"
         self.home = home  # the home directory of `deploy` on the remote host
-        self._far = far
+        self._host = host
         self._folder = folder
         self._ports: dict[int, int] = {}
         self.close = weakref.finalize(self, _close, program, temporary)
 
     @classmethod
-    def open(cls, far: SshHost) -> "Tunnel":
+    def open(cls, host: SshHost) -> "Tunnel":
         """Connect to a host. Raises HostError with the output of ssh if the connection fails."""
         temporary = tempfile.TemporaryDirectory(prefix="deploy-ssh-", ignore_cleanup_errors=True)
         folder = Path(temporary.name)
-        argv = _ssh(far, folder, "-M", "-L", f"{folder / 'docker.sock'}:{far.socket}")
+        argv = _ssh(host, folder, "-M", "-L", f"{folder / 'docker.sock'}:{host.socket}")
         try:
             with open_new(folder / "stderr") as stderr:
                 # `start` opens a new session: after Ctrl-C the cleanup still needs the tunnel.
-                program = start([*argv, _FAR_COMMAND], stdin=PIPE, output=PIPE, errors=stderr)
+                program = start([*argv, _REMOTE_COMMAND], stdin=PIPE, output=PIPE, errors=stderr)
         except ProgramMissingError as error:
             temporary.cleanup()
             raise _no_ssh() from error
@@ -199,11 +199,11 @@ class Tunnel:
             errors = (folder / "stderr").read_text().strip()
             _close(program, temporary)
             raise HostError(
-                f"cannot connect to `{far.address}` with ssh",
-                hint=f"`ssh {far.address} true` must work without a prompt: key, agent, known host",
+                f"cannot connect to `{host.address}` with ssh",
+                hint=f"`ssh {host.address} true` must work without a prompt: key, agent, known host",
                 details=f"  {errors}",
             )
-        return cls(program, far=far, temporary=temporary, home=home)
+        return cls(program, host=host, temporary=temporary, home=home)
 
     def forward(self, port: int) -> int:
         """Return the local port that is forwarded to 127.0.0.1:`port` of the remote host.
@@ -215,16 +215,16 @@ class Tunnel:
             result = self._ask("-O", "forward", "-L", f"127.0.0.1:{local}:127.0.0.1:{port}")
             if not result.ok:
                 raise HostError(
-                    f"cannot open a tunnel to port {port} of `{self._far.address}`",
+                    f"cannot open a tunnel to port {port} of `{self._host.address}`",
                     details=f"  {result.stderr.strip()}",
                 )
             self._ports[port] = local
         return self._ports[port]
 
-    def argv_of_way(self, port: int) -> list[str]:
+    def forward_argv(self, port: int) -> list[str]:
         """Return the ssh command with which a user can forward the same local port after this process has ended."""
-        number = ["-p", str(self._far.port)] if self._far.port is not None else []
-        return ["ssh", "-N", "-L", f"{port}:127.0.0.1:{port}", *number, self._far.address]
+        number = ["-p", str(self._host.port)] if self._host.port is not None else []
+        return ["ssh", "-N", "-L", f"{port}:127.0.0.1:{port}", *number, self._host.address]
 
     def run(self, argv: Sequence[str]) -> CompletedProgram:
         """Run a program on the remote host and wait for its end, at most 60 s."""
@@ -235,20 +235,20 @@ class Tunnel:
         script = 'mkdir -p "$(dirname "$1")" && cat >"$1.new" && mv "$1.new" "$1"'
         result = self._ask(command=quote(["sh", "-c", script, "sh", path]), stdin=text)
         if not result.ok:
-            raise HostError(f"cannot write `{path}` on `{self._far.address}`", details=f"  {result.stderr}")
+            raise HostError(f"cannot write `{path}` on `{self._host.address}`", details=f"  {result.stderr}")
 
     def _ask(self, *options: str, command: str = "", stdin: str | None = None) -> CompletedProgram:
-        argv = _ssh(self._far, self._folder, *options)
+        argv = _ssh(self._host, self._folder, *options)
         return run([*argv, command] if command else argv, stdin=stdin, timeout=60)
 
 
-def _ssh(far: SshHost, folder: Path | None = None, *options: str) -> list[str]:
+def _ssh(host: SshHost, folder: Path | None = None, *options: str) -> list[str]:
     """Return the ssh argv up to the remote command; `folder` holds the control socket of an open connection."""
-    port = ["-p", str(far.port)] if far.port is not None else []
+    port = ["-p", str(host.port)] if host.port is not None else []
     settings = ("BatchMode=yes", "ExitOnForwardFailure=yes", "ControlPersist=no", "RequestTTY=no", "ConnectTimeout=20")
     fixed = [word for setting in settings for word in ("-o", setting)]
     control = ["-S", str(folder / "control")] if folder is not None else []
-    return ["ssh", *fixed, *control, *port, *options, "--", far.address]
+    return ["ssh", *fixed, *control, *port, *options, "--", host.address]
 
 
 def _no_ssh() -> HostError:

@@ -53,7 +53,7 @@ def _vram_in_use(inventory: GpuInventory | None, gpus: Sequence[int]) -> tuple[G
     found = inventory.gpus if inventory else ()
     taken = [found[index] for index in gpus if index < len(found)]
     if inventory is None or len(taken) < len(gpus) or any(gpu.used_share is None for gpu in taken):
-        faults = "; ".join(inventory.faults) if inventory else ""
+        faults = "; ".join(inventory.errors) if inventory else ""
         raise HostError(
             f"cannot read the VRAM use of {len(gpus)} GPUs ({faults or f'{len(found)} GPUs found'})",
             hint="`deploy preflight` shows what is missing",

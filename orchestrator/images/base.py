@@ -10,7 +10,7 @@ from orchestrator.images.client import DockerCli
 from orchestrator.plan.plan import Engine
 from orchestrator.render.dockerfile import base_reference
 
-_GONE: Final = re.compile(r"manifest unknown|not found|does not exist|repository name not known", re.IGNORECASE)
+_NOT_FOUND: Final = re.compile(r"manifest unknown|not found|does not exist|repository name not known", re.IGNORECASE)
 # Disk space for an image. An unpacked ROCm image has 75.3 GB (70.1 GiB, sgl-project/sglang#22037); the rest is an
 # estimate for compressed layers during unpacking, and for the layers of a build.
 IMAGE_BYTES: Final = 96 << 30
@@ -48,7 +48,7 @@ def pull(docker: DockerCli, reference: str, kind: str, *, hint: str) -> None:
     if code == 0:
         return
     last = lines[-1] if lines else ""
-    if _GONE.search(last):
+    if _NOT_FOUND.search(last):
         raise BuildError(f"{kind} `{reference}` does not exist in its registry", hint=hint, details=last)
     raise BuildError(
         f"cannot pull {kind} `{reference}`", details=last, hint=f"`docker pull {reference}` shows the cause"

@@ -83,7 +83,7 @@ def build_image(
     """
     plan, build = artifacts.plan, artifacts.build
     if build is None:
-        raise BuildError(f"`{plan.profile}` runs without an image", hint="`--set runtime=docker`")
+        raise BuildError(f"the runtime of `{plan.profile}` uses no image", hint="`--set runtime=docker`")
     options = BuildOptions(tag=image_tag(plan, build), no_cache=no_cache, network=network, secrets=secrets or {})
     return ensure_image(docker, plan.engine, build, options)
 
@@ -109,10 +109,10 @@ def ensure_image(docker: DockerCli, engine: Engine, context: BuildContext, optio
         if replaced is not None:
             docker.run("image", "rm", replaced)  # docker refuses while the image is in use
     seconds = round(time.monotonic() - start, 3)
-    return replace(found_image(docker, options.tag), built=build, seconds=seconds)
+    return replace(existing_image(docker, options.tag), built=build, seconds=seconds)
 
 
-def found_image(docker: DockerCli, reference: str) -> BuiltImage:
+def existing_image(docker: DockerCli, reference: str) -> BuiltImage:
     """Return an image on the docker host with its receipt. Raises BuildError if the image or its receipt is missing."""
     return BuiltImage(
         tag=reference,
@@ -137,7 +137,7 @@ def add_layer(docker: DockerCli, image: BuiltImage, content: bytes, *, tag: str,
             files=tuple(RenderedFile(path=path, content=file, executable=False) for path, file in files.items())
         )
         _run_build(docker, ["build", "--tag", tag, "--label", label, "-"], archive(context), image=image.tag)
-    return found_image(docker, tag)
+    return existing_image(docker, tag)
 
 
 def tag_image(docker: DockerCli, image: str, reference: str) -> None:

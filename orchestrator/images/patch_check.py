@@ -58,7 +58,7 @@ class SourceChecker:
     def check_directory(self, directory: Path) -> tuple[PatchState, ...]:
         """Check a checkout, installed package or unpacked wheel. Raises UsageError if it has no sglang sources."""
         package = package_in(directory)
-        roots = ("--root", f"sglang={package}", "--root", f"aiter={aiter_beside(package, directory)}")
+        roots = ("--root", f"sglang={package}", "--root", f"aiter={sibling_aiter(package, directory)}")
         return self._states(run([sys.executable, str(self.programs[0]), *_CHECK, *roots], stdin=self._manifest()))
 
     def check_wheel(self, wheel: Path) -> tuple[PatchState, ...]:
@@ -127,7 +127,7 @@ def package_in(directory: Path) -> Path:
     )
 
 
-def aiter_beside(package: Path, directory: Path) -> Path:
+def sibling_aiter(package: Path, directory: Path) -> Path:
     """Return the package `aiter` next to sglang: in the same site-packages, or in an adjacent checkout.
 
     If there is none, the returned path does not exist, so that the aiter of this Python is not checked instead.
@@ -139,10 +139,10 @@ def aiter_beside(package: Path, directory: Path) -> Path:
     return next((path for path in candidates if (path / "__init__.py").is_file()), checkout)
 
 
-def unpack_wheel(wheel: Path, wanted: Callable[[str], bool], folder: Path) -> None:
-    """Unpack the files of a wheel whose paths are `wanted`. Raises UsageError if it is no wheel."""
+def unpack_wheel(wheel: Path, include: Callable[[str], bool], folder: Path) -> None:
+    """Unpack the files of a wheel whose paths `include` accepts. Raises UsageError if it is no wheel."""
     with _opened(wheel) as archive:
-        unpack(archive, filter(wanted, archive.namelist()), folder)
+        unpack(archive, filter(include, archive.namelist()), folder)
 
 
 @contextmanager

@@ -50,10 +50,10 @@ def unexpected_patches(plan: Plan, receipt: ImageReceipt) -> Iterator[str]:
         elif not use.expected and state in _NEEDED:
             yield f"patch `{use.id}` was not expected, but the sources need it ({state}): {use.reason}"
         elif not use.expected and state == _CONFLICT:
-            yield f"cannot tell whether the sources need patch `{use.id}`: {use.reason}"
+            yield f"cannot determine whether the sources need patch `{use.id}`: {use.reason}"
 
 
-def found_at_start(plan: Plan, receipt: ImageReceipt) -> DetectedPatches:
+def startup_patches(plan: Plan, receipt: ImageReceipt) -> DetectedPatches:
     """Return the unexpected patches that act at startup.
 
     The plan itself does not change: a later start detects the same patches in the same sources.

@@ -24,11 +24,11 @@ def monitoring_files(server: MonitoredServer) -> tuple[RenderedFile, ...]:
     if server.pods is not None:
         texts[f"{name}.monitor.yml"] = _objects(server, server.pods, rules.groups)
     if server.targets:
-        whole = "`prometheus --config.file prometheus.yml` watches all that stand beside it"
-        notes = (f"what is recorded of `{name}`, and its alerts", *skipped_rules(server))
+        whole = "`prometheus --config.file prometheus.yml` scrapes all servers with files in this directory"
+        notes = (f"recording rules and alerts of `{name}`", *skipped_rules(server))
         texts |= {
             "prometheus.yml": dump_yaml(_scrape(), whole),
-            f"{name}.targets.yml": dump_yaml(_targets(server), f"where `{name}` is scraped"),
+            f"{name}.targets.yml": dump_yaml(_targets(server), f"scrape targets of `{name}`"),
             f"{name}.rules.yml": dump_yaml({"groups": rules.groups}, *notes),
         }
     return tuple(RenderedFile(path=path, content=texts[path].encode(), executable=False) for path in sorted(texts))
@@ -80,9 +80,9 @@ def _objects(server: MonitoredServer, pods: PodTargets, groups: list[dict[str, A
         for kind, called, spec in objects
     )
     head = (
-        f"`kubectl apply -f {server.name}.monitor.yml` gives the Prometheus of the cluster `{server.name}` to watch",
-        "where its operator selects such objects by labels of their own, add them: `kubectl label -f … release=…`",
-        f"the NetworkPolicy of `{server.name}` has to let its pods in: `kubernetes.allowed_scrapers` in the profile",
+        f"`kubectl apply -f {server.name}.monitor.yml` lets the Prometheus of the cluster scrape `{server.name}`",
+        "if its operator selects monitors by label, add the label: `kubectl label -f … release=…`",
+        f"the NetworkPolicy of `{server.name}` must admit its pods: `kubernetes.allowed_scrapers` in the profile",
         *skipped_rules(server),
     )
     return "".join(f"# {line}\n" for line in head) + "---\n" + "---\n".join(documents)

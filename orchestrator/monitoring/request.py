@@ -38,7 +38,7 @@ class MonitoringRequest:
 def monitored(request: MonitoringRequest, home: Home) -> MonitoredServer:
     """Resolve the server to monitor. Raises UsageError, StartError and ProfileError."""
     catalog = Catalog.of(home)
-    expected = _given(request.expected)
+    expected = _parse_expected(request.expected)
     if request.name is None:
         if request.profile is None:
             raise UsageError(
@@ -76,21 +76,21 @@ def _reached(
     kind = runtime_class(plan.runtime)
     pods = kind.monitoring_targets(plan, name)
     if plan.gateway is not None and not kind.is_local and pods is None:
-        reason = f"`{name}` is {plan.replicas} servers, each on the node that it was given"
-        raise UsageError(reason, hint=f"`deploy status {name} --json` tells where they are; scrape those addresses")
+        reason = f"`{name}` has {plan.replicas} replicas on nodes that its runtime chose"
+        raise UsageError(reason, hint=f"`deploy status {name} --json` lists their addresses; scrape these")
     if request.target is None and not kind.is_local and pods is None:
         hint = "set the address of its node or Service with `--target HOST:PORT`"
         raise UsageError(f"the address of `{name}` in its cluster is unknown", hint=hint)
     if pods is not None and request.gpu_exporter is not None:
-        hint = "its own monitor has the Prometheus of a cluster scrape it"
+        hint = "omit it: the Prometheus of a cluster scrapes the exporter with a monitor of its own"
         raise UsageError(f"`--gpu-exporter` cannot be used for `{name}`, which runs in a cluster", hint=hint)
     if plan.gateway is None:
         target = _address("--target", request.target)
         return pods, ((target,) if target else () if pods else (urlsplit(plan.server.url).netloc,)), None
     if request.target is not None:
-        reason = "which its gateway alone reaches" if pods else "which listen on their machine alone"
-        hint = "leave it out: the operator finds their pods" if pods else "leave it out, and run Prometheus there"
-        raise UsageError(f"`--target` is one address, and `{name}` is {plan.replicas} servers, {reason}", hint=hint)
+        reason = "which only its gateway reaches" if pods else "which listen only on their host"
+        hint = "omit it: the operator finds the pods" if pods else "omit it, and run Prometheus on that host"
+        raise UsageError(f"`--target` is one address, and `{name}` has {plan.replicas} replicas, {reason}", hint=hint)
     if pods is not None:
         return pods, (), None
     targets = tuple(urlsplit(replica_plan.server.url).netloc for replica_plan in replica_plans(plan))
@@ -107,11 +107,11 @@ def _started(request: MonitoringRequest, home: Home, catalog: Catalog) -> tuple[
     if run is None:
         raise not_started(home, name, hint="`--profile PROFILE` takes a profile")
     plan = require_plan(run, name)
-    valid = None if request.workload else _asked(run, catalog)
+    valid = None if request.workload else _profile_of_run(run, catalog)
     return plan, valid.profile.workload if valid else None
 
 
-def _asked(run: RunDir, catalog: Catalog) -> LoadedProfile | None:
+def _profile_of_run(run: RunDir, catalog: Catalog) -> LoadedProfile | None:
     """Return the profile of a run; None, with a note, if the profile is no longer valid."""
     up_request = read_request(run)
     try:
@@ -135,7 +135,7 @@ def _of_workload(name: str | None, catalog: Catalog) -> Mapping[str, Expected]:
     }
 
 
-def _given(pairs: Sequence[str]) -> dict[str, Expected]:
+def _parse_expected(pairs: Sequence[str]) -> dict[str, Expected]:
     """Parse `--expect KEY=VALUE` options. Raises UsageError for an unknown key or a value out of range."""
     found = {}
     for pair in pairs:

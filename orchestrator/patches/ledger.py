@@ -32,7 +32,7 @@ def _read(catalog: Catalog) -> tuple[Patch, ...]:
     problems: list[Problem] = []
     for path in catalog.all(EntryKind.PATCH):
         try:
-            document = read_file(path, catalog.shown(path))
+            document = read_file(path, catalog.display_path(path))
             patch = model_of(document, Patch)
         except ProfileError as error:
             problems += error.problems_or_self()
@@ -53,8 +53,8 @@ def read_diffs(ledger: Sequence[Patch], catalog: Catalog | None = None) -> dict[
     return {name: _diff(diff, catalog.path(EntryKind.PATCH, name)) for name, diff in diffs}
 
 
-def _diff(diff: Diff, beside: Path) -> str:
-    path = join(beside.parent, RelativePath(diff.file))
+def _diff(diff: Diff, folder: Path) -> str:
+    path = join(folder.parent, RelativePath(diff.file))
     try:
         return files.read_file(path, most=_MOST_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:

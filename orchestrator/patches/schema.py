@@ -42,7 +42,7 @@ class Symptom(StrictModel):
     """What goes wrong without the patch."""
 
     log: tuple[Text, ...] = Field(description="lines as they are in the server's log")
-    effect: str = Field(description="what it costs, with figures where they are public")
+    effect: str = Field(description="what it costs, with public measurements")
 
 
 class UpstreamFix(StrictModel):
@@ -50,7 +50,7 @@ class UpstreamFix(StrictModel):
 
     reference: Text = Field(description="owner/repository#number, or owner/repository@commit")
     merged: Text | None = Field(description="date of the merge, YYYY-MM-DD; null if it is not merged")
-    released: Text | None = Field(description="first release that holds it; null if no release does yet")
+    released: Text | None = Field(description="first release with the fix; null if there is none")
 
 
 class Applies(StrictModel):
@@ -75,14 +75,16 @@ class SourceProbe(StrictModel):
         description="a path below the target's root, or a bare name that is looked up anywhere below it (sglang moved "
         "its kernels between 0.5.16 and 0.5.17)"
     )
-    defines: tuple[Text, ...] | None = Field(default=None, description="macros the compiler is given, such as USE_ROCM")
-    match: Pattern | None = Field(default=None, description="is in what counts of the file")
+    defines: tuple[Text, ...] | None = Field(
+        default=None, description="macros that the compiler defines, such as USE_ROCM"
+    )
+    match: Pattern | None = Field(default=None, description="pattern that the active code of the file contains")
     left_out: Pattern | None = Field(
-        default=None, description="is in the file, in a branch that does not count; needs `defines`"
+        default=None, description="pattern that only inactive code contains; needs `defines`"
     )
 
     @model_validator(mode="after")
-    def _looks_for_something(self) -> "SourceProbe":
+    def _has_pattern(self) -> "SourceProbe":
         if self.match is None and self.left_out is None:
             raise ValueError("a probe needs `match` or `left_out`")
         if self.left_out is not None and self.defines is None:
@@ -100,7 +102,7 @@ class Detect(StrictModel):
     """
 
     context: tuple[SourceProbe, ...] | None = Field(
-        default=None, description="the code that the patch is about, where its file alone does not tell"
+        default=None, description="the code that the patch changes, unless its file makes it clear"
     )
     needed: tuple[SourceProbe, ...]
     present: tuple[SourceProbe, ...]
@@ -152,7 +154,7 @@ class AddedFile(StrictModel):
     """A file that a user makes, copied into the image, and the variables that lead the server to it."""
 
     kind: Literal["file"]
-    input: FileName = Field(description="the name under which the file is given to a plan and to a build")
+    input: FileName = Field(description="name of the input file in plans and builds")
     destination: AbsolutePath = Field(description="absolute path inside the image")
     env: tuple[Variable, ...]
 
@@ -169,9 +171,7 @@ class Patch(StrictModel):
     applies: Applies
     detect: Detect
     apply: Annotated[Diff | ConfigTransform | EnvironmentPatch | AddedFile, Field(discriminator="kind")]
-    verify: tuple[SourceProbe, ...] = Field(
-        description="what must be found in the final image, where the patch was applied"
-    )
+    verify: tuple[SourceProbe, ...] = Field(description="what the final image must contain if the patch was applied")
     removed_when: str = Field(description="when and why the patch drops itself")
 
     @model_validator(mode="after")

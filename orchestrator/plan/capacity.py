@@ -143,7 +143,7 @@ def capacity_of(profile: Profile, facts: ServingFacts, load: Load | None) -> Cap
     served = _load_fit(profile, facts, load, cache) if load and cache else None
     if model.mtp_layer is not None and facts.drafts is None and model.mtp_weights_size is None:
         unknown.append("the size of the MTP layer is unknown: the weights include it, although it is not loaded")
-    if facts.drafts is not None and facts.drafts.own_model:
+    if facts.drafts is not None and facts.drafts.separate_model:
         unknown.append("the size of the draft model is unknown: the weights do not include it")
     found = Capacity(
         replicas=dp * profile.replicas,

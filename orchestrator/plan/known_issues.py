@@ -69,9 +69,9 @@ class KnownIssue(StrictModel):
     """One known issue, with its source and its workaround."""
 
     id: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
-    summary: Text = Field(description="what happens, as a user sees it")
-    source: Text = Field(description="repository and number, or the public file that says so")
-    hint: Text = Field(description="what to do instead, and its price")
+    summary: Text = Field(description="the effect that a user sees")
+    source: Text = Field(description="repository and number, or public file, that reports the issue")
+    hint: Text = Field(description="workaround, and its price")
     confidence: Literal["high", "medium", "low"] = Field(description="high: the mechanism is shown, or reports agree")
     checked: str = Field(pattern=_CHECKED, description="month of the last look, day of the copy read")
     match: IssueConditions
@@ -82,9 +82,9 @@ class KnownIssues(StrictModel):
 
     blocked: tuple[KnownIssue, ...] = ()
     warnings: tuple[KnownIssue, ...] = ()
-    wrong_answers: tuple[KnownIssue, ...] = Field(default=(), description="what makes answers wrong")
+    wrong_answers: tuple[KnownIssue, ...] = Field(default=(), description="issues that make answers wrong")
     nondeterministic: tuple[KnownIssue, ...] = Field(
-        default=(), description="why two greedy answers may rightly differ"
+        default=(), description="reasons why two greedy answers may differ"
     )
 
     def __add__(self, other: "KnownIssues") -> "KnownIssues":

@@ -52,7 +52,7 @@ def token_size(
             attention=_attention(profile, cache),
             layers=math.ceil(layers / facts.stages),
             draft_layers=draft_layers,
-            counted_drafts=draft_layers if cache.counts_draft or (drafts is not None and drafts.own_model) else 0,
+            counted_drafts=draft_layers if cache.counts_draft or (drafts is not None and drafts.separate_model) else 0,
             ranks=attention_ranks(profile),
             element=element,
             raw=is_raw(platform=profile.engine.platform, arch=profile.hardware.arch, prefill=prefill, decode=decode),

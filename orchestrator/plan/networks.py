@@ -26,7 +26,7 @@ class Sample(StrictModel):
 class Network(StrictModel):
     """A kind of NIC; TCP has none."""
 
-    description: Text = Field(description="the NIC, or what takes its place")
+    description: Text = Field(description="the NIC or its substitute")
     pci_vendor: Word | None = Field(default=None, description="PCI vendor, such as 0x1dd8")
     firmware: list[Text] = Field(default=[], description="oldest good version of each major version")
     firmware_source: Text = Field(default="", description="source of these versions")

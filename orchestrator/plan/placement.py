@@ -69,7 +69,7 @@ def replicas_run_on_one_node(context: "RuleContext") -> Iterator[Problem]:
         yield Problem(
             f"the {context.profile.runtime} runtime starts one server on several nodes, not {count}",
             context.location("layout", "nodes"),
-            "`layout.nodes: 1`; or a server for each pair of hosts, with a `--name` of its own",
+            "`layout.nodes: 1`; or one server per pair of hosts, each with another `--name`",
         )
 
 

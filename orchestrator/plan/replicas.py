@@ -97,7 +97,7 @@ def rolling_update_blocker(old: Plan, new: Plan) -> str:
     The gateway and the GPUs of each replica must stay the same; replicas may be added and removed.
     """
     if (old.roles or new.roles) and old != new:
-        return "prefill and decode servers of two plans do not understand each other"
+        return "prefill and decode servers with different plans cannot work together"
     if new.gateway is None:
         return f"`replicas` changes from {old.replicas} to 1, and a single replica has no gateway"
     common = {

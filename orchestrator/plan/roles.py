@@ -103,7 +103,11 @@ def roles_agree(context: "RuleContext") -> Iterator[Problem]:
             return
     if layout.transfer is None:
         hint = "`layout.transfer: {backend: mooncake, network: tcp}`, or the NICs: ainic, thor2, connectx"
-        yield Problem("`layout.transfer` is missing: how the KV cache crosses", context.location("layout"), hint)
+        yield Problem(
+            "`layout.transfer` is missing: the network and backend that transfer the KV cache",
+            context.location("layout"),
+            hint,
+        )
     elif layout.transfer.backend == RDMA_ONLY and layout.transfer.network == "tcp":
         hint = "`layout.transfer.backend: mooncake`, or the NICs as `network`: ainic, thor2, connectx"
         yield Problem(f"{RDMA_ONLY} cannot send over TCP, only by RDMA", context.location("layout", "transfer"), hint)
@@ -117,7 +121,7 @@ def roles_agree(context: "RuleContext") -> Iterator[Problem]:
     decode = roles[DECODE]
     if option := missing_decode_cache(decode.flags, context.table.flags):
         yield Problem(
-            "a decode server has no prefix cache unless the profile says so",
+            "a decode server has no prefix cache unless the profile sets one",
             context.location("layout", DECODE),
             f"set `layout.decode.flags.{option}` to true, or to false if it needs none",
         )

@@ -14,7 +14,7 @@ from orchestrator.core.secrets import is_secret_name, looks_secret
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.core.text import gb
 from orchestrator.core.yaml_document import KeyPath
-from orchestrator.engine.flag_checks import GivenFlags, argument_problems, port_problem
+from orchestrator.engine.flag_checks import ServerFlags, argument_problems, port_problem
 from orchestrator.engine.flags import FlagTable, flag_problems, flag_words
 from orchestrator.engine.gateway import gateway_problems
 from orchestrator.engine.options import Meaning
@@ -243,16 +243,16 @@ def flag_values_are_valid(context: RuleContext) -> Iterator[Problem]:
     for found in argument_problems(_given_flags(context)):
         yield Problem(found.message, context.location("flags", found.location), found.hint)
     if ":" in (name := context.profile.model.served_name):  # server_args.py:6671
-        message = f"`{name}` has a colon, which in sglang parts a model from an adapter"
+        message = f"`{name}` has a colon, which separates model and adapter in sglang"
         yield Problem(message, context.location("model", "served_name"))
     if message := port_problem(context.profile.server.port, context.profile.engine.version):
         yield Problem(message, context.location("server", "port"))
 
 
-def _given_flags(context: RuleContext) -> GivenFlags:
+def _given_flags(context: RuleContext) -> ServerFlags:
     """Return the flags of the profile, with the values that they are checked against."""
     profile = context.profile
-    return GivenFlags(
+    return ServerFlags(
         table=context.table,
         flags={name: setting.value for name, setting in profile.flags.items() if setting.value is not False},
         context_length=profile.model.context_length,

@@ -81,8 +81,12 @@ def tier_outlook(found: Capacity, reuse: LoadReuse, costs: TierCosts) -> TierOut
     elif host < _RELEVANT:
         reason = f"the reuse distance is {distance:,} tokens, but GPU and host hold {reach:,}"
     elif saved <= 0:
-        needed = "never" if costs.break_even is None else f"from {costs.break_even:.1f} uses of a stored token on"
-        reason = f"it pays {needed}, and there are {uses:.1f}"
+        needed = (
+            "never pays off"
+            if costs.break_even is None
+            else f"pays off from {costs.break_even:.1f} uses per stored token"
+        )
+        reason = f"the tier {needed}; the load has {uses:.1f}"
     return TierOutlook(
         workload=reuse.workload,
         reuse_distance=distance,

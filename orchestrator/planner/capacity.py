@@ -12,24 +12,24 @@ from orchestrator.plan.tier_outlook import TierOutlook
 _WARNINGS = "capacity-"  # prefix of the warning ids of `orchestrator.plan.capacity`
 
 
-def capacity_table(found: Capacity, *, storage: str | None = None, outlook: TierOutlook | None = None) -> str:
+def capacity_table(capacity: Capacity, *, storage: str | None = None, outlook: TierOutlook | None = None) -> str:
     """Format the capacity as a table of values and their origin."""
     return table(
         ("capacity", "value", "from"),
         [
-            *_memory(found),
-            *_cache(found),
-            *_tiers(found, storage),
-            *_served(found.load_fit),
-            *_outlook(outlook, has_tier=found.host is not None),
-            *(("not computed", "", reason) for reason in found.unknown),
+            *_memory(capacity),
+            *_cache(capacity),
+            *_tiers(capacity, storage),
+            *_served(capacity.load_fit),
+            *_outlook(outlook, has_tier=capacity.host is not None),
+            *(("not computed", "", reason) for reason in capacity.unknown),
         ],
     )
 
 
-def note_capacity(plan: Plan, found: Capacity) -> None:
+def note_capacity(plan: Plan, capacity: Capacity) -> None:
     """Print the known parts of the capacity in one line; nothing if none is known."""
-    if words := "; ".join(_words(found)):
+    if words := "; ".join(_words(capacity)):
         note(f"capacity of `{plan.profile}`: {words}")
 
 
@@ -44,28 +44,28 @@ def warn_capacity(plan: Plan) -> None:
         warn(warning.summary, hint=warning.hint)
 
 
-def _words(found: Capacity) -> Iterator[str]:
-    cache, memory, served = found.cache, found.memory, found.load_fit
+def _words(capacity: Capacity) -> Iterator[str]:
+    cache, memory, served = capacity.cache, capacity.memory, capacity.load_fit
     if memory:
-        taken = memory.cache_bytes - found.spare_bytes
+        taken = memory.cache_bytes - capacity.spare_bytes
         yield f"{gb(memory.weights_bytes)} of weights and {gb(taken)} of cache per GPU"
     if cache and cache.tokens is not None:
         yield f"{cache.tokens:,} tokens per replica ({cache.token_bytes:,.0f} B each, {cache.kind})"
     if served and served.concurrent is not None:
         yield f"{served.concurrent:,} concurrent requests of `{served.load}`"
     if cache and cache.tokens is not None:
-        yield f"the longest context ({found.context:,} tokens) fits {cache.tokens / found.context:.1f} times"
+        yield f"the longest context ({capacity.context:,} tokens) fits {cache.tokens / capacity.context:.1f} times"
     if memory:
         yield f"`{Meaning.MEMORY_FRACTION}` {memory.fraction:g}, at most {memory.safe_fraction:g}"
     if not cache:
-        yield found.unknown[0]
+        yield capacity.unknown[0]
     elif cache.tokens is None and memory is None:
-        limit = f"`--set flags.{Meaning.CACHE_TOKENS}={found.context}` limits it"
-        yield f"the cache takes most of the machine's memory; {limit}"
+        limit = f"`--set flags.{Meaning.CACHE_TOKENS}={capacity.context}` limits it"
+        yield f"the cache uses most of the host's memory; {limit}"
 
 
-def _memory(found: Capacity) -> Iterator[tuple[str, str, str]]:
-    memory = found.memory
+def _memory(capacity: Capacity) -> Iterator[tuple[str, str, str]]:
+    memory = capacity.memory
     if memory is None:
         yield "memory", "the machine's", "on a CPU, only a start shows the free memory"
         return
@@ -77,7 +77,7 @@ def _memory(found: Capacity) -> Iterator[tuple[str, str, str]]:
     )
     yield "weights per GPU", gb(memory.weights_bytes), "the checkpoint's, divided by tp"
     yield "static fraction", f"{fraction:g}", f"`{Meaning.MEMORY_FRACTION}`, {memory.fraction_source}"
-    capped = f"; `{Meaning.CACHE_TOKENS}` leaves {gb(found.spare_bytes)} of it free" if found.spare_bytes else ""
+    capped = f"; `{Meaning.CACHE_TOKENS}` leaves {gb(capacity.spare_bytes)} of it free" if capacity.spare_bytes else ""
     yield (
         "cache per GPU",
         gb(memory.cache_bytes),
@@ -85,21 +85,21 @@ def _memory(found: Capacity) -> Iterator[tuple[str, str, str]]:
     )
     yield (
         "reserved per GPU",
-        gb(found.reserved_bytes),
+        gb(capacity.reserved_bytes),
         f"activations and graphs may need {gb(memory.activation_bytes)}",
     )
     yield "largest safe fraction", f"{memory.safe_fraction:g}", "leaves that reserve; an estimate"
 
 
-def _cache(found: Capacity) -> Iterator[tuple[str, str, str]]:
-    cache = found.cache
+def _cache(capacity: Capacity) -> Iterator[tuple[str, str, str]]:
+    cache = capacity.cache
     if cache is None:
         return
     yield "one token per GPU", f"{cache.token_bytes:,.0f} B", _token_from(cache)
     if cache.tokens is None:
         yield "tokens per replica", "unknown", f"`{Meaning.CACHE_TOKENS}` sets them"
         return
-    replicas = "one replica" if found.replicas == 1 else f"{found.replicas} replicas of {found.gpus} GPUs"
+    replicas = "one replica" if capacity.replicas == 1 else f"{capacity.replicas} replicas of {capacity.gpus} GPUs"
     yield "tokens per replica", f"{cache.tokens:,}", f"pages of {cache.page}; {replicas}"
     if cache.windows is not None:
         text = f"{cache.windows.layers} layers keep a request's last {cache.windows.window:,}"
@@ -111,12 +111,12 @@ def _cache(found: Capacity) -> Iterator[tuple[str, str, str]]:
     yield "concurrent longest contexts", f"{cache.full_contexts:g}", "in a replica"
 
 
-def _tiers(found: Capacity, storage: str | None) -> Iterator[tuple[str, str, str]]:
-    if (host := found.host) is None:
+def _tiers(capacity: Capacity, storage: str | None) -> Iterator[tuple[str, str, str]]:
+    if (host := capacity.host) is None:
         return
     copies = "; the device's tokens are among them" if host.keeps_copies else ""
     known = "unknown" if host.tokens is None else f"{host.tokens:,}"
-    size = f"{gb(host.bytes)} for each rank, {gb(host.bytes * found.gpus)} for a replica"
+    size = f"{gb(host.bytes)} for each rank, {gb(host.bytes * capacity.gpus)} for a replica"
     yield "tokens in host memory", known, f"{size if host.bytes else 'only a start shows the size'}{copies}"
     if storage:
         yield "tokens in storage", "as many as fit", f"`{storage}`, which other servers may share"

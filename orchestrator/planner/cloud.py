@@ -20,8 +20,8 @@ from orchestrator.render.dockerfile import base_reference
 
 KEY: Final = "DEPLOY_API_KEY"  # variable of the server's key if the profile names none
 _UPLOAD_DIR: Final = "/tmp/deploy-tool"  # noqa: S108 - on a machine without other users
-_HOME_THERE: Final = "~/.local/share/deploy"
-_PARTS: Final = ("hardware", "model", "engine", "workload")  # keys with a catalog entry
+_REMOTE_HOME: Final = "~/.local/share/deploy"
+_ENTRY_KEYS: Final = ("hardware", "model", "engine", "workload")  # keys with a catalog entry
 
 
 def rental_files(
@@ -32,28 +32,28 @@ def rental_files(
     `tool` is the package of `deploy` to install there; None is refused. The server listens on all addresses, with an
     API key. It runs from the engine's own image, or from a virtual environment if the engine has a requirements file.
     """
-    entries = (value for key, _, value in (override.partition("=") for override in overrides) if key in _PARTS)
+    entries = (value for key, _, value in (override.partition("=") for override in overrides) if key in _ENTRY_KEYS)
     load_asked = cache(partial(load, profile, overrides=overrides, catalog=Catalog.of(home)))
     require_all(
         f"cannot rent a machine for profile `{profile}`",
         (
             partial(_require_package, tool),
-            partial(_refuse_files, (profile, *entries), home),
-            lambda: _refuse_unfit(load_asked()),
+            partial(_require_names, (profile, *entries), home),
+            lambda: _require_rentable(load_asked()),
         ),
     )
     credentials = load_asked()
-    remote_overrides = (*overrides, *_there(credentials.plan))
+    remote_overrides = (*overrides, *_remote_settings(credentials.plan))
     plan = load(profile, overrides=remote_overrides, catalog=Catalog.of(home)).plan
     package = _require_package(tool)
-    uploads = {**_own_files(home), **_own_tool(package)}
+    uploads = {**_user_files(home), **_local_tool(package)}
     secrets = [plan.server.api_key_env or KEY, *([HUB_TOKEN] if plan.model.gated else [])]
     image = None if plan.engine.requirements else base_reference(plan.engine)
     load_seconds = plan.model.weight_bytes / (DOWNLOAD_MB_S * 1e6) + startup_seconds(plan)
     rental = CloudTask(
         plan=plan,
         up_argv=["deploy", "up", profile, *(word for override in remote_overrides for word in ("--set", override))],
-        tool=next(iter(_own_tool(package)), package),
+        tool=next(iter(_local_tool(package)), package),
         files=uploads,
         image=image,
         secrets=secrets,
@@ -71,20 +71,20 @@ def _require_package(tool: str | None) -> str:
             "no `--package` given: `deploy` is on no package index, so a rented machine cannot install it",
             hint="`--package .` in a clone, a wheel, or a URL such as `git+https://…@COMMIT`",
         )
-    _own_tool(tool)
+    _local_tool(tool)
     return tool
 
 
-def _refuse_files(named: Sequence[str], home: Home) -> None:
+def _require_names(names: Sequence[str], home: Home) -> None:
     """Raise UsageError if a profile or a catalog entry is a path."""
-    if path := next(filter(is_path, named), None):
+    if path := next(filter(is_path, names), None):
         hint = (
             f"move the file into `{home.root / 'profiles'}`, which is copied to the rented machine, and pass its name"
         )
         raise UsageError(f"`{path}` is a local file, which the rented machine does not have", hint=hint)
 
 
-def _there(plan: Plan) -> Iterator[str]:
+def _remote_settings(plan: Plan) -> Iterator[str]:
     """Yield the settings for the rented machine, as `--set` values."""
     yield "runtime=process"
     if plan.engine.requirements is None and plan.engine.python is None:
@@ -94,12 +94,12 @@ def _there(plan: Plan) -> Iterator[str]:
         yield f"server.api_key_env={KEY}"
 
 
-def _refuse_unfit(asked: ResolvedProfile) -> None:
+def _require_rentable(resolved: ResolvedProfile) -> None:
     """Raise ProfileError for a GPU without a product name, a local checkpoint, or several replicas.
 
     On the rented machine `deploy watch` watches one server.
     """
-    plan, location, problems = asked.plan, asked.composed.location, []
+    plan, location, problems = resolved.plan, resolved.composed.location, []
     if plan.hardware.vendor != "cpu" and plan.hardware.gpu_product is None:
         hint = "`--set hardware.gpu_product=MI355X`, as the broker's catalog has it"
         problems.append(Problem("the hardware has no `gpu_product`", location(("hardware",)), hint))
@@ -115,14 +115,14 @@ def _refuse_unfit(asked: ResolvedProfile) -> None:
         raise ProfileError(f"cannot rent a machine for profile `{plan.profile}`", problems=problems)
 
 
-def _own_files(home: Home) -> Mapping[str, str]:
+def _user_files(home: Home) -> Mapping[str, str]:
     """Return the folders of the user's profiles, patches and templates, by their path on the rented machine."""
     own = Catalog((home.root,))
     folders = sorted({kind.value.partition("/")[0] for kind in EntryKind if own.names(kind)})
-    return {f"{_HOME_THERE}/{name}": str((home.root / FileName(name)).resolve()) for name in folders}
+    return {f"{_REMOTE_HOME}/{name}": str((home.root / FileName(name)).resolve()) for name in folders}
 
 
-def _own_tool(tool: str) -> Mapping[str, str]:
+def _local_tool(tool: str) -> Mapping[str, str]:
     """Return the local checkout or wheel of this tool, by its path on the rented machine; empty for a URL.
 
     Raises UsageError for anything else: a package index could give another project's package of that name.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from orchestrator.core.origin import Origin
 from orchestrator.core.yaml_document import Data, KeyPath
 from orchestrator.planner.planning import ResolvedProfile
-from orchestrator.profiles.layers import PARTS, is_setting
+from orchestrator.profiles.layers import ENTRY_KEYS, is_setting
 
 _PARAGRAPH = 100  # maximum columns of a paragraph
 
@@ -45,7 +45,7 @@ def _paragraph(row: Explained, width: int) -> Iterator[str]:
 def _walk(value: Data, path: KeyPath, loaded: ResolvedProfile) -> Iterator[Explained]:
     if isinstance(value, dict) and not is_setting(path):
         for key, inner in value.items():
-            if (*path, key) not in {(part, "source") for part in PARTS}:  # shown with every value of its file
+            if (*path, key) not in {(part, "source") for part in ENTRY_KEYS}:  # shown with every value of its file
                 yield from _walk(inner, (*path, key), loaded)
         return
     if isinstance(value, list) and any(isinstance(item, dict) for item in value):  # questions
@@ -71,7 +71,7 @@ def _source_of_fact(path: KeyPath, loaded: ResolvedProfile) -> dict[str, Data]:
     if loaded.composed.from_command_line(path):
         return {"origin": Origin.USER.value, "source": loaded.composed.location(path)}
     composed, part = loaded.composed, loaded.composed.data[str(path[0])]
-    if path[0] not in PARTS or not isinstance(part, dict):
+    if path[0] not in ENTRY_KEYS or not isinstance(part, dict):
         return {}
     file = composed.files.get(str(path[0]))
     if file is not None and composed.location(path).rpartition(":")[0] != file:  # a profile overrides the entry

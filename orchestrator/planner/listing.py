@@ -172,7 +172,7 @@ def _layout(plan: Plan) -> str:
 
 def _hardware(name: str, catalog: Catalog) -> HardwareEntry:
     path = catalog.path(EntryKind.HARDWARE, name)
-    hardware = read_model(path, HardwareFile, catalog.shown(path))
+    hardware = read_model(path, HardwareFile, catalog.display_path(path))
     return HardwareEntry(
         name=name,
         vendor=hardware.vendor,
@@ -184,7 +184,7 @@ def _hardware(name: str, catalog: Catalog) -> HardwareEntry:
 
 def _model(name: str, catalog: Catalog) -> ModelEntry:
     path = catalog.path(EntryKind.MODEL, name)
-    model = read_model(path, ModelFile, catalog.shown(path))
+    model = read_model(path, ModelFile, catalog.display_path(path))
     return ModelEntry(
         name=name,
         quantization=model.quantization,
@@ -196,7 +196,7 @@ def _model(name: str, catalog: Catalog) -> ModelEntry:
 
 def _engine(name: str, catalog: Catalog) -> EngineEntry:
     path = catalog.path(EntryKind.ENGINE, name)
-    engine = read_model(path, EngineFile, catalog.shown(path))
+    engine = read_model(path, EngineFile, catalog.display_path(path))
     return EngineEntry(
         name=name,
         version=engine.version,

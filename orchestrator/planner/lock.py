@@ -226,13 +226,13 @@ def _seen_from(folder: Path, profile: str) -> str:
     return seen if is_path(seen) else f"./{seen}"
 
 
-def lock_path(given: str | None) -> Path:
+def lock_path(name: str | None) -> Path:
     """Return the lock that `--locked` names: a file, or the default lock of a profile. Raises UsageError."""
-    if given is None:
+    if name is None:
         raise UsageError("no lockfile given", hint="`deploy up --locked FILE`; `deploy lock PROFILE` writes one")
-    path = Path(given) if given.endswith(LOCK_FILE) else default_path(given)
+    path = Path(name) if name.endswith(LOCK_FILE) else default_path(name)
     if not path.is_file():
-        raise UsageError(f"no lockfile `{path}` found", hint=f"`deploy lock {given}` writes one")
+        raise UsageError(f"no lockfile `{path}` found", hint=f"`deploy lock {name}` writes one")
     return path.absolute()
 
 

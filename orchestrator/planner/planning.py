@@ -89,7 +89,7 @@ class LoadedProfile:
         }
 
     @property
-    def shown_load(self) -> Load | None:
+    def displayed_load(self) -> Load | None:
         """Return the lengths of its workload, or those of the default of `bench`; None for sessions."""
         return self.load if self.profile.workload else _read_load(DEFAULT_WORKLOAD, self.catalog, "")
 
@@ -142,7 +142,7 @@ class ResolvedProfile:
 
 def read_known_issues(catalog: Catalog) -> KnownIssues:
     """Read every known issue. Raises ProfileError with every problem of a file at its line."""
-    files = [read_model(path, KnownIssues, catalog.shown(path)) for path in catalog.all(EntryKind.KNOWN_ISSUES)]
+    files = [read_model(path, KnownIssues, catalog.display_path(path)) for path in catalog.all(EntryKind.KNOWN_ISSUES)]
     return sum(files, KnownIssues())
 
 
@@ -200,7 +200,7 @@ def read_profile(name: str, *, overrides: Sequence[str] = (), catalog: Catalog |
     if not NAME.match(path.stem):
         hint = "rename it: lower-case letters and digits, separated by single `.`, `_` or `-`"
         raise ProfileError(f"invalid profile name `{path.stem}`", location=str(path), hint=hint)
-    return _composed(path, _layers(path, read_file(path, catalog.shown(path)), catalog), set_flags, catalog)
+    return _composed(path, _layers(path, read_file(path, catalog.display_path(path)), catalog), set_flags, catalog)
 
 
 def read_draft(text: str, path: Path, catalog: Catalog) -> LoadedProfile:
@@ -208,19 +208,21 @@ def read_draft(text: str, path: Path, catalog: Catalog) -> LoadedProfile:
     return _composed(path, _layers(path, read_document(text, str(path)), catalog), (), catalog)
 
 
-def _composed(path: Path, layers: dict[Path, Document], given: Sequence[Override], catalog: Catalog) -> LoadedProfile:
+def _composed(
+    path: Path, layers: dict[Path, Document], overrides: Sequence[Override], catalog: Catalog
+) -> LoadedProfile:
     profiles = tuple(layers.values())
-    choices = select_entries(profiles, given)
-    files = _part_files(choices, layers, catalog)
-    parts = {part: read_file(file, catalog.shown(file)) for part, file in files.items()}
-    names = {part: _part_name(choice, files.get(part), path.stem) for part, choice in choices.items()}
-    composed = merge_layers(choices, parts=parts, names=names, profiles=profiles, overrides=given)
+    choices = select_entries(profiles, overrides)
+    files = _entry_files(choices, layers, catalog)
+    parts = {part: read_file(file, catalog.display_path(file)) for part, file in files.items()}
+    names = {part: _entry_name(choice, files.get(part), path.stem) for part, choice in choices.items()}
+    composed = merge_layers(choices, parts=parts, names=names, profiles=profiles, overrides=overrides)
     try:
         return _valid(path.stem, composed, catalog)
     except ProfileError as error:
         known = replace(composed, data=drop_unknown_keys(composed.data, Profile))
         if known.data != composed.data:
-            error.problems = truncate_problems((*error.problems, *_further_faults(path.stem, known, catalog)))
+            error.problems = truncate_problems((*error.problems, *_further_problems(path.stem, known, catalog)))
         raise
 
 
@@ -243,7 +245,7 @@ def _renamed(composed: MergedProfile, catalog: Catalog) -> tuple[MergedProfile, 
     return rename_flags(composed, table, catalog)
 
 
-def _further_faults(name: str, known: MergedProfile, catalog: Catalog) -> tuple[Problem, ...]:
+def _further_problems(name: str, known: MergedProfile, catalog: Catalog) -> tuple[Problem, ...]:
     """Return the problems of a profile without its unknown keys, from the schema or else from the rules."""
     try:
         _valid(name, known, catalog).decide()
@@ -275,7 +277,7 @@ def _layers(path: Path, document: Document, catalog: Catalog) -> dict[Path, Docu
             hint = did_you_mean(base, catalog.names(EntryKind.PROFILE))
             raise ProfileError(f"no profile `{base}` found to extend", location=location, hint=hint)
         names.append(base)
-        path, document = found, read_file(found, catalog.shown(found))
+        path, document = found, read_file(found, catalog.display_path(found))
 
 
 def _extended(base: str, folder: Path, catalog: Catalog) -> Path | None:
@@ -297,7 +299,7 @@ def _read_network(name: str, catalog: Catalog, location: str) -> Network:
         known = catalog.names(EntryKind.NETWORK)
         hint = did_you_mean(name, known) or f"one of {', '.join(known)}"
         raise ProfileError(f"no network `{name}` found", location=location, hint=hint)
-    return read_model(path, Network, catalog.shown(path))
+    return read_model(path, Network, catalog.display_path(path))
 
 
 def _read_load(name: str, catalog: Catalog, location: str) -> Load | None:
@@ -311,7 +313,7 @@ def _read_load(name: str, catalog: Catalog, location: str) -> Load | None:
                 f"a profile names a workload of the catalog: copy the file to `{folder}/`; name it `{Path(name).stem}`"
             )
         raise ProfileError(f"no workload `{name}` found", location=location, hint=hint)
-    document = read_file(path, catalog.shown(path))
+    document = read_file(path, catalog.display_path(path))
     if document.data.keys() & {"sessions", "trace"}:
         return None  # each request has lengths of its own
     lengths = {key: value for key, value in document.data.items() if key in Load.model_fields}
@@ -334,28 +336,28 @@ def is_path(name: str) -> bool:
     return "/" in name or name.endswith((".yaml", ".yml"))
 
 
-def _part_name(choice: EntryChoice, file: Path | None, profile: str) -> str:
+def _entry_name(choice: EntryChoice, file: Path | None, profile: str) -> str:
     """Return the name of an entry: in the catalog, of its file, or of the profile that contains it."""
     if choice.file is None or file is None:
         return profile
     return file.stem if is_path(choice.file) else choice.file
 
 
-def _part_files(
+def _entry_files(
     choices: Mapping[str, EntryChoice], layers: Mapping[Path, Document], catalog: Catalog
 ) -> dict[str, Path]:
     """Find the files of the named entries; a path is relative to its profile, or to this directory for `--set`."""
     folders = {id(document): path.parent for path, document in layers.items()}
     files: dict[str, Path] = {}
     problems: list[Problem] = []
-    for part, choice in choices.items():
+    for key, choice in choices.items():
         if choice.file is None:
             continue
         folder = folders[id(choice.by)] if choice.by else Path()
         try:
-            files[part] = _part_file(part, choice.file, folder, catalog)
+            files[key] = _entry_file(key, choice.file, folder, catalog)
         except ProfileError as error:
-            location = choice.by.location((part, USE)) if choice.by else f"--set {part}"
+            location = choice.by.location((key, USE)) if choice.by else f"--set {key}"
             problems.append(Problem(error.message, location, error.hint))
     if problems:
         last = [*layers.values()][-1]
@@ -363,15 +365,15 @@ def _part_files(
     return files
 
 
-def _part_file(part: str, named: str, folder: Path, catalog: Catalog) -> Path:
-    if is_path(named):
-        file = path_named_in(folder, named)
+def _entry_file(key: str, name: str, folder: Path, catalog: Catalog) -> Path:
+    if is_path(name):
+        file = path_named_in(folder, name)
         if not file.is_file():
             raise ProfileError(f"no file `{file}` found")
         if not is_valid_name(file.stem):
             raise ProfileError(f"invalid name `{file.stem}` of a catalog entry", hint="rename the file")
         return file
-    if (found := catalog.find(_KINDS[part], named)) is None:
-        hint = did_you_mean(named, catalog.names(_KINDS[part]))
-        raise ProfileError(f"no {part} `{named}` found", hint=hint)
+    if (found := catalog.find(_KINDS[key], name)) is None:
+        hint = did_you_mean(name, catalog.names(_KINDS[key]))
+        raise ProfileError(f"no {key} `{name}` found", hint=hint)
     return found

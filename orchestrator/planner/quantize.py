@@ -79,7 +79,7 @@ def quantize(request: QuantizationRequest, home: Home) -> QuantizedCheckpoint:
     foreseen = forecast(source, recipe)
     _require_apart(source, request.target)
     folder = WorkDir(request.target)
-    _require_room(request.target, foreseen, copied_size(request.source), folder)
+    _require_space(request.target, foreseen, copied_size(request.source), folder)
     progress = Progress()
     with folder.lock(progress):
         _require_new(request.target)  # another command may have created it while this one waited
@@ -204,7 +204,7 @@ def _require_new(target: Path) -> None:
         )
 
 
-def _require_room(target: Path, foreseen: Forecast, others: int, folder: WorkDir) -> None:
+def _require_space(target: Path, foreseen: Forecast, others: int, folder: WorkDir) -> None:
     """Raise HostError if the disk has no room for the result."""
     done = sum(map(foreseen.size_of, folder.finished([*foreseen.shards])))
     missing = foreseen.size - done + others + _SPARE

@@ -34,7 +34,7 @@ class ProfileSource:
 
     valid: LoadedProfile
     home: Home
-    given: Mapping[str, Path] = field(default_factory=dict)
+    inputs: Mapping[str, Path] = field(default_factory=dict)
     image: str | None = None
     has_fixed_plan: ClassVar[bool] = False  # True: the plan is fixed, and no input is created for it
 
@@ -72,7 +72,7 @@ class ProfileSource:
         model = self.valid.composed.names["model"]
         table = store.table_of(model, hardware.arch, tp=layout.tp.value, ep=layout.ep.value)
         built = {MOE_TABLE: table} if table.is_file() else {}
-        return read_inputs({**built, **self.given})
+        return read_inputs({**built, **self.inputs})
 
     def require_image(self) -> None:
         """Raise ProfileError if the runtime needs a prebuilt image and there is none."""
@@ -105,7 +105,7 @@ def profile_source(
     overrides: Sequence[str],
     home: Home,
     *,
-    given: Mapping[str, Path] | None = None,
+    inputs: Mapping[str, Path] | None = None,
     image: str | None = None,
 ) -> ProfileSource:
     """Read a profile. Raises ProfileError with every problem, UsageError if its runtime cannot start `image`."""
@@ -115,7 +115,7 @@ def profile_source(
             require_image(_known_runtime(valid))
         except UsageError as error:
             require_all(f"cannot start profile `{valid.name}`", (valid.decide,), error)
-    return ProfileSource(valid=valid, home=home, given=given or {}, image=image)
+    return ProfileSource(valid=valid, home=home, inputs=inputs or {}, image=image)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +199,7 @@ def run_source(run: RunDir, home: Home) -> RunSource:
     plan, location = read_plan(run), str(run.path / "plan.json")
     if plan is None:
         raise StartError(
-            "cannot read the plan of this run: it is damaged",
+            "cannot read the plan of this run: damaged file",
             location=location,
             hint="`deploy up PROFILE` starts the current profile",
         )

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from orchestrator.profiles.layers import EXTENDS, PARTS, USE
+from orchestrator.profiles.layers import ENTRY_KEYS, EXTENDS, USE
 from orchestrator.profiles.schema import EngineFile, HardwareFile, ModelFile, Profile
 
 KINDS: Final[Mapping[str, type[BaseModel]]] = {
@@ -21,11 +21,11 @@ def json_schema(kind: str, model: type[BaseModel] | None = None) -> str:
     """Return the schema of one of `KINDS`, or of `model`, as text with a final newline."""
     schema = (model or KINDS[kind]).model_json_schema()
     if kind == "profile":  # a profile names catalog entries, or overrides their keys
-        for part in PARTS:
-            schema["properties"][part] = _part(part, schema["$defs"])
+        for entry_key in ENTRY_KEYS:
+            schema["properties"][entry_key] = _entry_schema(entry_key, schema["$defs"])
         extends = {
             "type": "string",
-            "description": "another profile, by name or path, of which this one says what differs",
+            "description": "profile to extend, by name or path; this file overrides its values",
         }
         schema["properties"][EXTENDS] = extends
         schema["anyOf"] = [{"required": schema.pop("required")}, {"required": [EXTENDS]}]
@@ -33,25 +33,25 @@ def json_schema(kind: str, model: type[BaseModel] | None = None) -> str:
     return json.dumps({**schema, **head}, indent=2, ensure_ascii=False, sort_keys=True) + "\n"
 
 
-def _part(part: str, definitions: dict[str, Any]) -> dict[str, Any]:
+def _entry_schema(entry_key: str, definitions: dict[str, Any]) -> dict[str, Any]:
     """Return the schema of a catalog entry inside a profile: the name or path of a file, or keys.
 
     No key is required here: a file may provide the others.
     """
-    own = KINDS[part].model_json_schema()
+    own = KINDS[entry_key].model_json_schema()
     for name, definition in own.pop("$defs").items():
         definitions.setdefault(name, definition)
         if name.endswith("Section"):
             definitions[name].pop("required", None)
     use = {
         "type": "string",
-        "description": f"the {part} over whose file the other keys are laid: its name, or its path",
+        "description": f"name or path of the {entry_key} whose values the other keys override",
     }
     keys = {
         "type": "object",
         "additionalProperties": False,
         "properties": {USE: use, **own["properties"]},
-        "description": f"the {part} itself, or single values over the file that `{USE}` names",
+        "description": f"a complete {entry_key}, or values that override those of the file in `{USE}`",
     }
-    named = {"type": "string", "description": f"the name of its file, or its path, such as ./{part}.yaml"}
-    return {"anyOf": [named, keys], "description": f"{part}: the name of its file, its path, or its keys"}
+    named = {"type": "string", "description": f"the name of its file, or its path, such as ./{entry_key}.yaml"}
+    return {"anyOf": [named, keys], "description": f"{entry_key}: the name of its file, its path, or its keys"}

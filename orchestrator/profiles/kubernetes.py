@@ -45,7 +45,7 @@ class KubernetesWeights(StrictModel):
     @model_validator(mode="after")
     def _is_one_location(self) -> "KubernetesWeights":
         if self.pvc and self.host_path:
-            raise ValueError("`pvc` and `host_path` are two places: name one")
+            raise ValueError("`pvc` and `host_path` are mutually exclusive")
         return self
 
 

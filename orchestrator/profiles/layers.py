@@ -17,7 +17,7 @@ from orchestrator.core.origin import Origin
 from orchestrator.core.yaml_document import MAX_DEPTH, Data, Document, KeyPath, read_scalar
 
 EXTENDS: Final = "extends"  # in a profile: the name or path of the profile that it overrides
-PARTS: Final = ("hardware", "model", "engine")
+ENTRY_KEYS: Final = ("hardware", "model", "engine")
 USE: Final = "use"  # in an entry inside a profile: the file that it overrides
 SHARED: Final = ("flags", "env")  # keys of an entry that belong to the whole profile
 SETTINGS: Final = (*SHARED, "layout", "gateway")  # keys with settings as entries
@@ -103,9 +103,9 @@ def select_entries(profiles: Sequence[Document], overrides: Sequence[Override]) 
     """
     choices: dict[str, EntryChoice] = {}
     problems: list[Problem] = []
-    for part in PARTS:
+    for entry_key in ENTRY_KEYS:
         try:
-            choices[part] = _choice(part, profiles, overrides)
+            choices[entry_key] = _choice(entry_key, profiles, overrides)
         except ProfileError as error:
             problems += error.problems_or_self()
     if problems:
@@ -113,37 +113,37 @@ def select_entries(profiles: Sequence[Document], overrides: Sequence[Override]) 
     return choices
 
 
-def _choice(part: str, profiles: Sequence[Document], overrides: Sequence[Override]) -> EntryChoice:
+def _choice(entry_key: str, profiles: Sequence[Document], overrides: Sequence[Override]) -> EntryChoice:
     choice = EntryChoice(None, None, ())
     for profile in profiles:
-        if part in profile.data:
-            choice = _chosen(part, profile, choice)
+        if entry_key in profile.data:
+            choice = _chosen(entry_key, profile, choice)
     for override in overrides:
-        if override.path == (part,):
-            choice = EntryChoice(_file(part, override.value, _OPTION + part), None, ())
-        elif override.path == (part, USE):
-            choice = replace(choice, file=_file(part, override.value, f"{_OPTION}{part}.{USE}"), by=None)
+        if override.path == (entry_key,):
+            choice = EntryChoice(_file(entry_key, override.value, _OPTION + entry_key), None, ())
+        elif override.path == (entry_key, USE):
+            choice = replace(choice, file=_file(entry_key, override.value, f"{_OPTION}{entry_key}.{USE}"), by=None)
     if choice.file is None and not choice.over:
-        _file(part, None, _naming(part, profiles).location((part,)))
+        _file(entry_key, None, _naming(entry_key, profiles).location((entry_key,)))
     return choice
 
 
-def _chosen(part: str, profile: Document, below: EntryChoice) -> EntryChoice:
+def _chosen(entry_key: str, profile: Document, below: EntryChoice) -> EntryChoice:
     """Return the choice after one more layer: a name replaces it, a mapping overrides the lower layers."""
-    section = profile.data[part]
+    section = profile.data[entry_key]
     if not isinstance(section, dict):
-        return EntryChoice(_file(part, section, profile.location((part,))), profile, ())
+        return EntryChoice(_file(entry_key, section, profile.location((entry_key,))), profile, ())
     if USE in section:
-        return EntryChoice(_file(part, section[USE], profile.location((part, USE))), profile, (profile,))
+        return EntryChoice(_file(entry_key, section[USE], profile.location((entry_key, USE))), profile, (profile,))
     return replace(below, over=(*below.over, profile))
 
 
-def _file(part: str, chosen: Data, location: str) -> str:
+def _file(entry_key: str, chosen: Data, location: str) -> str:
     if isinstance(chosen, str):
         return chosen
-    hint = f"`{part}: NAME`, `{part}: ./FILE.yaml`, or `{part}: {{{USE}: NAME, KEY: VALUE}}`"
+    hint = f"`{entry_key}: NAME`, `{entry_key}: ./FILE.yaml`, or `{entry_key}: {{{USE}: NAME, KEY: VALUE}}`"
     found = "nothing" if chosen is None else f"`{chosen}`"
-    raise ProfileError(f"`{part}` must name a file, found {found}", location=location, hint=hint)
+    raise ProfileError(f"`{entry_key}` must name a file, found {found}", location=location, hint=hint)
 
 
 def merge_layers(
@@ -161,23 +161,23 @@ def merge_layers(
     data: dict[str, Data] = {}
     locations: dict[KeyPath, str] = {}
     names = dict(names)
-    for part, choice in choices.items():
-        if part in parts:
-            _layer(data, locations, _entries(part, parts[part], parts[part].data))
+    for entry_key, choice in choices.items():
+        if entry_key in parts:
+            _layer(data, locations, _entries(entry_key, parts[entry_key], parts[entry_key].data))
         for profile in choice.over:
             with _image_replaced(data, locations, names):
-                left_out = {USE, _SOURCE} if part in parts else {USE}  # a file has a source of its own
-                section = {key: value for key, value in _mapping(part, profile).items() if key not in left_out}
-                _layer(data, locations, _entries(part, profile, section, part))
+                left_out = {USE, _SOURCE} if entry_key in parts else {USE}  # a file has a source of its own
+                section = {key: value for key, value in _mapping(entry_key, profile).items() if key not in left_out}
+                _layer(data, locations, _entries(entry_key, profile, section, entry_key))
     for profile in profiles:
-        own = {key: value for key, value in profile.data.items() if key not in {*PARTS, EXTENDS}}
+        own = {key: value for key, value in profile.data.items() if key not in {*ENTRY_KEYS, EXTENDS}}
         _layer(data, locations, [((key,), value, profile, (key,)) for key, value in own.items()])
     with _image_replaced(data, locations, names):
         for override in overrides:
             _apply_override(data, locations, override)
-    for part in PARTS:
-        locations.setdefault((part,), _naming(part, profiles).location((part,)))
-    return MergedProfile(data, locations, names, {part: document.name for part, document in parts.items()})
+    for entry_key in ENTRY_KEYS:
+        locations.setdefault((entry_key,), _naming(entry_key, profiles).location((entry_key,)))
+    return MergedProfile(data, locations, names, {entry_key: document.name for entry_key, document in parts.items()})
 
 
 @contextmanager
@@ -203,24 +203,26 @@ def _value(data: Mapping[str, Data], path: tuple[str, str]) -> Data:
     return holder.get(path[1]) if isinstance(holder, dict) else None
 
 
-def _naming(part: str, profiles: Sequence[Document]) -> Document:
+def _naming(entry_key: str, profiles: Sequence[Document]) -> Document:
     """Return the last layer that names a catalog entry, or the profile itself."""
-    return next((profile for profile in reversed(profiles) if part in profile.data), profiles[-1])
+    return next((profile for profile in reversed(profiles) if entry_key in profile.data), profiles[-1])
 
 
 Entry = tuple[KeyPath, Data, Document, KeyPath]
 
 
-def _entries(part: str, document: Document, text: Mapping[str, Data], *inside: str) -> list[Entry]:
+def _entries(entry_key: str, document: Document, text: Mapping[str, Data], *inside: str) -> list[Entry]:
     """Return the items of a catalog entry: facts go below the entry's key, shared keys to the top level.
 
     `inside` is the key of the entry in the document, if the document is a profile.
     """
-    return [((key,) if key in SHARED else (part, key), value, document, (*inside, key)) for key, value in text.items()]
+    return [
+        ((key,) if key in SHARED else (entry_key, key), value, document, (*inside, key)) for key, value in text.items()
+    ]
 
 
-def _mapping(part: str, profile: Document) -> Mapping[str, Data]:
-    section = profile.data[part]
+def _mapping(entry_key: str, profile: Document) -> Mapping[str, Data]:
+    section = profile.data[entry_key]
     return section if isinstance(section, dict) else {}
 
 
@@ -288,12 +290,12 @@ def _items(value: Data) -> Iterable[tuple[str | int, Data]]:
 
 def _apply_override(data: dict[str, Data], locations: dict[KeyPath, str], override: Override) -> None:
     path: KeyPath = override.path
-    if path[0] in PARTS and path[1:] in {(), (USE,)}:
+    if path[0] in ENTRY_KEYS and path[1:] in {(), (USE,)}:
         return  # the override selected the file, see `select_entries`
     location = f"{_OPTION}{'.'.join(override.path)}"
-    if path[0] in PARTS and path[1:] == (_SOURCE,):
-        hint = "what `--set` says is yours, and is shown as yours"
-        raise ProfileError("the source of a file's facts is not set", location=location, hint=hint)
+    if path[0] in ENTRY_KEYS and path[1:] == (_SOURCE,):
+        hint = "set it in a file; `deploy` records `--set` as the source of the values that it sets"
+        raise ProfileError("`--set` cannot set the source of a file's facts", location=location, hint=hint)
     value = override.value
     depth = next((depth for depth in range(2, len(path) + 1) if is_setting(path[:depth])), None)
     if depth is not None and (value is not None or len(path) > depth):

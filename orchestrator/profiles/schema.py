@@ -137,7 +137,7 @@ class QuestionSection(StrictModel):
     @model_validator(mode="after")
     def _has_filler_slot(self) -> "QuestionSection":
         if (self.filler_words != 0) != (FILLER in self.prompt):
-            raise ValueError(f"`{FILLER}` belongs into a question that has `filler_words`, and into no other")
+            raise ValueError(f"`{FILLER}` and `filler_words` require each other")
         return self
 
 
@@ -192,13 +192,13 @@ class KvCacheSection(StrictModel):
         if (self.head_dim is None) == (None in latent) or (self.head_dim is not None and latent != (None, None)):
             raise ValueError("expected `head_dim`, or `kv_lora_rank` and `qk_rope_head_dim`")
         if self.head_dim is None and self.v_head_dim is not None:
-            raise ValueError("a latent has no `v_head_dim`: it holds keys and values")
+            raise ValueError("latent attention has no `v_head_dim`: the latent holds keys and values")
         if self.head_dim and self.index_head_dim and not (self.index_layers or self.compressed):
-            raise ValueError("`index_head_dim` beside `head_dim` needs `index_layers` or `compressed`")
+            raise ValueError("`index_head_dim` with `head_dim` needs `index_layers` or `compressed`")
         if (self.sliding_window is None) != (self.sliding_layers is None) or (
             self.sliding_window and not self.head_dim
         ):
-            raise ValueError("`sliding_window` and `sliding_layers` go together, beside `head_dim`")
+            raise ValueError("`sliding_window`, `sliding_layers` and `head_dim` require each other")
         return self
 
 

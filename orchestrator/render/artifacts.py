@@ -88,12 +88,12 @@ def server_command(
     host: str,
     python: str = "python3",
     in_home: bool = False,
-    found: DetectedPatches = NO_DETECTED_PATCHES,
+    detected: DetectedPatches = NO_DETECTED_PATCHES,
 ) -> Command:
     """Return the command that starts a server.
 
     The runtime chooses `model_path`, the bind address `host` and the interpreter `python`. The environment variables of
-    the detected patches `found` are added; variables of the plan have precedence.
+    the detected patches `detected` are added; variables of the plan have precedence.
     """
     launch = Launch(
         model_path=model_path,
@@ -109,7 +109,7 @@ def server_command(
         nodes=plan.layout.nodes,
         rank_port=plan.rank_port,
     )
-    env = {variable.name: variable.value for variable in (*found.env, *plan.env)}
+    env = {variable.name: variable.value for variable in (*detected.env, *plan.env)}
     return Command(argv=launch_argv(launch, python=python), env=tuple(sorted(env.items())), runs_in_home=in_home)
 
 

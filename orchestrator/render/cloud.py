@@ -19,7 +19,7 @@ _CPUS: Final = 4  # minimum of a host without GPUs: a server on a CPU has three 
 _IDLE: Final = "15m"  # until dstack gives an unused machine back
 _SLACK: Final = 2  # factor on the estimated startup time, before a broker gives up on a replica
 _UV: Final = "curl -LsSf https://astral.sh/uv/install.sh | sh"  # docs.astral.sh/uv, "Installation"
-_PATH_THERE: Final = 'export PATH="$HOME/.local/bin:$PATH"'  # uv installs itself and its tools there
+_REMOTE_PATH: Final = 'export PATH="$HOME/.local/bin:$PATH"'  # uv installs itself and its tools there
 _GIB: Final = 1 << 30
 
 
@@ -60,7 +60,7 @@ class CloudTask:
     @property
     def setup_commands(self) -> tuple[str, ...]:
         """Shell lines that install `deploy`."""
-        return (f"command -v uv || {_UV}", _PATH_THERE, shlex.join(["uv", "tool", "install", self.tool]))
+        return (f"command -v uv || {_UV}", _REMOTE_PATH, shlex.join(["uv", "tool", "install", self.tool]))
 
     @property
     def run_commands(self) -> tuple[str, ...]:
@@ -83,7 +83,7 @@ def skypilot(rental: CloudTask) -> tuple[RenderedFile, ...]:
         "secrets": dict.fromkeys(rental.secrets),
         **({"file_mounts": dict(rental.files)} if rental.files else {}),
         "setup": _script(*rental.setup_commands),
-        "run": _script(_PATH_THERE, *rental.run_commands),
+        "run": _script(_REMOTE_PATH, *rental.run_commands),
     }
     # SkyPilot passes these options to `docker run` (docs.skypilot.co, "Advanced configuration", `docker`).
     if options := [word for option in container_options(hardware.container, lambda _: None) for word in option]:

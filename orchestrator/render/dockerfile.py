@@ -199,7 +199,7 @@ def _tables(plan: Plan, sources: ImageSources) -> list[tuple[str, str, bytes]]:
         if patch.id in has_input and isinstance(patch.apply, AddedFile):
             content = sources.inputs.get(patch.apply.input)
             if content is None:
-                raise BuildError(f"patch `{patch.id}` was planned with a `{patch.apply.input}` that is not given now")
+                raise BuildError(f"no `{patch.apply.input}` for patch `{patch.id}`, which the plan has")
             tables.append((f"tables/{patch.apply.input}", patch.apply.destination, content))
     return tables
 

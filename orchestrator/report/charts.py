@@ -25,7 +25,7 @@ def line_charts(report: Report) -> tuple[Chart, ...]:
             lines=_lines(report, metrics.TTFT_P95),
             limits=tuple(Limit(label=f"limit {limit:g} s", value=limit) for limit in limits),
             log=True,
-            says="95 % of the requests get their first token within this time.",
+            description="95 % of the requests get their first token within this time.",
         ),
         Chart(
             id="tpot",
@@ -33,7 +33,7 @@ def line_charts(report: Report) -> tuple[Chart, ...]:
             x_label=RATE,
             y_label="milliseconds",
             lines=_lines(report, metrics.TPOT_P50),
-            says="Half of the responses need at most this time per token.",
+            description="Half of the responses need at most this time per token.",
         ),
         Chart(
             id="throughput",
@@ -41,7 +41,7 @@ def line_charts(report: Report) -> tuple[Chart, ...]:
             x_label=RATE,
             y_label="output tokens per second",
             lines=_lines(report, metrics.OUTPUT),
-            says="A full server emits no more tokens at a higher rate.",
+            description="A full server emits no more tokens at a higher rate.",
         ),
         Chart(
             id="energy",
@@ -49,21 +49,21 @@ def line_charts(report: Report) -> tuple[Chart, ...]:
             x_label=RATE,
             y_label="joules",
             lines=_lines(report, metrics.JOULES),
-            says="From the energy counters of the GPUs.",
+            description="From the energy counters of the GPUs.",
         ),
     )
 
 
 def _frontier(report: Report) -> Chart:
     """Return the plot of throughput per GPU against speed per user; per node if a result has no GPU count."""
-    drawn = _drawn(report)
-    rows = [row for item, _ in drawn for row in item.rows]
+    plotted = _plotted_results(report)
+    rows = [row for item, _ in plotted for row in item.rows]
     output = [row for row in rows if row.of(metrics.OUTPUT).measured is not None]
     per_gpu = all(row.of(metrics.OUTPUT_PER_GPU).measured is not None for row in output)
     metric, unit = (metrics.OUTPUT_PER_GPU, "a GPU") if per_gpu else (metrics.OUTPUT, "the node")
     lines = tuple(
         Line(label=_short(comparison, report), points=points, color=index, tags=tags)
-        for comparison, index in drawn
+        for comparison, index in plotted
         for points, tags in [_spots(comparison.rows, metric)]
         if points
     )
@@ -73,7 +73,7 @@ def _frontier(report: Report) -> Chart:
         x_label="output tokens per second of one user (1 / median TPOT)",
         y_label=f"output tokens per second of {unit}",
         lines=lines,
-        says=f"Each point is one load. Higher is more throughput of {unit}, further right is faster for each user.",
+        description=f"Each point is one load. Higher: more throughput of {unit}; further right: faster for each user.",
     )
 
 
@@ -88,12 +88,14 @@ def _spots(rows: tuple[RateRow, ...], output: ReportMetric) -> tuple[tuple[tuple
 
 def _lines(report: Report, measured: ReportMetric) -> tuple[Line, ...]:
     """Return the published series, if a result has its workload, and one series per drawn result."""
-    drawn = _drawn(report)
-    rates = report.published.rates if report.published and any(_is_published(item, report) for item, _ in drawn) else ()
+    plotted = _plotted_results(report)
+    rates = (
+        report.published.rates if report.published and any(_is_published(item, report) for item, _ in plotted) else ()
+    )
     published = ((line.rate_rps, line.model_dump().get(measured.key)) for line in rates)
     table = tuple((rate, value) for rate, value in published if value is not None)
     series = [Line(label="published", points=table, color=None)]
-    for comparison, index in drawn:
+    for comparison, index in plotted:
         points = tuple(
             (row.rate_rps, value)
             for row in comparison.rows
@@ -103,7 +105,7 @@ def _lines(report: Report, measured: ReportMetric) -> tuple[Line, ...]:
     return tuple(line for line in series if line.points)
 
 
-def _drawn(report: Report) -> list[tuple[Comparison, int]]:
+def _plotted_results(report: Report) -> list[tuple[Comparison, int]]:
     """Return results with their index; only those of the published workload, if there are any."""
     every = [(comparison, index) for index, comparison in enumerate(report.comparisons)]
     return [item for item in every if _is_published(item[0], report)] or every

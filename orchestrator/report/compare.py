@@ -129,7 +129,7 @@ def compare(result: BenchResult, published: Published | None, prices: PriceBook)
     known = result.run.provenance.name or f"{engine_name(result)} {result.run.endpoint.served_model}"
     name = known if layout == UNKNOWN_LAYOUT else layout
     price, source = _price(result, prices)
-    terms = ComparisonTerms(tolerance=published.tolerance if published else 0.0, judged=not reasons)
+    terms = ComparisonTerms(tolerance=published.tolerance if published else 0.0, comparable=not reasons)
     closed = any(point.concurrency is not None for point in result.points)
     single = any(point.concurrency == 1 for point in result.points)
     beside = published.rates if published and not caveats and _is_of(result, published.workload.name) else ()
@@ -231,7 +231,7 @@ class ComparisonTerms:
     """The terms of a comparison: a relative tolerance, and whether the result may be judged at all."""
 
     tolerance: float
-    judged: bool
+    comparable: bool
 
     def compare(
         self,
@@ -248,7 +248,7 @@ class ComparisonTerms:
             agreement = Agreement.NOT_MEASURED
         elif published is None:
             agreement = Agreement.NOT_PUBLISHED
-        elif not self.judged:
+        elif not self.comparable:
             agreement = Agreement.NOT_COMPARABLE
         elif abs(change := measured / published - 1) <= tolerance + 1e-9:
             agreement = Agreement.WITHIN
@@ -279,7 +279,7 @@ def _checkpoint_caveat(result: BenchResult, published: Published | None) -> Iter
 
 def _rows(
     result: BenchResult,
-    beside: tuple[PublishedRate, ...],
+    published_rates: tuple[PublishedRate, ...],
     *,
     price: float | None,
     terms: ComparisonTerms,
@@ -295,7 +295,7 @@ def _rows(
         for point in result.points
     )
     measured = {point.offered_rps: point for point in priced if point.offered_rps is not None}
-    table = {line.rate_rps: line for line in beside}
+    table = {line.rate_rps: line for line in published_rates}
     stated = result.run.workload.get("output_tokens")
     output_tokens = stated if isinstance(stated, int) and 0 < stated < 1 << 53 else None
     rated = (
@@ -357,5 +357,5 @@ def _single_stream(result: BenchResult, published: Published | None, terms: Comp
     measured = 1 / tpot.p50 if tpot and tpot.p50 > 0 else None
     if target is None:
         return terms.compare(measured, None)
-    allowed = replace(terms, judged=terms.judged and layout_name(result) == target.layout)
+    allowed = replace(terms, comparable=terms.comparable and layout_name(result) == target.layout)
     return allowed.compare(measured, target.output_tok_s, note=target.caveat)

@@ -177,24 +177,24 @@ def _endpoint(result: BenchResult) -> dict[str, object]:
     }
 
 
-def started_with(stood: ServerProvenance) -> dict[str, str]:
+def started_with(provenance: ServerProvenance) -> dict[str, str]:
     """Return the configuration of a server by dotted key: plan, image, patches, checkpoint and host."""
-    found = _found(stood.host)
+    found = _host_findings(provenance.host)
     return flat_known(
         {
-            **(stood.plan or {}),
-            _TIERS: tiers_of(stood),
-            "image": stood.image_digest,
-            "patched": _states(stood.patch_receipt),
+            **(provenance.plan or {}),
+            _TIERS: tiers_of(provenance),
+            "image": provenance.image_digest,
+            "patched": _states(provenance.patch_receipt),
             "weights": found.pop(_WEIGHTS, None),
             "host": found,
         }
     )
 
 
-def tiers_of(stood: ServerProvenance) -> str | None:
+def tiers_of(provenance: ServerProvenance) -> str | None:
     """Return the tiers behind the device's KV cache in words; None without one."""
-    facts = recorded_facts(stood.plan or {})
+    facts = recorded_facts(provenance.plan or {})
     return facts.tiers.describe() if facts and facts.tiers else None
 
 
@@ -203,7 +203,7 @@ def flat_known(data: Mapping[str, object]) -> dict[str, str]:
     return {key: value for key, value in flatten(data).items() if value != "none"}
 
 
-def _found(host: Mapping[str, object] | None) -> dict[str, str]:
+def _host_findings(host: Mapping[str, object] | None) -> dict[str, str]:
     """Return the preflight findings that can affect a measurement, by check."""
     findings = (host or {}).get("findings")
     found = [finding for finding in findings if isinstance(finding, dict)] if isinstance(findings, list) else []
@@ -226,13 +226,13 @@ def facts_of(comparisons: tuple[Comparison, ...]) -> tuple[Fact, ...]:
 
 
 def _facts(comparison: Comparison) -> Iterator[tuple[str, str]]:
-    run, stood = comparison.result.run, comparison.result.run.provenance
-    plan = flatten(stood.plan or {})
+    run, provenance = comparison.result.run, comparison.result.run.provenance
+    plan = flatten(provenance.plan or {})
     yield "Model", ", ".join(filter(None, (run.endpoint.served_model, plan.get("model.quantization"))))
     yield "Engine", engine_name(comparison.result)
     yield "Hardware", comparison.system
     yield "Layout", "" if comparison.layout == UNKNOWN_LAYOUT else comparison.layout
-    yield "Cache tiers", tiers_of(stood) or ""
+    yield "Cache tiers", tiers_of(provenance) or ""
     yield "Speculation", run.endpoint.speculative or ""
     yield "Settings", ", ".join(_setting(key[6:], value) for key, value in plan.items() if key.startswith("flags."))
     yield "Load", load(comparison)

@@ -19,7 +19,7 @@ from orchestrator.plan.diff import differences
 from orchestrator.plan.lock import LOCK_FILE
 from orchestrator.planner.explain import explained
 from orchestrator.planner.planning import load
-from orchestrator.profiles.layers import PARTS
+from orchestrator.profiles.layers import ENTRY_KEYS
 from orchestrator.report.configuration import DERIVED, configuration_of, started_with
 from orchestrator.report.history import RunSummary, summarize_run
 from orchestrator.report.side_by_side import (
@@ -44,7 +44,7 @@ _AREAS: Final[Mapping[str, str]] = {
 }
 _ORDER: Final = ("configuration", "image", "weights", "host", "load", "outcome")
 _OBSERVED: Final = ("image", "patched", "weights", "host", "workload", "outcome", "locked")  # not in a plan
-_MOST_NAMED: Final = 4
+_MAX_NAMED: Final = 4
 _CAUSES: Final = ("configuration", "image", "weights", "host")
 
 
@@ -136,7 +136,7 @@ def resolve_side(text: str, home: Home) -> DiffSide:
         loaded = load(text, catalog=catalog)
         plan = loaded.plan
         provenance = ServerProvenance(plan=plan.to_dict(), plan_digest=plan.digest)
-        reasons = {**_of_settings(plan.to_dict()), **_of_parts(loaded)}
+        reasons = {**_of_settings(plan.to_dict()), **_entry_origins(loaded)}
         return DiffSide(label=f"profile `{text}`", values=started_with(provenance), reasons=reasons)
     if (last := latest_run(home, text)) is not None:
         return _of_run(last)
@@ -158,7 +158,7 @@ def diff(a: DiffSide, b: DiffSide) -> DiffOutput:
         DifferentReason(keys=tuple(keys), a=one, b=other) for (one, other), keys in reasons.items() if one or other
     )
     compared = _last_per_workload(a.results, b.results)
-    unknown = [f"{'B' if a.knows(group) else 'A'} has no record of its {_word(group)}" for group in one_sided]
+    unknown = [f"{'B' if a.knows(group) else 'A'} has no record of its {_group_label(group)}" for group in one_sided]
     if bool(a.results) != bool(b.results):
         unknown.append(f"{'B' if a.results else 'A'} has no measurement")
     return DiffOutput(
@@ -172,27 +172,30 @@ def diff(a: DiffSide, b: DiffSide) -> DiffOutput:
     )
 
 
-def diff_text(found: DiffOutput, *, width: int | None = None) -> str:
+def diff_text(output: DiffOutput, *, width: int | None = None) -> str:
     """Format the differences for a terminal."""
-    parts = [f"A: {found.a}\nB: {found.b}"]
-    if found.differences:
+    parts = [f"A: {output.a}\nB: {output.b}"]
+    if output.differences:
         rows = [
             (difference.area, difference.key, difference.a or "-", difference.b or "-")
-            for difference in found.differences
+            for difference in output.differences
         ]
         parts.append(table(("in", "differs", "A", "B"), rows, width=width))
     else:
         parts.append("no differences in what both sides record")
     parts += (
-        ["\n".join(line for reason in found.reasons for line in _reason_lines(reason, width))] if found.reasons else []
+        ["\n".join(line for reason in output.reasons for line in _reason_lines(reason, width))]
+        if output.reasons
+        else []
     )
-    if found.metrics:
+    if output.metrics:
         metric_rows = [
-            (metric.workload, metric.load, metric.metric, metric.a, metric.b, metric.change) for metric in found.metrics
+            (metric.workload, metric.load, metric.metric, metric.a, metric.b, metric.change)
+            for metric in output.metrics
         ]
         parts.append(table(("workload", "load", "figure", "A", "B", "B against A"), metric_rows, width=width))
-        parts.append(_explanation(found))
-    parts += ["\n".join(f"note: {text}" for text in found.unknown)] if found.unknown else []
+        parts.append(_explanation(output))
+    parts += ["\n".join(f"note: {text}" for text in output.unknown)] if output.unknown else []
     return "\n\n".join(parts)
 
 
@@ -211,19 +214,19 @@ def _reason_lines(item: DifferentReason, width: int | None) -> Iterator[str]:
         )
 
 
-def _explanation(found: DiffOutput) -> str:
+def _explanation(output: DiffOutput) -> str:
     """Tell the noise of the metrics, and which of the known differences can have caused their changes."""
-    if found.same_configuration:
+    if output.same_configuration:
         return ONE_CONFIGURATION
-    causes = [difference.key for difference in found.differences if difference.area in _CAUSES]
-    if any(difference.area == "load" for difference in found.differences):
+    causes = [difference.key for difference in output.differences if difference.area in _CAUSES]
+    if any(difference.area == "load" for difference in output.differences):
         return f"{SINGLE_RUNS}\nThe loads differ, so the metrics are not comparable, whatever else differs."
     noise = f"{SINGLE_RUNS} `deploy compare` accepts several."
     if not causes:
         return noise
     if len(causes) == 1:
         return f"{noise}\nOnly `{causes[0]}` can explain differences beyond noise."
-    names = ", ".join(f"`{key}`" for key in causes[:_MOST_NAMED]) + (", …" if len(causes) > _MOST_NAMED else "")
+    names = ", ".join(f"`{key}`" for key in causes[:_MAX_NAMED]) + (", …" if len(causes) > _MAX_NAMED else "")
     return (
         f"{noise}\n{len(causes)} differences can explain the metrics ({names}): measure with only one of them changed."
     )
@@ -248,7 +251,7 @@ def _area(key: str) -> str:
     return "outcome" if group == "outcome" else _AREAS.get(group, "configuration")
 
 
-def _word(group: str) -> str:
+def _group_label(group: str) -> str:
     return {"layout": "plan", "patched": "detected patches", "workload": "load", "locked": "lock"}.get(group, group)
 
 
@@ -259,29 +262,29 @@ def _of_settings(plan: Mapping[str, object]) -> dict[str, str]:
         settings = plan.get(section)
         for setting in settings if isinstance(settings, list | tuple) else ():
             if isinstance(setting, dict) and setting.get("origin"):
-                found[f"{section}.{setting.get('name')}"] = _behind(
+                found[f"{section}.{setting.get('name')}"] = _origin_text(
                     str(setting["origin"]), str(setting.get("source", ""))
                 )
     return found
 
 
-def _of_parts(loaded: "ResolvedProfile") -> dict[str, str]:
+def _entry_origins(loaded: "ResolvedProfile") -> dict[str, str]:
     """Return origin and source of the other keys of a profile, and the source of each catalog entry."""
     rows = explained(loaded)
-    parts = {part: loaded.composed.data.get(part) for part in PARTS}
+    parts = {part: loaded.composed.data.get(part) for part in ENTRY_KEYS}
     sources = {part: str(data["source"]) for part, data in parts.items() if isinstance(data, dict) and "source" in data}
-    return {**sources, **{row.key: _behind(row.origin, row.source) for row in rows if row.origin or row.source}}
+    return {**sources, **{row.key: _origin_text(row.origin, row.source) for row in rows if row.origin or row.source}}
 
 
-def _behind(origin: str, source: str) -> str:
+def _origin_text(origin: str, source: str) -> str:
     return ": ".join(filter(None, [origin, source]))
 
 
 def _of_result(path: Path) -> DiffSide:
     result = load_result(path)
-    stood = result.run.provenance
-    of = f" of `{stood.name}`" if stood.name else ""
-    plan = f", plan {stood.plan_digest[:8]}" if stood.plan_digest else ""
+    provenance = result.run.provenance
+    of = f" of `{provenance.name}`" if provenance.name else ""
+    plan = f", plan {provenance.plan_digest[:8]}" if provenance.plan_digest else ""
     marked = "" if result.comparable else ", NOT COMPARABLE"
     label = f"result `{path}`{of}{plan}, {result.run.started_at}{marked}"
     return DiffSide(label=label, values=configuration_of(result), results=(result,))
@@ -301,8 +304,8 @@ def _of_run(run: RunDir) -> DiffSide:
     start, measured = summarize_run(run)
     settings = "".join(f" --set {override}" for override in start.overrides)
     label = f"run `{start.name}/{start.run}` of `{start.profile or plan.get('profile')}{settings}`"
-    stood = replace(provenance_of(run, None), plan=plan)
-    values = {**started_with(stood), **_locked(run), **{f"outcome.{key}": text for key, text in _outcome(start)}}
+    provenance = replace(provenance_of(run, None), plan=plan)
+    values = {**started_with(provenance), **_locked(run), **{f"outcome.{key}": text for key, text in _outcome(start)}}
     return DiffSide(label=label, values=values, results=measured, reasons=_of_settings(plan))
 
 

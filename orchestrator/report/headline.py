@@ -18,7 +18,7 @@ from orchestrator.report.side_by_side import (
     signed,
 )
 
-_JUDGED: Final = (metrics.OUTPUT, metrics.TTFT_P95, metrics.TPOT_P50)
+_VERDICT_METRICS: Final = (metrics.OUTPUT, metrics.TTFT_P95, metrics.TPOT_P50)
 
 
 def title_of(comparisons: tuple[Comparison, ...], published: str | None) -> str:
@@ -50,7 +50,7 @@ def with_names(comparisons: tuple[Comparison, ...], directories: tuple[str, ...]
 
 def headline(comparisons: tuple[Comparison, ...], side_by_side: SideBySide, *, published: bool) -> tuple[str, ...]:
     """Return the verdict, then a sentence per configuration, or per result that is comparable with the publication."""
-    own = [_own_side(side, comparisons) for side in side_by_side.groups]
+    own = [_group_sentence(side, comparisons) for side in side_by_side.groups]
     judged = [comparison for comparison in comparisons if comparison.comparable]
     verdict_lines = tuple(verdict(side_by_side, comparisons))
     if not published:
@@ -68,16 +68,16 @@ def _sentence(comparison: Comparison) -> str:
         metric, unit = comparison.single_stream_tok_s, "tok/s in a single stream"
     if metric is None or metric.measured is None:
         return f"{comparison.label}: {comparison.without_knee}."
-    beside = f" beside {metric.published:.4g} published: {metric.agreement}" if metric.published is not None else ""
-    return f"{comparison.label}: {metric.measured:.4g} {unit}{beside}."
+    published = f", published {metric.published:.4g}: {metric.agreement}" if metric.published is not None else ""
+    return f"{comparison.label}: {metric.measured:.4g} {unit}{published}."
 
 
-def _own_side(side: ConfigurationGroup, comparisons: tuple[Comparison, ...]) -> str:
+def _group_sentence(side: ConfigurationGroup, comparisons: tuple[Comparison, ...]) -> str:
     """Summarize one configuration without published metrics."""
     members = [comparisons[index] for index in side.runs]
     if len(members) == 1:
         noise = "; one run, so the noise is unknown" if len(comparisons) == 1 and members[0].best else ""
-        return f"{side.label}, {side.workload}: {_found(members[0])}{noise}."
+        return f"{side.label}, {side.workload}: {_result_words(members[0])}{noise}."
     of = f"{side.label}, {side.workload}"
     knees = sorted({member.result.knee_rps for member in members if member.result.knee_rps is not None})
     if not knees:
@@ -91,7 +91,7 @@ def _requests(rate_rps: float) -> str:
     return f"{rate_rps:g} {'request' if rate_rps == 1 else 'requests'} a second"
 
 
-def _found(comparison: Comparison) -> str:
+def _result_words(comparison: Comparison) -> str:
     best = comparison.best
     if (single := comparison.single_stream_tok_s) is not None:
         return f"{metrics.OUTPUT.text(single.measured)} tok/s in a single stream"
@@ -107,25 +107,25 @@ def _found(comparison: Comparison) -> str:
     return f"{sustained}; there {tok_s} output tok/s per node, TTFT p95 {ttft} s{limit}"
 
 
-def verdict(together: SideBySide, comparisons: tuple[Comparison, ...]) -> Iterator[str]:
+def verdict(table: SideBySide, comparisons: tuple[Comparison, ...]) -> Iterator[str]:
     """Yield which configuration is better at what, by how much, and whether that is more than the noise.
 
     Configurations are compared at the highest load of all. Those with different comparability issues are not; but a
     hit rate off its target is what other cache tiers are for.
     """
-    names = _names(together, comparisons)
+    names = _names(table, comparisons)
     tiers = {tiers_of(comparison.result.run.provenance) for comparison in comparisons}
     expected = {IssueKind.CACHE_HIT_RATE_OFF_TARGET} if len(tiers) > 1 else set[IssueKind]()
     kinds = [
-        {reason.kind for run in side.runs for reason in comparisons[run].reasons} - expected for side in together.groups
+        {reason.kind for run in side.runs for reason in comparisons[run].reasons} - expected for side in table.groups
     ]
-    output = [row for row in together.rows if row.metric == metrics.OUTPUT.key]
+    output = [row for row in table.rows if row.metric == metrics.OUTPUT.key]
     measured = [index for index in range(1, len(names)) if any(row.changes[index] for row in output)]
     judged = [0, *(index for index in measured if kinds[index] == kinds[0])]
     if judged[1:]:
         load = max(reversed(output), key=lambda row: sum(row.changes[index] is not None for index in judged)).load
-        at = {row.metric: row for row in together.rows if row.load == load}
-        sentences = _differing if together.one_configuration else _better
+        at = {row.metric: row for row in table.rows if row.load == load}
+        sentences = _differing if table.one_configuration else _better
         measured_at_load = [index for index in judged if at[metrics.OUTPUT.key].estimates[index]]
         yield f"At {load}, {sentences(at, measured_at_load, names)}{_cached(at, measured_at_load, names)}."
         yield from (
@@ -140,11 +140,11 @@ def verdict(together: SideBySide, comparisons: tuple[Comparison, ...]) -> Iterat
             yield f"No verdict on {names[column]} and {names[0]}: {issues}."
 
 
-def without_verdict(together: SideBySide, comparisons: tuple[Comparison, ...]) -> Iterator[str]:
+def without_verdict(table: SideBySide, comparisons: tuple[Comparison, ...]) -> Iterator[str]:
     """Yield why there is no verdict on a configuration whose throughput has no change from the first."""
-    names = _names(together, comparisons)
-    output = [row for row in together.rows if row.metric == metrics.OUTPUT.key]
-    firsts = [comparisons[side.runs[0]] for side in together.groups]
+    names = _names(table, comparisons)
+    output = [row for row in table.rows if row.metric == metrics.OUTPUT.key]
+    firsts = [comparisons[side.runs[0]] for side in table.groups]
     for index in range(1, len(names)):
         if any(row.changes[index] for row in output):
             continue
@@ -157,11 +157,11 @@ def without_verdict(together: SideBySide, comparisons: tuple[Comparison, ...]) -
         yield f"No verdict on {names[index]} and {names[0]}: {reason}."
 
 
-def _names(together: SideBySide, comparisons: tuple[Comparison, ...]) -> list[str]:
+def _names(table: SideBySide, comparisons: tuple[Comparison, ...]) -> list[str]:
     """Return the names of configurations, with layout and system if names repeat, and the engine if engines differ."""
-    names = [side.name for side in together.groups]
-    names = [side.name if names.count(side.name) == 1 else side.label for side in together.groups]
-    engines = [engine_name(comparisons[side.runs[0]].result) for side in together.groups]
+    names = [side.name for side in table.groups]
+    names = [side.name if names.count(side.name) == 1 else side.label for side in table.groups]
+    engines = [engine_name(comparisons[side.runs[0]].result) for side in table.groups]
     return [
         name if len({*engines}) == 1 or engine in name else f"{name} ({engine})"
         for name, engine in zip(names, engines, strict=True)
@@ -172,7 +172,7 @@ def _better(at: Mapping[str, SideRow], judged: list[int], names: list[str]) -> s
     """Compare the best configuration of each metric with the second best, then with the others."""
     found: dict[str, list[str]] = {}
     noise_known = True
-    for metric in _JUDGED:
+    for metric in _VERDICT_METRICS:
         row = at.get(metric.key)
         estimates = [(item, index) for index in judged if row and (item := row.estimates[index])]
         ranked = sorted(estimates, key=lambda pair: pair[0].mean, reverse=metric.higher_is_better)
@@ -200,7 +200,7 @@ def _better(at: Mapping[str, SideRow], judged: list[int], names: list[str]) -> s
 
 def _differing(at: Mapping[str, SideRow], judged: list[int], names: list[str]) -> str:
     """Tell the noise, from two runs of one configuration."""
-    moved = ((metric, at[metric.key].changes[1]) for metric in _JUDGED if metric.key in at)
+    moved = ((metric, at[metric.key].changes[1]) for metric in _VERDICT_METRICS if metric.key in at)
     text = ", ".join(f"{metric.inline_title} {change_text(item)}" for metric, item in moved if item is not None)
     both = " and ".join(names[index] for index in judged)
     return f"{both} have the same configuration and differ by the noise, or by what no result records: {text}"

@@ -82,7 +82,7 @@ def history(servers: Servers, name: str | None) -> tuple[RunSummary, ...]:
     if name is None:
         found = runs_by_name(servers.home)
         for item in sorted({*known_names(servers.home)} - found.keys()):
-            warn(f"cannot list the runs of `{item}`", hint=f"`deploy status {item}` says why")
+            warn(f"cannot list the runs of `{item}`", hint=f"`deploy status {item}` shows the reason")
         runs = tuple(chain.from_iterable(found.values()))
     else:
         require_name(name)

@@ -46,7 +46,7 @@ class Limit:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """A chart and its caption `says`; `id` must be unique on the page, axis labels include the unit.
+    """A chart and its caption `description`; `id` must be unique on the page, axis labels include the unit.
 
     A chart without lines is not drawn.
     """
@@ -58,7 +58,7 @@ class Chart:
     lines: tuple[Line, ...]
     limits: tuple[Limit, ...] = ()
     log: bool = False  # logarithmic vertical axis; all values must be above 0
-    says: str = ""
+    description: str = ""
 
 
 _LEAST: Final = 1e-9  # smallest value on a logarithmic axis; smaller values are drawn at its foot
@@ -126,7 +126,7 @@ def line_chart(chart: Chart) -> Markup:
     return _svg(chart.id, chart.title, _describe(chart), parts, HEIGHT)
 
 
-def legend_mark(color: int) -> Markup:
+def legend_symbol(color: int) -> Markup:
     """Return the marker of a result for the legend, as an `<svg>`."""
     drawn = _marker(_MARKERS[color % len(_MARKERS)], 7, 7)
     return Markup('<svg viewBox="0 0 14 14" aria-hidden="true"><g class="{}">{}</g></svg>').format(_color(color), drawn)
@@ -249,7 +249,7 @@ def _marker(shape: str, x: float, y: float) -> Markup:
 def _end_labels(lines: tuple[Line, ...], upward: _Scale, edge: float) -> list[Markup]:
     """Return the series labels at the right edge, each at the height of the last point, without overlap."""
     ends = sorted(((upward.at(line.points[-1][1]), line) for line in lines), key=lambda end: end[0])
-    heights = spread([height for height, _ in ends], low=_TOP, high=upward.start - 4)
+    heights = spread_labels([height for height, _ in ends], low=_TOP, high=upward.start - 4)
     parts = []
     for height, (_, line) in zip(heights, ends, strict=True):
         key = _marker(_shape(line), edge + 14, height)
@@ -258,7 +258,7 @@ def _end_labels(lines: tuple[Line, ...], upward: _Scale, edge: float) -> list[Ma
     return parts
 
 
-def spread(heights: list[float], *, low: float, high: float) -> list[float]:
+def spread_labels(heights: list[float], *, low: float, high: float) -> list[float]:
     """Return sorted heights with room for a label between neighbors, moved down and then up into `low` to `high`."""
     placed: list[float] = []
     for height in heights:

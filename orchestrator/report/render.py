@@ -18,7 +18,7 @@ from orchestrator.report.charts import line_charts
 from orchestrator.report.compare import UNKNOWN_LAYOUT, Agreement, ComparedMetric, Comparison, RateRow
 from orchestrator.report.configuration import grouped, load
 from orchestrator.report.document import Report
-from orchestrator.report.plot import legend_mark, line_chart
+from orchestrator.report.plot import legend_symbol, line_chart
 from orchestrator.report.side_by_side import change_text, estimate_text, signed
 
 _REPORT: TypeAdapter[Report] = TypeAdapter(Report)
@@ -29,10 +29,10 @@ def render_html(report: Report) -> str:
     template = environment().get_template("report.html.j2")
     shown = (chart for chart in line_charts(report) if chart.lines or report.published)
     charts = [(chart, line_chart(chart) if chart.lines else None) for chart in shown]
-    return printable(template.render(report=report, charts=charts, **_shown(report)))
+    return printable(template.render(report=report, charts=charts, **_template_context(report)))
 
 
-def _shown(report: Report) -> dict[str, object]:
+def _template_context(report: Report) -> dict[str, object]:
     """Return template variables: the first run of each configuration, and the metrics of each table.
 
     Metrics without any measured value are omitted unless the report has published metrics.
@@ -91,7 +91,7 @@ def environment() -> Environment:
         "absent": metrics.NOT_MEASURED,
         "plain": metrics.plain,
         "figure_of": metrics.BY_KEY,
-        "legend_mark": legend_mark,
+        "legend_symbol": legend_symbol,
         "unknown_layout": UNKNOWN_LAYOUT,
         "sustained": {True: "yes", False: "no", None: "not judged"},
     }
@@ -107,7 +107,7 @@ def environment() -> Environment:
         "agreement_class": agreement_class,
         "signed": signed,
         "remarks": remarks,
-        "beside": beside,
+        "card_note": card_note,
         "errors": errors,
         "known_in": known_in,
         "alarms": not_comparable,
@@ -137,7 +137,7 @@ def known_in(columns: list[ReportMetric], comparison: Comparison, published: obj
     return [column for column in columns if published or any(row.of(column).measured is not None for row in rows)]
 
 
-def beside(row: RateRow, metric: ReportMetric, comparison: Comparison) -> str:
+def card_note(row: RateRow, metric: ReportMetric, comparison: Comparison) -> str:
     """Return the note below a metric at the top of the page: offered load, TTFT limit or price; else ""."""
     if metric is metrics.OUTPUT and row.load_tok_s is not None:
         return f"{metrics.count(row.load_tok_s)} is the offered load"

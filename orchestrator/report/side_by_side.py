@@ -17,7 +17,7 @@ SINGLE_RUNS: Final = "One run each: the noise is unknown. Measure each several t
 ONE_CONFIGURATION: Final = (
     "Both have the same configuration: the differences are noise, or a change that no result records."
 )
-_ONE_HAS_ISSUES: Final = "Both have the same configuration; what makes one NOT COMPARABLE may explain the differences."
+_ONE_HAS_ISSUES: Final = "Both have the same configuration; the reason for NOT COMPARABLE may explain the differences."
 _PAIR: Final = 2  # runs; the interval of two runs would be twelve times as wide as their difference
 
 
@@ -136,12 +136,12 @@ def _estimate(runs: list[dict[str, RateRow]], load: str, metric: ReportMetric) -
     return estimate([value for value in values if value is not None])
 
 
-def _changes(found: tuple[Estimate | None, ...], members: list[list[Comparison]]) -> tuple[Change | None, ...]:
+def _changes(estimates: tuple[Estimate | None, ...], members: list[list[Comparison]]) -> tuple[Change | None, ...]:
     """Return the change of each estimate from the first; None for the first and for a different load."""
-    base = found[0]
+    base = estimates[0]
     return tuple(
         change(base, other) if index and base and other and same_load(members[0][0], group[0]) else None
-        for index, (other, group) in enumerate(zip(found, members, strict=True))
+        for index, (other, group) in enumerate(zip(estimates, members, strict=True))
     )
 
 
@@ -151,16 +151,16 @@ def signed(value: float) -> str:
     return "0 %" if text[1:] == "0 %" else text
 
 
-def change_text(found: Change) -> str:
+def change_text(change: Change) -> str:
     """Format a change with its interval, if known."""
-    if found.low is None or found.high is None or signed(found.low) == signed(found.high):
-        return signed(found.share)
-    noise = "" if found.is_significant else ", noise"
-    return f"{signed(found.share)} ({signed(found.low).removesuffix(' %')} to {signed(found.high)}{noise})"
+    if change.low is None or change.high is None or signed(change.low) == signed(change.high):
+        return signed(change.share)
+    noise = "" if change.is_significant else ", noise"
+    return f"{signed(change.share)} ({signed(change.low).removesuffix(' %')} to {signed(change.high)}{noise})"
 
 
-def estimate_text(metric: ReportMetric, found: Estimate | None, absent: str = "-") -> str:
+def estimate_text(metric: ReportMetric, estimate: Estimate | None, absent: str = "-") -> str:
     """Format a metric, with half of its interval if there are several runs."""
-    if found is None or found.margin is None or metric.format(found.margin) == metric.format(0.0):
-        return metric.text(found.mean if found else None, absent)
-    return f"{metric.format(found.mean)} ± {metric.format(found.margin)}"
+    if estimate is None or estimate.margin is None or metric.format(estimate.margin) == metric.format(0.0):
+        return metric.text(estimate.mean if estimate else None, absent)
+    return f"{metric.format(estimate.mean)} ± {metric.format(estimate.margin)}"

@@ -22,15 +22,15 @@ from orchestrator.report.document import Details, Report, build_report
 from orchestrator.report.render import render_html, render_json
 
 
-def find_results(paths: Sequence[Path], *, wanted: bool = True) -> tuple[Path, ...]:
+def find_results(paths: Sequence[Path], *, required: bool = True) -> tuple[Path, ...]:
     """Return the result files given by path, and those in or below the directories given.
 
-    Raises UsageError if a path has no result and `wanted` is set.
+    Raises UsageError if a path has no result and `required` is set.
     """
     found: list[Path] = []
     for path in paths:
         here = sorted(path.rglob(RESULT_FILE)) if path.is_dir() else [path]
-        if wanted and (not here or not here[0].exists()):
+        if required and (not here or not here[0].exists()):
             raise UsageError(
                 "no result of `deploy bench` found",
                 location=str(path),

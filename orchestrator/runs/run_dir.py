@@ -44,9 +44,9 @@ SOAKED: Final = "soaked"  # its key with the seconds of the last soak that passe
 STARTUP: Final = "startup"  # key of SMOKE_FILE: the seconds of the first sampled request and of the first smoke test
 FIRST_SAMPLE: Final = "first sampled request"  # a stage of the start
 RESULTS_FILE: Final = "results.json"  # the directories of its measurements
-_FROM_HERE: Final = "`deploy up PROFILE --replace` starts it from here; or look from where it was started"
+_REPLACE_HINT: Final = "`deploy up PROFILE --replace` starts it from this home; or use the home that started it"
 MAX_BYTES: Final = 16 << 20  # of a result; one with a hundred points has 1 MB
-_ROOM: Final = 1 << 20  # bytes that a start writes into its run directory before the server runs, and a bit
+_RESERVED_BYTES: Final = 1 << 20  # bytes that a start writes into its run directory before the server runs, and a bit
 _RESERVED: Final = ".reserved-"
 _FILES: Final = 16  # that a start writes for itself, and for each replica, and a few more
 _TIME: Final = "%Y%m%dT%H%M%SZ"
@@ -133,12 +133,12 @@ def write_files(folder: Path, files: Iterable[RenderedFile]) -> None:
 def require_name(name: str) -> None:
     """Raise UsageError if `name` is not a valid server name, for example a path."""
     if not NAME.match(name):
-        hint = "lower-case letters and digits, with single `.`, `_` or `-` between them, at most 63 characters"
+        hint = "use lower-case letters and digits, separated by single `.`, `_` or `-`, at most 63 characters"
         if ":" in name and "://" not in name:
             hint = f"the URL of a server begins with its scheme: `http://{name}`"
         elif "://" in name:
             hint = "name a server of `deploy status`; this command takes no URL"
-        raise UsageError(f"a server cannot be called `{name}`", hint=hint)
+        raise UsageError(f"`{name}` is not a valid server name", hint=hint)
 
 
 @contextlib.contextmanager
@@ -155,7 +155,7 @@ def name_lock(home: Home, name: str) -> Iterator[None]:
     except LockHeldError as error:
         raise NameTakenError(
             f"another `deploy` command is working on `{name}` (pid {error.holder})",
-            hint=f"wait for it, or take another name with `--name`; `deploy status {name}` shows what runs",
+            hint=f"wait, or choose another name with `--name`; `deploy status {name}` shows what runs",
         ) from error
     with lock:
         yield
@@ -176,7 +176,7 @@ def open_run(home: Home, name: str, plan: Plan) -> RunDir:
 
 
 @contextlib.contextmanager
-def reserved_room(home: Home, name: str, *, replicas: int = 1) -> Iterator[None]:
+def reserved_space(home: Home, name: str, *, replicas: int = 1) -> Iterator[None]:
     """Reserve the disk space and the files that a start needs before its server runs, until the block ends.
 
     The free space that a file system reports leaves out quotas and inodes, so files are written, with bytes that cannot
@@ -190,7 +190,7 @@ def reserved_room(home: Home, name: str, *, replicas: int = 1) -> Iterator[None]
         with contextlib.ExitStack() as failed:
             failed.enter_context(room)
             for number in range(_FILES * (1 + replicas)):
-                atomic_write(Path(room.name) / FileName(str(number)), os.urandom(_ROOM // _FILES // 2))
+                atomic_write(Path(room.name) / FileName(str(number)), os.urandom(_RESERVED_BYTES // _FILES // 2))
             failed.pop_all()
     except OSError as error:
         raise HostError(
@@ -305,10 +305,10 @@ def require_plan(run: RunDir | None, name: str) -> Plan:
 def no_plan(run: RunDir | None, name: str) -> StartError:
     """Return the error for a plan that is not in this home, damaged, or of another version."""
     if run is None:
-        return StartError(f"the plan of `{name}` is not in this home", hint=_FROM_HERE)
+        return StartError(f"the plan of `{name}` is not in this home", hint=_REPLACE_HINT)
     if run.other_version:
         return version_error(run)
-    return StartError(f"the plan of `{name}` cannot be read", location=str(run.path / "plan.json"), hint=_FROM_HERE)
+    return StartError(f"the plan of `{name}` cannot be read", location=str(run.path / "plan.json"), hint=_REPLACE_HINT)
 
 
 def require_version(run: RunDir) -> None:
@@ -327,7 +327,7 @@ def version_error(run: RunDir) -> StartError:
 def version_hint(run: RunDir) -> str:
     """Return the hint for a run of another version."""
     path = quote([str(run.path)])
-    return f"`deploy down {run.path.parent.name}` stops its server where one runs; then `rm -r {path}` removes the run"
+    return f"`deploy down {run.path.parent.name}` stops its server; then `rm -r {path}` removes the run"
 
 
 def find_run(home: Home, text: str) -> RunDir | None:

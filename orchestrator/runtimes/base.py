@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # a supervisor imports this module and runs as long as its se
     from orchestrator.core.paths import Home
     from orchestrator.core.secrets import Secret
     from orchestrator.core.subprocesses import CompletedProgram
-    from orchestrator.engine.server_args import ArgumentRefusal
+    from orchestrator.engine.server_args import ArgumentRejection
     from orchestrator.hosts.context import Check, DiskNeed
     from orchestrator.hosts.fabric_measure import FabricNode
     from orchestrator.hosts.head_address import Interface
@@ -62,7 +62,7 @@ class ServerState:
     detail: str = ""  # further information: a reason, a signal
     ended_at: str | None = None  # ISO 8601, UTC
     unschedulable: bool = False  # pending, and will not start without a change by a person
-    refusal: ArgumentRefusal | None = None  # arguments that the engine rejects
+    rejection: ArgumentRejection | None = None  # arguments that the engine rejects
 
     @property
     def exit_reason(self) -> str:
@@ -114,12 +114,12 @@ class Unit:
 
 
 class PartialResultError(HostError):
-    """An incomplete search for servers: some hosts or clusters did not answer; `found` has the units of the others."""
+    """An incomplete search for servers: some hosts or clusters did not answer; `units` has the units of the others."""
 
-    def __init__(self, message: str, *, found: tuple[Unit, ...], hint: str = "", details: str = "") -> None:
+    def __init__(self, message: str, *, units: tuple[Unit, ...], hint: str = "", details: str = "") -> None:
         """Create the error. `message` names the hosts that did not answer."""
         super().__init__(message, hint=hint, details=details)
-        self.found = found
+        self.units = units
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +168,7 @@ class PreparedRun:
     artifacts: Artifacts
     records: Mapping[str, object]  # by file name
     not_needed: frozenset[str] = frozenset()  # patches that the sources do not need
-    found: DetectedPatches | None = None  # patches to apply at startup that the plan did not expect
+    detected_patches: DetectedPatches | None = None  # patches to apply at startup that the plan did not expect
     image: ImageConfig | None = None  # the image of the server, if it has one
     engine: EnginePython | None = None  # None if only the server's node has it
 
@@ -321,13 +321,13 @@ class Runtime(ABC):
         `secrets` are variables for the server by name. They are never in an argv or in a file that others can read.
         """
 
-    def wait_for_placement(self, unit: Unit, _plan: Plan, *, meanwhile: Callable[[], object] = lambda: None) -> Unit:
+    def wait_for_placement(self, unit: Unit, _plan: Plan, *, on_wait: Callable[[], object] = lambda: None) -> Unit:
         """Wait until a replica has its node, and return it with its URL there. Raises StartError.
 
         If replicas queue for nodes, `start` returns before they have one, so that all of them wait at the same time.
-        The wait may take hours; `meanwhile` is called every few seconds.
+        The wait may take hours; `on_wait` is called every few seconds.
         """
-        del meanwhile
+        del on_wait
         return unit
 
     @abstractmethod
@@ -365,7 +365,7 @@ class Runtime(ABC):
     def ask_to_end(self, unit: Unit) -> None:  # noqa: B027 - optional: `stop` asks as well
         """Ask a unit to finish its requests and exit; does not wait for it."""
 
-    def stop_together(self, units: Sequence[Unit], *, grace: float) -> None:
+    def stop_all(self, units: Sequence[Unit], *, grace: float) -> None:
         """Stop several units in this order; they drain at the same time, and a failure of one stops no other."""
         for unit in units:
             with suppress(HostError):  # `stop` reports the error

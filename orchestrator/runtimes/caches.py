@@ -20,16 +20,16 @@ def caches(home: Home, host: str | None) -> tuple[Cache, ...]:
     Raises HostError if a runtime does not answer, unless another runtime has caches: a rented pod has no Docker daemon.
     """
     found: list[Cache] = []
-    silent: dict[str, HostError] = {}
+    failures: dict[str, HostError] = {}
     for name in REGISTRY:
         if host is None or runtime_class(name).supports_ssh:
             try:
                 found += open_runtime(name, home, host).caches()
             except HostError as error:
-                silent[name] = error
+                failures[name] = error
     if host is None:
         found += _archives(home.compiled_kernels)
-    for name, reason in silent.items():
+    for name, reason in failures.items():
         if not found:
             raise reason
         note(f"cannot query {name}: {reason.message}")

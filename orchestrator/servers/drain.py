@@ -92,10 +92,10 @@ class Drain:
             if time.monotonic() >= self._end:
                 self.abort()
                 return
-            self._look()
+            self._update()
         self._expired.set()
 
-    def _look(self) -> None:
+    def _update(self) -> None:
         for tally in self._tallies.values():
             tally.update()
 
@@ -106,7 +106,7 @@ class Drain:
         end = time.monotonic() + _FLUSH
         while any(tally.is_busy for tally in self._tallies.values()) and time.monotonic() < end:
             time.sleep(_POLL)
-            self._look()
+            self._update()
         self._expired.set()
 
 

@@ -118,10 +118,10 @@ class ServerGroup:
         return RunningServer.of(replace(started, role=artifacts.plan.role))
 
     def wait_for_placement(
-        self, server: RunningServer, plan: Plan, *, meanwhile: Callable[[], object] = lambda: None
+        self, server: RunningServer, plan: Plan, *, on_wait: Callable[[], object] = lambda: None
     ) -> RunningServer:
         """Wait until a unit is scheduled. See `Runtime.wait_for_placement`."""
-        return RunningServer.of(self.runtime.wait_for_placement(server.unit, plan, meanwhile=meanwhile))
+        return RunningServer.of(self.runtime.wait_for_placement(server.unit, plan, on_wait=on_wait))
 
     def find(self, name: str | None = None) -> tuple[RunningServer, ...]:
         """Return the servers (of that name) with their states, sorted by name. Raises as `Runtime.find`."""
@@ -161,7 +161,7 @@ class ServerGroup:
             if own.runtime_id:
                 self.runtime.stop(own, grace=grace)
         finally:  # highest replica first (pods all at once); the gateway again last, in case its stop failed
-            self.runtime.stop_together(server.units[::-1], grace=max(until - time.monotonic(), 0))
+            self.runtime.stop_all(server.units[::-1], grace=max(until - time.monotonic(), 0))
 
     def set_routable(self, server: RunningServer, *, routable: bool) -> None:
         """Make a replica discoverable for its gateway, or not. See `Runtime.set_routable`."""
@@ -179,9 +179,9 @@ class ServerGroup:
         """Close connections; servers keep running."""
         self.runtime.close()
 
-    def _tail(self, unit: Unit, lost: set[Unit]) -> Callable[[], Iterator[str]]:
+    def _tail(self, unit: Unit, unreachable: set[Unit]) -> Callable[[], Iterator[str]]:
         tail = self.runtime.tail(unit)
-        return lambda: _unless_lost(unit, tail(), lost)
+        return lambda: _lines_if_reachable(unit, tail(), unreachable)
 
     def _runs(self, unit: Unit) -> bool:
         try:
@@ -192,12 +192,12 @@ class ServerGroup:
             return False
 
     def _all_logs(self, server: RunningServer, *, follow: bool) -> Iterator[str]:
-        units, lost = server.logged, set[Unit]()
+        units, unreachable = server.logged, set[Unit]()
         names = [os.path.relpath(Path(unit.run_dir, LOG), server.run_dir) for unit in units]
         for name, unit in zip(names, units, strict=True):
             yield f"==> {name} <=="
-            yield from _unless_lost(unit, self.runtime.logs(unit, follow=False), lost)
-        tails = [self._tail(unit, lost) for unit in units] if follow else []
+            yield from _lines_if_reachable(unit, self.runtime.logs(unit, follow=False), unreachable)
+        tails = [self._tail(unit, unreachable) for unit in units] if follow else []
         for tail in tails:
             deque(tail(), maxlen=0)
         last = names[-1]
@@ -211,16 +211,16 @@ class ServerGroup:
                     yield line
 
 
-def _unless_lost(unit: Unit, lines: Iterator[str], lost: set[Unit]) -> Iterator[str]:
-    """Yield the lines of a unit. A further rank whose host does not answer joins `lost`, with a warning."""
+def _lines_if_reachable(unit: Unit, lines: Iterator[str], unreachable: set[Unit]) -> Iterator[str]:
+    """Yield the lines of a unit. A further rank whose host does not answer joins `unreachable`, with a warning."""
     try:
         yield from lines
     except HostError as error:
         if not (rank := rank_of(Path(unit.run_dir))):
             raise
-        if unit not in lost:
+        if unit not in unreachable:
             warn(f"cannot read the log of rank {rank}: {error.message}", hint=error.hint)
-        lost.add(unit)
+        unreachable.add(unit)
 
 
 def servers_of(units: Sequence[Unit]) -> tuple[RunningServer, ...]:
@@ -237,16 +237,16 @@ def _servers_of_name(units: Sequence[RunningServer]) -> Iterator[RunningServer]:
     for unit in units:
         if unit.runtime_id:
             starts.setdefault(run_dir_of(unit), []).append(unit)
-    yield from joined([_start(same) for same in starts.values()])
+    yield from merge_updates([_start(same) for same in starts.values()])
     yield from (unit for unit in units if not unit.runtime_id)
 
 
 def _start(units: Sequence[RunningServer]) -> RunningServer:
     """Join the units of one run."""
-    own = next((unit for unit in units if not replica_name(Path(unit.run_dir))), None)
-    behind = [unit for unit in units if unit is not own]
-    in_turn = sorted(behind, key=lambda unit: in_order(Path(unit.run_dir).name))
-    return own if own is not None and not behind else join_replicas(own, in_turn)
+    main = next((unit for unit in units if not replica_name(Path(unit.run_dir))), None)
+    replicas = [unit for unit in units if unit is not main]
+    in_turn = sorted(replicas, key=lambda unit: in_order(Path(unit.run_dir).name))
+    return main if main is not None and not replicas else join_replicas(main, in_turn)
 
 
 def join_replicas(gateway: RunningServer | None, servers: Sequence[RunningServer]) -> RunningServer:
@@ -274,16 +274,16 @@ def join_replicas(gateway: RunningServer | None, servers: Sequence[RunningServer
     )
 
 
-def joined(found: Sequence[RunningServer]) -> list[RunningServer]:
+def merge_updates(servers: Sequence[RunningServer]) -> list[RunningServer]:
     """Merge the runs of one name after a rolling update: one gateway, and the newest replica of each number."""
-    gateways = [server for server in found if server.runtime_id]
-    without = [server for server in found if server.replicas and not server.runtime_id]
-    if len(gateways) != 1 or not without:
-        return list(found)
-    starts = sorted((gateways[0], *without), key=lambda start: start.log_dir)
+    gateways = [server for server in servers if server.runtime_id]
+    replica_runs = [server for server in servers if server.replicas and not server.runtime_id]
+    if len(gateways) != 1 or not replica_runs:
+        return list(servers)
+    starts = sorted((gateways[0], *replica_runs), key=lambda start: start.log_dir)
     newest = {Path(server.run_dir).name: server for start in starts for server in start.replicas}
-    whole = join_replicas(gateways[0], [newest[name] for name in sorted(newest, key=in_order)])
-    return [whole, *(server for server in found if server not in starts)]
+    merged = join_replicas(gateways[0], [newest[name] for name in sorted(newest, key=in_order)])
+    return [merged, *(server for server in servers if server not in starts)]
 
 
 def run_dir_of(unit: Unit) -> Path:

@@ -28,7 +28,7 @@ def log_lines(servers: Servers, name: str, *, follow: bool, last: int | None = N
     if not found and (saved := saved_log(servers, name)) is not None:
         return iter(deque(saved, maxlen=last)) if last is not None else saved
     server = servers.server(found[0]) if found else servers.open(name)
-    runtime, handle = server.runtime, server.found
+    runtime, handle = server.runtime, server.handle
     if last is None:
         return runtime.logs(handle, follow=follow)
     so_far = deque(enumerate(runtime.logs(handle, follow=False), start=1), maxlen=last)

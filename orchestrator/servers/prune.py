@@ -94,10 +94,10 @@ def prune(
     return tuple(reported)
 
 
-def prune_text(found: tuple[OldRun, ...], *, dry_run: bool) -> str:
+def prune_text(old_runs: tuple[OldRun, ...], *, dry_run: bool) -> str:
     """Return a text with the removed runs, the kept ones with reasons, and the total size."""
-    gone = [old for old in found if not old.keep_reason]
-    lines = [f"`{old.run_dir}` stays: {old.keep_reason}" for old in found if old.keep_reason]
+    gone = [old for old in old_runs if not old.keep_reason]
+    lines = [f"`{old.run_dir}` stays: {old.keep_reason}" for old in old_runs if old.keep_reason]
     lines += [f"{'would remove' if dry_run else 'removed'} `{old.run_dir}`, {old.bytes:,} bytes" for old in gone]
     runs = "1 run" if len(gone) == 1 else f"{len(gone)} runs"
     return "\n".join([*lines, f"{runs}, {sum(old.bytes for old in gone):,} bytes"])
@@ -111,8 +111,8 @@ def _prune(servers: Servers, name: str, *, keep: int, since: datetime, dry_run: 
     with nullcontext() if dry_run else name_lock(servers.home, name):
         for left in () if dry_run else folder.glob(f"{_REMOVED}*"):
             remove_tree(left, within=folder, ignore_errors=False)
-        needed, found = protected_runs(servers.home, name), _Found.of(servers, name)
-        yield from (_judged(name, run, needed, found) for run in _old(servers, name, keep, since))
+        needed, found = protected_runs(servers.home, name), _KnownServers.of(servers, name)
+        yield from (_old_run(name, run, needed, found) for run in _old(servers, name, keep, since))
 
 
 def _old(servers: Servers, name: str, keep: int, since: datetime) -> list[RunDir]:
@@ -121,14 +121,14 @@ def _old(servers: Servers, name: str, keep: int, since: datetime) -> list[RunDir
 
 
 @dataclass(frozen=True)
-class _Found:
+class _KnownServers:
     """The servers of a name, and the runtimes that responded."""
 
     run_dirs: tuple[Path, ...]
     responded: frozenset[str]
 
     @classmethod
-    def of(cls, servers: Servers, name: str) -> "_Found":
+    def of(cls, servers: Servers, name: str) -> "_KnownServers":
         found: list[Path] = []
         responded = set()
         for kind, runtime in servers.runtimes.items():
@@ -157,13 +157,13 @@ class _Found:
         return "its server may still be running"
 
 
-def _judged(name: str, run: RunDir, needed: Mapping[RunDir, str], found: _Found) -> OldRun:
+def _old_run(name: str, run: RunDir, needed: Mapping[RunDir, str], known: _KnownServers) -> OldRun:
     of_other = f"{run.other_version}; {version_hint(run)}" if run.other_version else ""
     size, saved = 0, needed.get(run, "") or of_other
     if run.path.stat().st_uid != os.geteuid():
         saved = saved or "another user owns the directory"
     else:
-        size, saved = _size(run.path), saved or found.may_run(run)
+        size, saved = _size(run.path), saved or known.may_run(run)
     return OldRun(name=name, run_dir=str(run.path), bytes=size, keep_reason=saved)
 
 

@@ -86,7 +86,7 @@ def request_from(run: RunDir) -> UpRequest:
     )
 
 
-def named_run(home: Home, text: str) -> RunDir:
+def require_run(home: Home, text: str) -> RunDir:
     """Find a run by its directory, `NAME/RUN` or `RUN`. Raises UsageError if there is none."""
     if (run := find_run(home, text)) is None:
         known = [f"{name}/{run.path.name}" for name, runs in runs_by_name(home).items() for run in runs[:5]]
@@ -94,52 +94,52 @@ def named_run(home: Home, text: str) -> RunDir:
     return run
 
 
-def rerun_request(text: str, given: UpRequest, home: Home) -> UpRequest:
+def rerun_request(text: str, request: UpRequest, home: Home) -> UpRequest:
     """Return the request that repeats a run, with the options of the command line.
 
     Raises UsageError for an unknown run, and for options that would change its plan.
     """
-    if given.profile or given.overrides or given.image:
+    if request.profile or request.overrides or request.image:
         what = "`--from` repeats a run: a profile, `--set`, `--revision` and `--image` do not apply"
         raise UsageError(what, hint="`deploy diff` compares a run with a profile")
-    was = request_from(named_run(home, text))
+    was = request_from(require_run(home, text))
     return dataclasses.replace(
         was,
-        name=given.name or was.name,
-        host=given.host or was.host,
-        rank_hosts=given.rank_hosts if given.host else was.rank_hosts,
-        replace=given.replace,
-        keep_failed=given.keep_failed,
-        drain=given.drain,
-        max_replicas=given.max_replicas,
-        min_gsm8k=given.min_gsm8k,
-        timeout=given.timeout or was.timeout,
+        name=request.name or was.name,
+        host=request.host or was.host,
+        rank_hosts=request.rank_hosts if request.host else was.rank_hosts,
+        replace=request.replace,
+        keep_failed=request.keep_failed,
+        drain=request.drain,
+        max_replicas=request.max_replicas,
+        min_gsm8k=request.min_gsm8k,
+        timeout=request.timeout or was.timeout,
     )
 
 
-def decided_before(given: UpRequest, home: Home, *, run: str | None, locked: bool) -> UpRequest:
+def resolve_request(request: UpRequest, home: Home, *, run: str | None, locked: bool) -> UpRequest:
     """Return the request for a run, a lockfile or a profile. Raises UsageError if none is given."""
     if run is not None:
         if locked:
             raise UsageError(
                 "cannot use `--from` with `--locked`", hint="`--locked PATH` reads the `lock.yaml` in a run directory"
             )
-        return rerun_request(run, given, home)
+        return rerun_request(run, request, home)
     if locked:
-        return _as_locked(given)
-    if not given.profile:
+        return _locked_request(request)
+    if not request.profile:
         raise UsageError("no profile given", hint="`deploy profiles` lists them; `--model DIR|HUB_ID` writes one")
-    return given
+    return request
 
 
-def _as_locked(given: UpRequest) -> UpRequest:
+def _locked_request(request: UpRequest) -> UpRequest:
     """Return the request that starts a lockfile, given by its path or its profile.
 
     Raises UsageError for a missing lockfile and for options that would change its plan, ProfileError for an edited one.
     """
-    if given.overrides or given.image:
+    if request.overrides or request.image:
         what = "`--locked` starts the lockfile: `--set`, `--revision` and `--image` do not apply"
         raise UsageError(what, hint="`deploy lock PROFILE --set KEY=VALUE` writes a lockfile with other settings")
-    path = lock_path(given.profile or None)
+    path = lock_path(request.profile or None)
     lock, _ = read_lock(path)
-    return dataclasses.replace(given, profile=lock.profile, overrides=lock.overrides, lock=str(path))
+    return dataclasses.replace(request, profile=lock.profile, overrides=lock.overrides, lock=str(path))

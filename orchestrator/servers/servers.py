@@ -45,34 +45,34 @@ PROCESSES_FILE: Final = "processes.json"  # what a server is made of, noted when
 class Server:
     """A server with its runtime, run directory, plan and API key."""
 
-    found: RunningServer
+    handle: RunningServer
     runtime: ServerGroup
     run: RunDir | None  # None for a server of another home, whose labels could name any directory
 
     @property
     def name(self) -> str:
         """Name of the server."""
-        return self.found.name
+        return self.handle.name
 
     @property
     def url(self) -> str:
         """Base URL as reached from this host; with replicas that of the gateway."""
-        return self.found.url
+        return self.handle.url
 
     @property
     def units(self) -> tuple[Unit, ...]:
         """Units with their states at the listing, the gateway first."""
-        return self.found.units
+        return self.handle.units
 
     @property
     def engines(self) -> tuple[RunningServer, ...]:
         """The sglang servers: this one, or the replicas."""
-        return self.found.replicas or (self.found,)
+        return self.handle.replicas or (self.handle,)
 
     @cached_property
     def plan(self) -> Plan | None:
         """The plan of the server; None if it is missing or unreadable."""
-        return self.found.plan
+        return self.handle.plan
 
     @property
     def key(self) -> Secret | None:
@@ -86,7 +86,7 @@ class Server:
 
     def require_plan(self) -> Plan:
         """Return the plan. Raises StartError if it is not in this home."""
-        return self.found.require_plan()
+        return self.handle.require_plan()
 
     def require_own_run(self) -> RunDir:
         """Return the run directory. Raises StartError if it is not in this home."""
@@ -96,20 +96,20 @@ class Server:
 
     def require_running(self) -> ServerState:
         """Return the state. Raises StartError with the exit reason if the server is not running."""
-        state = self.runtime.state(self.found)
+        state = self.runtime.state(self.handle)
         if (ended := exit_problem(self.name, state)) is not None:
             raise StartError(ended.message, hint=ended.hint)
         return state
 
     def dead_processes(self) -> str:
         """Return the dead processes of the server. See `dead_processes`."""
-        return dead_processes(self.runtime, self.found)
+        return dead_processes(self.runtime, self.handle)
 
     def client(self, limits: "Timeouts | None" = None, *, engine: RunningServer | None = None) -> "EngineClient":
         """Return a client with the API key, for the server or one of its `engines`."""
         from orchestrator.engine import client  # noqa: PLC0415 - an HTTP client takes 0.2 s to import
 
-        return client.EngineClient((engine or self.found).url, key=self.key, limits=limits or client.DEFAULT_TIMEOUTS)
+        return client.EngineClient((engine or self.handle).url, key=self.key, limits=limits or client.DEFAULT_TIMEOUTS)
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class Servers:
             return self.server(found[0])
         host = None if self.explicit_hosts else requested_host(self.home, name)
         if host is not None:
-            near = f"`deploy status {name} --host {host}` asks the host on which it was started"
+            near = f"`deploy status {name} --host {host}` queries the host of its last start"
         else:
             near = did_you_mean(name, [handle.name for handle in self.find()])
         if self.unreachable:
@@ -155,7 +155,7 @@ class Servers:
         if any(runs_with_smoke(self.home, name)):
             near = f"`deploy restart {name}` starts its last ready run"
         elif latest_run(self.home, name) is not None:
-            near = f"`deploy diagnose {name}` tells why its last start failed"
+            near = f"`deploy diagnose {name}` shows why its last start failed"
         raise StartError(
             f"no server `{name}` found",
             hint=near or "`deploy status` lists servers, `deploy profiles` lists profiles to start",
@@ -167,7 +167,7 @@ class Servers:
 
     def server(self, found: RunningServer) -> Server:
         """Return a listed server with its runtime and run directory."""
-        return Server(found=found, runtime=self.runtime(found), run=self.run_of(found))
+        return Server(handle=found, runtime=self.runtime(found), run=self.run_of(found))
 
     def gateway_of(self, server: RunningServer, listed: Sequence[RunningServer] | None = None) -> RunningServer | None:
         """Return the running server whose gateway the plan of `server` names; None if there is none.
@@ -196,7 +196,7 @@ class Servers:
             try:
                 yield from runtime.find(name)
             except HostError as error:  # without a Docker daemon, processes are still listed
-                yield from servers_of(error.found) if isinstance(error, PartialResultError) else ()
+                yield from servers_of(error.units) if isinstance(error, PartialResultError) else ()
                 if kind in self.explicit_hosts or self._started_with(kind):
                     self.unreachable[kind] = error.message
 
@@ -307,7 +307,7 @@ def dead_processes(runtime: ServerGroup, handle: RunningServer) -> str:
     20 s, and a dead tensor-parallel rank when the others wait for it.
     """
     if handle.replicas:
-        return "; ".join(_lost_servers(runtime, handle))
+        return "; ".join(_missing_servers(runtime, handle))
     noted = handle.run.read(PROCESSES_FILE).get("processes")
     titles = runtime.process_cmdlines(handle) if noted else ()
     if not titles or not isinstance(noted, Sequence):
@@ -341,7 +341,7 @@ def replicas_on_other_plan(handle: RunningServer, plan: Plan) -> str:
     )
 
 
-def _lost_servers(runtime: ServerGroup, handle: RunningServer) -> Iterator[str]:
+def _missing_servers(runtime: ServerGroup, handle: RunningServer) -> Iterator[str]:
     """Yield the dead replicas of a gateway, and the dead processes of running replicas."""
     known = {Path(server.run_dir).name: server for server in handle.replicas}
     plan = handle.plan

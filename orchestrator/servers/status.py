@@ -14,7 +14,7 @@ from orchestrator.servers.group import RunningServer, run_dir_of
 from orchestrator.servers.servers import PROCESSES_FILE, RESTART_HINT, Servers, dead_processes
 
 _MAX_PARALLEL = 16
-_SHOWN = 0.1  # seconds of the shortest stage that is shown
+_MIN_STAGE_SECONDS = 0.1  # seconds of the shortest stage that is shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,23 +61,23 @@ def statuses(servers: Servers, name: str | None, *, check_health: bool) -> tuple
         return tuple(pool.map(lambda item: _status(servers, *item, ask=check_health), found, chunksize=1))
 
 
-def require_healthy(servers: Servers, found: Iterable[ServerStatus], *, named: bool) -> None:
-    """Raise HostError if a runtime does not respond, and with `named` an error for the server.
+def require_healthy(servers: Servers, found: Iterable[ServerStatus], *, explicit: bool) -> None:
+    """Raise HostError if a runtime does not respond, and with `explicit` an error for the server.
 
     StartError means that the server has exited, SmokeError that it is running but unhealthy.
     """
-    if servers.unreachable and not (named and found):  # the server was found: other runtimes do not matter
+    if servers.unreachable and not (explicit and found):  # the server was found: other runtimes do not matter
         raise HostError("; ".join(servers.unanswered()))
-    if not named:
+    if not explicit:
         return
     for server in found:
         opened = servers.open(server.name)
         opened.require_running()
         if server.health == "unhealthy":
             count = len(server.replicas)
-            default = f"not all {count} replicas are healthy at its gateway" if count else "it does not respond"
+            default = f"not all {count} replicas are healthy at its gateway" if count else "no response"
             reason = server.detail or default
-            without_gateway = opened.plan is not None and reason == _unrouted(opened.found, None)
+            without_gateway = opened.plan is not None and reason == _unrouted(opened.handle, None)
             cause = opened.plan.server.gateway if opened.plan and without_gateway else server.name
             raise SmokeError(
                 f"`{server.name}` is running but unhealthy: {reason}", hint=RESTART_HINT.format(name=cause)
@@ -157,7 +157,7 @@ def startup_seconds(run: RunDir) -> dict[str, float]:
     found = Counter[str]()  # the first sampled request of a pod is in both
     for item in (stages, checked if isinstance(checked, Mapping) else {}):
         found.update({str(stage): seconds for stage, seconds in item.items() if isinstance(seconds, int | float)})
-    return {stage: round(seconds, 1) for stage, seconds in found.items() if seconds >= _SHOWN}
+    return {stage: round(seconds, 1) for stage, seconds in found.items() if seconds >= _MIN_STAGE_SECONDS}
 
 
 def startup_text(server: ServerStatus) -> str:

@@ -15,8 +15,8 @@ from orchestrator.core.secrets import Secret
 from orchestrator.core.url import Address
 from orchestrator.engine.client import EngineClient
 from orchestrator.engine.endpoints import MODELS
-from orchestrator.engine.foreign import is_foreign, read_engine
 from orchestrator.engine.gateway import SESSION_HEADER
+from orchestrator.engine.other_engines import is_other_engine, read_engine
 from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError
 from orchestrator.evals.logprobs.run import ProbeSide, checkpoint_source
 from orchestrator.kernels.plan_table import kernel_report
@@ -32,13 +32,13 @@ from orchestrator.verify.target import target_from_server_info, target_of
 
 def url_target(url: str, *, api_key_env: str | None = None, claimed: ClaimedHardware | None = None) -> BenchTarget:
     """Return the target of any endpoint. Raises UsageError for an invalid URL or one with a password."""
-    behind = claimed or ClaimedHardware()
-    provenance = ServerProvenance(gpu=behind.gpu, gpus=behind.gpus, layout=behind.layout)
+    hardware = claimed or ClaimedHardware()
+    provenance = ServerProvenance(gpu=hardware.gpu, gpus=hardware.gpus, layout=hardware.layout)
     return BenchTarget(
         url=Address.from_url(url).url,
         key=api_key(api_key_env),
         provenance=provenance,
-        engine=behind.engine,
+        engine=hardware.engine,
         warnings=(),
         kernel_gate=lambda: None,
     )
@@ -51,11 +51,11 @@ def server_target(servers: Servers, name: str) -> BenchTarget:
     """
     server = servers.open(name)
     server.require_running()
-    handle, plan = server.found, server.plan
-    stood = provenance_of(handle.run, plan)
-    provenance = replace(stood, name=handle.name, profile=handle.profile, plan_digest=handle.plan_digest)
+    handle, plan = server.handle, server.plan
+    recorded = provenance_of(handle.run, plan)
+    provenance = replace(recorded, name=handle.name, profile=handle.profile, plan_digest=handle.plan_digest)
 
-    def look() -> dict[str, object] | None:
+    def read_kernel_report() -> dict[str, object] | None:
         report = kernel_report(server.runtime.logs(handle, follow=False), plan) if plan else None
         return report.to_dict() if report else None
 
@@ -64,7 +64,7 @@ def server_target(servers: Servers, name: str) -> BenchTarget:
         key=server.key,
         provenance=provenance,
         warnings=plan.warnings if plan else (),
-        kernel_gate=look,
+        kernel_gate=read_kernel_report,
         workload=_workload_of(server, servers.home) or DEFAULT_WORKLOAD,
         gpus=plan.gpus if plan else None,
         replica_urls=tuple(replica.url for replica in handle.replicas),
@@ -106,13 +106,13 @@ def side_of_server(servers: Servers, name: str) -> ProbeSide:
     """A server that `deploy up` started. Raises StartError where there is none, or its plan is not here."""
     server = servers.open(name)
     server.require_running()
-    if server.found.has_roles:
+    if server.handle.has_roles:
         raise UsageError(
             f"cannot compare log-probabilities of `{name}`: prefill and decode servers answer only through the gateway"
         )
     run, plan, key = server.require_own_run(), server.require_plan(), server.key
     engines = tuple(
-        (f"replica {number}" if server.found.replicas else "", target_of(plan, url=engine.url, api_key=key))
+        (f"replica {number}" if server.handle.replicas else "", target_of(plan, url=engine.url, api_key=key))
         for number, engine in enumerate(server.engines, start=1)
     )
     return ProbeSide(name=name, engines=engines, source=checkpoint_source(plan), run=run)
@@ -124,7 +124,7 @@ def side_of_url(url: str, *, key: Secret | None) -> ProbeSide:
     try:
         with EngineClient(url, key=key) as server:
             engine = read_engine(server.get(MODELS))
-            if is_foreign(engine):
+            if is_other_engine(engine):
                 raise SmokeError(f"cannot read log-probabilities of `{url}`: it is {engine}, not sglang")
             target = target_from_server_info(server, url=url, api_key=key)
     except (NoResponseError, UnexpectedResponseError) as error:

@@ -181,18 +181,18 @@ class GpuReader:
         `energy` reads the counters of this machine's GPUs, None for a far one.
         """
         self._plan, self._runner, self._energy = plan, runner, energy
-        self._looked: float | None = None
+        self._sampled_at: float | None = None
         self._reading: EnergyReading | None = None
         self._seen: tuple[GpuSample, ...] = ()
 
     def read(self, at: float) -> tuple[GpuSample, ...]:
         """Return the GPUs at the last sample."""
-        if self._plan.gpus and (self._looked is None or at - self._looked >= _GPUS_EVERY_S):
-            self._looked = at
-            self._seen = self._look()
+        if self._plan.gpus and (self._sampled_at is None or at - self._sampled_at >= _GPUS_EVERY_S):
+            self._sampled_at = at
+            self._seen = self._sample()
         return self._seen
 
-    def _look(self) -> tuple[GpuSample, ...]:
+    def _sample(self) -> tuple[GpuSample, ...]:
         if self._runner is None:
             return ()
         inventory, watts = read_gpus(self._plan.hardware.vendor, self._runner), self._watts()
@@ -232,13 +232,13 @@ class TopView:
             hint = f"`deploy up PROFILE --replace --set flags.{Meaning.METRICS}=true` starts it with them"
             raise UsageError(f"`{name}` exports no metrics", hint=hint)
         host_ref = resolve_host_ref(plan.runtime, servers.home, host)
-        runner = runner_for(host_ref) if runtime_class(self._server.found.runtime).is_local else None
+        runner = runner_for(host_ref) if runtime_class(self._server.handle.runtime).is_local else None
         self._gpus = GpuReader(plan, runner, None if host_ref.remote else partial(read_energy, tuple(plan.gpus)))
         self._clients = [  # a gateway counts no tokens
             self._server.client(_LIMITS, engine=engine) for engine in self._server.engines
         ]
         self._gate = GateReader() if needs_table(plan) else TritonReader() if uses_triton_configs(plan) else None
-        self._log = self._server.runtime.tail(self._server.found) if self._gate else None
+        self._log = self._server.runtime.tail(self._server.handle) if self._gate else None
         self._clock = clock
         self._counters: deque[Counters] = deque()
         self._events: deque[Event] = deque(maxlen=_MOST_EVENTS)

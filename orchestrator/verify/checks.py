@@ -9,9 +9,9 @@ from orchestrator.core.secrets import excerpt
 from orchestrator.core.text import parse_json
 from orchestrator.engine import endpoints
 from orchestrator.engine.client import EngineClient
-from orchestrator.engine.foreign import option_name
 from orchestrator.engine.metrics import Metric
 from orchestrator.engine.options import Meaning
+from orchestrator.engine.other_engines import option_name
 from orchestrator.engine.requests import Body, chat_body, completion_body, generate_body
 from orchestrator.engine.responses import ChatResponse, UnexpectedResponseError, number, read_cached
 from orchestrator.plan.plan import SmokeQuestion
@@ -33,7 +33,7 @@ _METRICS_SECONDS: Final = 1.5  # ATOM updates its counters once a second
 _MIN_ACCEPTED: Final = 0.5  # share of the accepted drafts that are published for other prompts (our limit)
 _DRAWS: Final = 8  # answers of one token
 _TIED: Final = 4  # first tokens; as many may be equally likely in bfloat16, at any temperature
-_ALIKE: Final = 12  # tokens that are not the greedy ones by chance at temperature 2
+_COMPARED_TOKENS: Final = 12  # tokens that are not the greedy ones by chance at temperature 2
 SCHEMA: Final = {
     "type": "object",
     "properties": {"ready": {"type": "boolean"}, "color": {"enum": ["red", "green"]}},
@@ -60,10 +60,10 @@ def served_model(client: SmokeClient) -> CheckOutcome:
 
 def api_key_required(client: SmokeClient) -> CheckOutcome:
     """The server was to be closed and is open."""
-    return refused_without_key(client.server, client.target)
+    return check_key_required(client.server, client.target)
 
 
-def refused_without_key(server: EngineClient, target: Target) -> CheckOutcome:
+def check_key_required(server: EngineClient, target: Target) -> CheckOutcome:
     """Send a request without the API key, if the target has one: it must be refused.
 
     First without a body: sglang refuses a request before it reads the body (0.5.14, utils/auth.py) and closes the
@@ -75,7 +75,9 @@ def refused_without_key(server: EngineClient, target: Target) -> CheckOutcome:
     status = server.post_status(endpoints.COMPLETIONS, b"", with_key=False)
     if status != 401:
         status = server.post_status(endpoints.COMPLETIONS, body, with_key=False)
-    return passed("401 without the key") if status == 401 else failed(f"a request without the key is answered {status}")
+    return (
+        passed("401 without the key") if status == 401 else failed(f"a request without the key returns status {status}")
+    )
 
 
 def greedy_deterministic(client: SmokeClient) -> CheckOutcome:
@@ -100,13 +102,13 @@ def streaming_matches(client: SmokeClient) -> CheckOutcome:
     text = f"streaming gives {excerpt(stream.text, 60)!r}, not streaming {excerpt(whole.text, 60)!r}"
     if not stream.text:
         return failed(text)
-    if stream.pieces < 2:
-        return failed(f"{whole.completion_tokens} tokens came in {stream.pieces} chunk: the response is not streamed")
+    if stream.chunks < 2:
+        return failed(f"{whole.completion_tokens} tokens came in {stream.chunks} chunk: the response is not streamed")
     if stream.completion_tokens != whole.completion_tokens:
         return failed(f"`usage` counts {stream.completion_tokens} tokens streaming, {whole.completion_tokens} not")
     if stream.text != whole.text:
         return differs(text, client.target.nondeterministic)
-    return passed(f"the same {len(whole.text)} characters, in {stream.pieces} chunks")
+    return passed(f"the same {len(whole.text)} characters, in {stream.chunks} chunks")
 
 
 def correct_answers(client: SmokeClient) -> CheckOutcome:
@@ -147,7 +149,7 @@ def sampling_varies(client: SmokeClient) -> CheckOutcome:
         answers = [client.generate(prompt, tokens=32, rank=rank, temperature=2.0, **item).ids for item in filters]
         if answers[0] == answers[1]:
             return _not_sampled(client, f"rank {rank} returns the same 32 tokens twice at temperature 2")
-        if client.target.speculative and _goes_on_greedily(client, prompt, answers[0], rank):
+        if client.target.speculative and _continues_greedily(client, prompt, answers[0], rank):
             return _not_sampled(client, f"rank {rank} samples only the first token at temperature 2")
         greedy, cold, hot = (_first_tokens(client, prompt, rank, temperature=item) for item in (0.0, 0.01, 2.0))
         if greedy == 1 and cold >= hot > _TIED:
@@ -178,7 +180,7 @@ def prefix_cache(client: SmokeClient) -> CheckOutcome:
     pages, the last token is always computed, and speculation holds back one more.
     """
     if not client.target.prefix_cache:
-        return skipped("the profile turns the prefix cache off")
+        return skipped("the profile disables the prefix cache")
     if not (client.is_sglang or client.target.cache_report):
         option = option_name(client.target.engine, Meaning.CACHED_TOKENS_REPORT)
         started = f"; start it with `--{option}`" if option else ""
@@ -341,15 +343,15 @@ def skip_reason(check: Check, target: Target) -> str:
         correct_answers: "" if target.questions else "the model has no questions",
         tool_call_parsed: "" if target.tool_parser else f"the profile has no `{Meaning.TOOL_PARSER}`",
         reasoning_separated: "" if target.reasoning_parser else f"the profile has no `{Meaning.REASONING_PARSER}`",
-        soak: "" if target.soak_seconds else "not asked for: `--soak MINUTES`",
+        soak: "" if target.soak_seconds else "not requested: `--soak MINUTES`",
     }
     return reasons.get(check, "")
 
 
-def _goes_on_greedily(client: SmokeClient, prompt: list[int], answer: Sequence[int], rank: int) -> bool:
+def _continues_greedily(client: SmokeClient, prompt: list[int], answer: Sequence[int], rank: int) -> bool:
     """Return whether what follows the first token of an answer is what a greedy server says after it."""
-    greedy = client.generate([*prompt, *answer[:1]], tokens=_ALIKE, rank=rank).ids
-    return tuple(answer[1 : 1 + _ALIKE]) == greedy
+    greedy = client.generate([*prompt, *answer[:1]], tokens=_COMPARED_TOKENS, rank=rank).ids
+    return tuple(answer[1 : 1 + _COMPARED_TOKENS]) == greedy
 
 
 def _first_tokens(client: SmokeClient, prompt: list[int], rank: int, *, temperature: float) -> int:
@@ -372,7 +374,7 @@ def _wrong(question: SmokeQuestion, answer: ChatResponse) -> str:
 
 def _rejects(client: SmokeClient, requests: dict[str, tuple[str, bytes]]) -> CheckOutcome:
     statuses = {what: client.server.post_status(path, content) for what, (path, content) in requests.items()}
-    wrong = [f"{what} is answered {status}" for what, status in statuses.items() if not 400 <= status < 500]
+    wrong = [f"{what} returns status {status}" for what, status in statuses.items() if not 400 <= status < 500]
     if wrong:
         return failed("; ".join(wrong))
     if (health := client.server.health(tries=2)) != 200:  # before the requests below: see `EngineClient.health`

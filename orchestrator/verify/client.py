@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Generator, Sequence
 from typing import Final
 
-from orchestrator.engine import endpoints, foreign
+from orchestrator.engine import endpoints, other_engines
 from orchestrator.engine.client import EngineClient
 from orchestrator.engine.liveness import RANK_FIELD
 from orchestrator.engine.requests import Body, chat_body, completion_body, generate_body
@@ -45,15 +45,15 @@ class SmokeClient:
         seed: int,
         faults: Callable[[], Sequence[str]] | None,
         show: Callable[[str], None] = lambda _: None,
-        behind: EngineClient | None = None,
+        engine: EngineClient | None = None,
     ) -> None:
         """Ask `target` through `server`; `seed` makes prompts that no earlier run has put into the cache.
 
-        `show` gets the progress of a long check; `behind` is a server behind the gateway `server`.
+        `show` gets the progress of a long check; `engine` is a server behind the gateway `server`.
         """
         self.target = target
         self.server = server
-        self.described_by = behind or server  # has server info, model info and metrics
+        self.described_by = engine or server  # has server info, model info and metrics
         self.faults = faults
         self.show = show
         self._random = random.Random(seed)  # noqa: S311 - prompts, not keys
@@ -70,7 +70,7 @@ class SmokeClient:
         if self.is_sglang:
             body = generate_body(prompt, tokens=tokens, model=self.target.served_name, rank=rank, **more)
             return read_generated(self.server.post(endpoints.GENERATE, body))
-        if (returns_ids := foreign.RETURNS_IDS.get(self.target.engine)) is None:
+        if (returns_ids := other_engines.RETURNS_IDS.get(self.target.engine)) is None:
             raise NotOfferedError(f"{self.engine} has no `{endpoints.GENERATE}` and returns no token ids")
         more = {"ignore_eos": True, RANK_FIELD: rank, **returns_ids, **more}
         body = completion_body(self.target.served_name, prompt, tokens=tokens, **more)
@@ -84,13 +84,13 @@ class SmokeClient:
     @property
     def engine(self) -> str:
         """The engine as a subject of a sentence."""
-        return "the endpoint" if self.target.engine == foreign.UNKNOWN else self.target.engine
+        return "the endpoint" if self.target.engine == other_engines.UNKNOWN else self.target.engine
 
     def page_size(self) -> int:
         """The tokens in a page of the KV cache. Raises NotOfferedError if the endpoint reports none."""
         if self.is_sglang:
             return self.info().page_size
-        size = foreign.read_block_size(self.server.exported().decode(errors="replace"))
+        size = other_engines.read_block_size(self.server.exported().decode(errors="replace"))
         if size is None:
             raise NotOfferedError(f"{self.engine} reports no block size in `{endpoints.METRICS}`")
         return size
@@ -106,7 +106,7 @@ class SmokeClient:
         return get_object(self._post(endpoints.COMPLETIONS, body), "usage")
 
     def _post(self, path: str, body: Body) -> Json:
-        return self.server.post(path, *foreign.pinned(self.target.engine, body))
+        return self.server.post(path, *other_engines.pinned(self.target.engine, body))
 
     def chat(self, body: Body) -> ChatResponse:
         """The answer to a chat request, in one piece."""
@@ -126,7 +126,7 @@ class SmokeClient:
 
     def events(self, path: str, body: Body) -> Generator[bytes]:
         """Yield the events of a streamed response as they arrive; closing the generator aborts the request."""
-        yield from self.server.events(path, *foreign.pinned(self.target.engine, body))
+        yield from self.server.events(path, *other_engines.pinned(self.target.engine, body))
 
     def info(self) -> ServerInfo:
         """What the server says of its settings."""

@@ -20,22 +20,22 @@ from orchestrator.engine.gateway import GENERATION, LIVENESS, READINESS, read_re
 from orchestrator.engine.requests import completion_body
 from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError, read_completion_event
 from orchestrator.runtimes.base import ServerState, Status
-from orchestrator.verify.checks import PROMPT, refused_without_key
+from orchestrator.verify.checks import PROMPT, check_key_required
 from orchestrator.verify.report import CheckOutcome, CheckResult, differs, failed, passed
-from orchestrator.verify.smoke import carry_out
+from orchestrator.verify.smoke import run_check
 from orchestrator.verify.target import Target
 
 _STARTS: Final = 300.0  # seconds; smg 1.13.0 takes 3, and half a minute where ten programs want each core
 _WITHIN: Final = 60.0  # seconds; smg 1.13.0 counts two servers that serve 0.2 s after its own start
 _POLL: Final = 0.1
-_ASKED: Final = Timeouts(connect=2, idle=5, total=5)
+_TIMEOUTS: Final = Timeouts(connect=2, idle=5, total=5)
 _TOKENS: Final = 32
 
 
 def count_workers(url: str) -> int:
     """How many servers a gateway counts as healthy; 0 where it counts none, or does not answer."""
     try:
-        with EngineClient(url, key=None, limits=_ASKED) as gateway:
+        with EngineClient(url, key=None, limits=_TIMEOUTS) as gateway:
             return read_readiness(gateway.get(READINESS))
     except (NoResponseError, UnexpectedResponseError):  # 503 where there is none
         return 0
@@ -48,7 +48,7 @@ def generates(url: str) -> bool:
 
 def is_alive(url: str) -> bool:
     """Return whether a gateway responds to its liveness check."""
-    return _is_ok(url, LIVENESS, _ASKED)
+    return _is_ok(url, LIVENESS, _TIMEOUTS)
 
 
 def _is_ok(url: str, path: str, limits: Timeouts) -> bool:
@@ -66,7 +66,7 @@ def wait_for_gateway(url: str, *, servers: int, state: Callable[[], ServerState]
     """
     poll_until(lambda now: now.status is not Status.PENDING or now.unschedulable, state, timeout=inf, interval=_POLL)
 
-    def look(ask: Callable[[str], int]) -> int:
+    def probe(ask: Callable[[str], int]) -> int:
         now = state()
         if now.unschedulable:
             raise NotReadyError(f"the gateway cannot start: {now.detail}")
@@ -74,16 +74,16 @@ def wait_for_gateway(url: str, *, servers: int, state: Callable[[], ServerState]
             raise NotReadyError(f"the gateway exited: {now.exit_summary}", hint="see its log: `deploy logs`")
         return ask(url)
 
-    def shown(counted: int) -> None:
+    def show(counted: int) -> None:
         progress.update("the gateway", transient=f"{int(counted)}/{servers} servers")
 
     with Progress() as progress:
-        if not poll_until(bool, partial(look, is_alive), timeout=_STARTS, interval=_POLL, on_tick=shown):
+        if not poll_until(bool, partial(probe, is_alive), timeout=_STARTS, interval=_POLL, on_tick=show):
             raise NotReadyError(
                 f"the gateway does not answer within {_STARTS:.0f} s", hint="see its log: `deploy logs`"
             )
-        count = partial(look, count_workers)
-        counted = poll_until(lambda found: found == servers, count, timeout=_WITHIN, interval=_POLL, on_tick=shown)
+        count = partial(probe, count_workers)
+        counted = poll_until(lambda number: number == servers, count, timeout=_WITHIN, interval=_POLL, on_tick=show)
     if counted != servers:
         raise NotReadyError(
             f"the gateway counts {counted} of {servers} servers after {_WITHIN:.0f} s",
@@ -98,10 +98,10 @@ def gateway_checks(target: Target, servers: int) -> list[CheckResult]:
         checks: tuple[tuple[str, Callable[[], CheckOutcome]], ...] = (
             ("replicas registered", lambda: _all_counted(client, servers)),
             ("served model", lambda: _right_model(client, target)),
-            ("API key required", lambda: refused_without_key(client, target)),
+            ("API key required", lambda: check_key_required(client, target)),
             ("streaming matches", lambda: _stream_agrees(client, target)),
         )
-        return [carry_out(f"gateway: {name}", check) for name, check in checks]
+        return [run_check(f"gateway: {name}", check) for name, check in checks]
 
 
 def _all_counted(client: EngineClient, servers: int) -> CheckOutcome:

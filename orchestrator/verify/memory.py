@@ -58,7 +58,7 @@ class MemoryWatch:
             if not gauge.unwatched and (used := gauge.read()) is not None:
                 self._samples.setdefault(gauge.name, []).append(used)
 
-    def faults(self) -> Iterator[str]:
+    def problems(self) -> Iterator[str]:
         """Yield each kind of memory that grows and does not stop."""
         for gauge in self.gauges:
             least = smallest(self._samples.get(gauge.name, ()))
@@ -68,7 +68,7 @@ class MemoryWatch:
                 values = ", ".join(f"{item / _MIB:,.0f}" for item in least)
                 yield f"{gauge.name} keeps growing: {values} MiB at least in the quarters of the soak"
 
-    def shown(self) -> Iterator[str]:
+    def summaries(self) -> Iterator[str]:
         """Yield what was read of each gauge, or why nothing was."""
         if not self.gauges:
             yield "memory not watched: the host of a URL is unknown"
@@ -82,10 +82,10 @@ class MemoryWatch:
 
 def smallest(samples: Sequence[int], parts: int = _QUARTERS) -> tuple[int, ...]:
     """Return the smallest sample of each part; () of fewer than three samples in each."""
-    part = len(samples) / parts
-    if part < 3:
+    size = len(samples) / parts
+    if size < 3:
         return ()
-    return tuple(min(samples[int(at * part) : int((at + 1) * part)]) for at in range(parts))
+    return tuple(min(samples[int(at * size) : int((at + 1) * size)]) for at in range(parts))
 
 
 def grows(least: Sequence[int], *, more_than: float) -> bool:

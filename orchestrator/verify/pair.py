@@ -12,14 +12,14 @@ from typing import Final
 from orchestrator.core.secrets import Secret
 from orchestrator.engine import endpoints
 from orchestrator.engine.client import EngineClient, Timeouts
-from orchestrator.engine.disaggregation import TRANSFERS, network_unknown, transfer_fault
+from orchestrator.engine.disaggregation import TRANSFERS, network_unknown, transfer_problem
 from orchestrator.engine.liveness import FAKE_BOOTSTRAP, samples
 from orchestrator.engine.options import Meaning
 from orchestrator.engine.requests import generate_body
 from orchestrator.engine.responses import read_generated
 from orchestrator.verify.checks import PROMPT
 from orchestrator.verify.report import CheckOutcome, CheckResult, SmokeReport, failed, passed, skipped, warning
-from orchestrator.verify.smoke import carry_out, sample_ranks
+from orchestrator.verify.smoke import run_check, sample_ranks
 from orchestrator.verify.target import Target
 
 _LIMITS: Final = Timeouts(connect=5, idle=180, total=180)  # as in the smoke test
@@ -49,13 +49,13 @@ def role_report(target: Target) -> SmokeReport:
     def generates() -> CheckOutcome:
         if silent:
             return failed(silent)
-        return passed("one token") if _alone(server, PROMPT, 1) else failed("no token")
+        return passed("one token") if _generate(server, PROMPT, 1) else failed("no token")
 
     began = time.monotonic()
     with EngineClient(target.url, key=target.api_key, limits=_LIMITS) as server:
         silent = sample_ranks(target, server, _SAMPLED, fields=FAKE_BOOTSTRAP) if target.on_gpu else ""
         sampled = round(time.monotonic() - began, 3)
-        checks = (carry_out("generates alone", generates),)
+        checks = (run_check("generates alone", generates),)
     return SmokeReport(url=target.url, served_name=target.served_name, checks=checks, first_sample_seconds=sampled)
 
 
@@ -70,7 +70,7 @@ def pair_checks(pair: Pair) -> Iterator[CheckResult]:
             ("network", lambda: _network(pair)),
         )
         for name, check in checks:
-            yield carry_out(f"pair: {name}", check)
+            yield run_check(f"pair: {name}", check)
 
 
 def _transferred(router: EngineClient, prefill: Sequence[EngineClient], model: str) -> CheckOutcome:
@@ -100,17 +100,17 @@ def _single_replica_output(router: EngineClient, prefill: EngineClient, pair: Pa
     prompt = list(range(100, 137))
     body = generate_body(prompt, tokens=_TOKENS, model=pair.model)
     answer = read_generated(router.post(endpoints.GENERATE, body)).ids
-    own = [_alone(prefill, [*prompt, *answer[:count]], 1)[:1] for count in range(len(answer))]
+    own = [_generate(prefill, [*prompt, *answer[:count]], 1)[:1] for count in range(len(answer))]
     wrong = sum((token,) != alone for token, alone in zip(answer, own, strict=True))
     if len(answer) != _TOKENS:
         return failed(f"{len(answer)} tokens instead of {_TOKENS}")
     if wrong == 0:
-        return passed(f"the same {_TOKENS} tokens as one server that does both")
+        return passed(f"the same {_TOKENS} tokens as a server without disaggregation")
     conclude = warning if pair.on_gpu and wrong <= _TIES * _TOKENS else failed
-    return conclude(f"{wrong} of {_TOKENS} tokens differ from those of one server that does both")
+    return conclude(f"{wrong} of {_TOKENS} tokens differ from those of a server without disaggregation")
 
 
-def _alone(server: EngineClient, prompt: str | list[int], tokens: int) -> tuple[int, ...]:
+def _generate(server: EngineClient, prompt: str | list[int], tokens: int) -> tuple[int, ...]:
     body = {**generate_body(prompt, tokens=tokens), **FAKE_BOOTSTRAP}
     return read_generated(server.post(endpoints.GENERATE, body)).ids
 
@@ -121,8 +121,8 @@ def _network(pair: Pair) -> CheckOutcome:
         return skipped("no log or no plan of the servers")
     backend, _, network = pair.transfer.partition(" over ")
     for name, log in pair.logs().items():
-        if fault := transfer_fault(log, backend=backend, tcp=network == "tcp"):
+        if fault := transfer_problem(log, backend=backend, tcp=network == "tcp"):
             return failed(f"{name}: {fault}")
     if unknown := network_unknown(backend, tcp=network == "tcp"):
         return warning(unknown)
-    return passed(f"{pair.transfer}, as the profile says")
+    return passed(f"{pair.transfer}, as in the profile")

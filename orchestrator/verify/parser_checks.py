@@ -20,7 +20,7 @@ WEATHER_TOOL: Final = {
     },
 }
 # Texts that begin or end reasoning (sglang 0.5.21, srt/parser/reasoning_parser.py).
-_MARKS: Final = (
+_THINK_TAGS: Final = (
     *("<think>", "</think>", "◁think▷", "◁/think▷", "<mm:think>", "</mm:think>", "<|channel|>"),
     *("<|channel>", "<channel|>", "<|open|>think", "<|close|>think", "<|content_thinking|>", " to=self<|message|>"),
     *("[THINK]", "[/THINK]", "<|START_THINKING|>", "<|END_THINKING|>", "<|inner_prefix|>", "<|inner_suffix|>"),
@@ -52,10 +52,10 @@ def reasoning_separated(client: SmokeClient) -> CheckOutcome:
     more = {"chat_template_kwargs": {"enable_thinking": True}}
     question = "How many days are in two weeks? Think first."
     answer = client.chat(chat_body(client.target.served_name, question, tokens=_TOKENS, **more))
-    if marks := [mark for mark in _MARKS if mark in answer.content]:
+    if marks := [mark for mark in _THINK_TAGS if mark in answer.content]:
         return failed(f"{parser} left `{marks[0]}` in the answer: {excerpt(answer.content, 60)!r}")
     reasoning, ended = answer.text.removesuffix(answer.content), answer.finish_reason == "stop"
-    if marks := [mark for mark in _MARKS if mark in reasoning]:
+    if marks := [mark for mark in _THINK_TAGS if mark in reasoning]:
         return failed(f"{parser} left `{marks[0]}` in the reasoning: {excerpt(reasoning, 60)!r}")
     if not reasoning:
         return skipped("the model did not reason" if ended else f"no reasoning seen, and no end in {_TOKENS} tokens")
@@ -63,4 +63,4 @@ def reasoning_separated(client: SmokeClient) -> CheckOutcome:
         if ended:
             return failed(f"{parser} took the whole answer for reasoning: {excerpt(answer.text, 60)!r}")
         return skipped(f"the reasoning did not end in {_TOKENS} tokens")
-    return passed(f"{len(reasoning)} characters of reasoning apart from the answer")
+    return passed(f"{len(reasoning)} characters of reasoning, separate from the answer")

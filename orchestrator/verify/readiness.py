@@ -23,7 +23,7 @@ from orchestrator.engine import endpoints
 from orchestrator.engine.client import EngineClient
 from orchestrator.engine.log import StartupLogParser
 from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError
-from orchestrator.engine.server_args import ArgumentRefusal
+from orchestrator.engine.server_args import ArgumentRejection
 from orchestrator.runtimes.base import ServerState, Status
 
 POLL_SECONDS: Final = 0.2
@@ -69,12 +69,12 @@ def wait_until_ready(
     ):
         attempt = _Wait(server, client=client, clock=clock, end=inf if timeout is None else clock() + timeout)
 
-        def meanwhile(_: object) -> None:
+        def on_tick(_: object) -> None:
             doing, stage = attempt.activity(server.about)
             text.update(doing, stage=stage, transient=f"{attempt.elapsed:.0f} s")
             attempt.give_up_after(progress_deadline=progress_deadline, timeout=timeout)
 
-        poll_until(bool, attempt.is_ready, timeout=inf, interval=POLL_SECONDS, on_tick=meanwhile, sleep=sleep)
+        poll_until(bool, attempt.is_ready, timeout=inf, interval=POLL_SECONDS, on_tick=on_tick, sleep=sleep)
         seconds = attempt.elapsed
         text.update(f"ready after {seconds:.1f} s")
     return seconds
@@ -138,7 +138,7 @@ class _Wait:
         for text in batches(self._server.log()):
             was_ready = self.reader.is_ready
             alive = self.reader.feed(text)
-            if self.reader.port_taken:
+            if self.reader.port_in_use:
                 raise self._error(f"the port of `{self._server.url}` is in use by another process")
             if alive and not was_ready:  # later lines may be the echo of our own health requests
                 self._moved = self._clock()
@@ -152,8 +152,8 @@ class _Wait:
     def _check_placement(self, state: ServerState) -> None:
         """One that others have not started yet: they know how long that may take, and whether it never will."""
         self._pending = state.detail if state.status is Status.PENDING else ""
-        if state.refusal is not None:
-            raise self._rejected_arguments(state.refusal)
+        if state.rejection is not None:
+            raise self._rejected_arguments(state.rejection)
         if not self._pending:
             return
         if state.unschedulable:
@@ -161,9 +161,9 @@ class _Wait:
             raise self._error(f"the server cannot start: {self._pending}", hint=hint)
         self._moved = self._clock()
 
-    def _rejected_arguments(self, refusal: ArgumentRefusal) -> ProfileError:
-        location = ", ".join(".".join(key) for key in refusal.keys(refusal.options))
-        problem = Problem(redact(refusal.text), location)
+    def _rejected_arguments(self, rejection: ArgumentRejection) -> ProfileError:
+        location = ", ".join(".".join(key) for key in rejection.keys(rejection.options))
+        problem = Problem(redact(rejection.text), location)
         return ProfileError(f"sglang rejected arguments of `{self._server.served_name}`", problems=[problem])
 
     def _require_alive(self, state: ServerState) -> None:

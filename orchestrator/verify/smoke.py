@@ -48,22 +48,22 @@ def smoke_test(
     with (
         progress or Progress() as displayed,
         EngineClient(target.url, key=target.api_key, limits=limits, transport=transport) as server,
-        EngineClient(target.engine_url or target.url, key=target.api_key, limits=limits, transport=transport) as behind,
+        EngineClient(target.engine_url or target.url, key=target.api_key, limits=limits, transport=transport) as engine,
     ):
         client = SmokeClient(
             target,
             server,
             seed=time.time_ns() if seed is None else seed,
             faults=faults,
-            behind=behind if target.engine_url else server,
+            engine=engine if target.engine_url else server,
             show=lambda text: displayed.update("smoke test", transient=text),
         )
-        began, silent = clock(), ""
+        began, problem = clock(), ""
         if target.on_gpu and client.is_sglang:
             displayed.update("first sampled request")
-            silent = sample_ranks(target, server, client.fresh_ids(37), clock=clock)
+            problem = sample_ranks(target, server, client.fresh_ids(37), clock=clock)
         sampled = round(clock() - began, 3)
-        checks = tuple(_all_checks(client, silent, shown=displayed, clock=clock))
+        checks = tuple(_all_checks(client, problem, progress=displayed, clock=clock))
     return SmokeReport(url=target.url, served_name=target.served_name, checks=checks, first_sample_seconds=sampled)
 
 
@@ -123,16 +123,16 @@ def _sampled(server: EngineClient, body: Body, *, is_gateway: bool, clock: Calla
 
 
 def _all_checks(
-    client: SmokeClient, silent: str, *, shown: Progress, clock: Callable[[], float]
+    client: SmokeClient, problem: str, *, progress: Progress, clock: Callable[[], float]
 ) -> Iterator[CheckResult]:
-    """Yield the result of each check; `silent` is why the server is already known not to answer, or ""."""
+    """Yield the result of each check; `problem` is why the server is already known not to answer, or ""."""
     for number, (name, check) in enumerate(CHECKS, start=1):
-        shown.update("smoke test", transient=f"{number}/{len(CHECKS)}: {name}")
-        begun = clock()
+        progress.update("smoke test", transient=f"{number}/{len(CHECKS)}: {name}")
+        began = clock()
         if reason := skip_reason(check, client.target):  # also of a server that is silent
             outcome = skipped(reason)
-        elif silent:
-            outcome = failed(f"not run: {silent}")
+        elif problem:
+            outcome = failed(f"not run: {problem}")
         else:
             try:
                 outcome = check(client)
@@ -141,15 +141,15 @@ def _all_checks(
             except UnexpectedResponseError as error:
                 outcome = failed(str(error))
             except NoResponseError as error:
-                outcome, silent = failed(str(error)), f"the server stopped answering during `{name}`"
-        yield outcome.result(name, clock() - begun)
+                outcome, problem = failed(str(error)), f"the server stopped answering during `{name}`"
+        yield outcome.result(name, clock() - began)
 
 
-def carry_out(name: str, check: Callable[[], CheckOutcome]) -> CheckResult:
+def run_check(name: str, check: Callable[[], CheckOutcome]) -> CheckResult:
     """Carry out a check that needs no `SmokeClient`. It fails if the server does not answer as expected."""
-    begun = time.monotonic()
+    began = time.monotonic()
     try:
         outcome = check()
     except (NoResponseError, UnexpectedResponseError) as error:
         outcome = failed(str(error))
-    return outcome.result(name, time.monotonic() - begun)
+    return outcome.result(name, time.monotonic() - began)

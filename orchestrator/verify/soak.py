@@ -53,7 +53,7 @@ class _Load:
     stopped: threading.Event = field(default_factory=threading.Event)
 
     @property
-    def goes_on(self) -> bool:
+    def is_running(self) -> bool:
         return not self.stopped.is_set() and time.monotonic() < self.end and len(self.errors) < _MAX_ERRORS
 
     def stalled(self) -> list[int]:
@@ -94,22 +94,22 @@ def soak(client: SmokeClient) -> CheckOutcome:
     if not load.done:
         return failed(f"no request ended within {format_duration(seconds)}")
     basis = "half the load at its knee" if client.target.soak_clients else "no benchmark names its knee"
-    faults, text = [], [f"{format_duration(seconds)}: {counted}, {clients} clients a rank ({basis})"]
+    problems, text = [], [f"{format_duration(seconds)}: {counted}, {clients} clients a rank ({basis})"]
     _measure_all(client, load)
     for rank, lengths in sorted(load.accepted.items()):
         part = max(len(lengths) // 4, 1)
         first, last = max(lengths[0], fmean(lengths[:part])), fmean(lengths[-part:])  # the first is before the load
         text.append(f"accept length {first:.2f}, then {last:.2f}")
         if last < _MIN_ACCEPTANCE * first:
-            faults.append(f"the accept length of rank {rank} fell from {first:.2f} to {last:.2f}")
+            problems.append(f"the accept length of rank {rank} fell from {first:.2f} to {last:.2f}")
     if held_before is not None:
         held = _await_tokens(client, lambda used: used is None or used <= held_before)
         if math.inf in (held, held_before):
             text.append("cache tokens in use not compared: other requests run")
         elif held is not None and held > held_before:
-            faults.append(f"{held:,.0f} cache tokens are in use without a request, {held_before:,.0f} before")
-    faults += memory.faults()
-    return failed("; ".join([*faults, counted])) if faults else passed("; ".join([*text, *memory.shown()]))
+            problems.append(f"{held:,.0f} cache tokens are in use without a request, {held_before:,.0f} before")
+    problems += memory.problems()
+    return failed("; ".join([*problems, counted])) if problems else passed("; ".join([*text, *memory.summaries()]))
 
 
 def _start_client(client: SmokeClient, load: _Load, rank: int, number: int) -> threading.Thread:
@@ -121,7 +121,7 @@ def _start_client(client: SmokeClient, load: _Load, rank: int, number: int) -> t
 
 def _send_requests(client: SmokeClient, load: _Load, rank: int, source: random.Random) -> None:
     kinds = list(_kinds(client, load).items())
-    while load.goes_on:
+    while load.is_running:
         name, send = source.choice(kinds)
         try:
             send(client, rank, source)

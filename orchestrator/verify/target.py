@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from orchestrator.core.secrets import Secret
-from orchestrator.engine import endpoints, foreign
+from orchestrator.engine import endpoints, other_engines
 from orchestrator.engine.client import EngineClient
 from orchestrator.engine.metrics import read_metrics
 from orchestrator.engine.requests import completion_body
@@ -57,14 +57,14 @@ def describe(server: EngineClient, *, url: str, api_key: Secret | None, engine: 
     Raises NoResponseError, and UnexpectedResponseError if it lists no model, or is no sglang server though it says so.
     """
     listed = server.get(endpoints.MODELS)
-    engine = engine or foreign.read_engine(listed)
-    if not foreign.is_foreign(engine):
+    engine = engine or other_engines.read_engine(listed)
+    if not other_engines.is_other_engine(engine):
         try:
             return target_from_server_info(server, url=url, api_key=api_key)
         except UnexpectedResponseError:
             if engine == "sglang":
                 raise
-    if (chosen := foreign.choose_model(read_models(listed))) is None:
+    if (chosen := other_engines.choose_model(read_models(listed))) is None:
         raise UnexpectedResponseError(f"`{endpoints.MODELS}` lists no model")
     name, length = chosen
     exported = server.exported().decode(errors="replace")
@@ -73,8 +73,8 @@ def describe(server: EngineClient, *, url: str, api_key: Secret | None, engine: 
         url=url,
         served_name=name,
         context_length=length or 0,
-        dp=foreign.read_ranks(exported),
-        speculative=foreign.speculates(exported),
+        dp=other_engines.read_ranks(exported),
+        speculative=other_engines.speculates(exported),
         prefix_cache=True,
         cache_report=read_cached(usage) is not None,
         metrics=bool(read_metrics(exported.encode())),

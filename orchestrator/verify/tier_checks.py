@@ -25,7 +25,7 @@ def cache_tiers(client: SmokeClient) -> CheckOutcome:
     flush of device and host, as after a restart; a prompt that is the same in each run shows that storage outlives one.
     """
     if not client.target.tiers:
-        return skipped("the server has no tier behind the KV cache of its device, or its prefill and decode are apart")
+        return skipped("the server has no cache tier beyond the device, or uses prefill and decode servers")
     notes: list[str] = []
     for tier, look in ((HOST, _from_host), (STORAGE, _from_storage)):
         if tier in client.target.tiers:
@@ -39,7 +39,7 @@ def cache_tiers(client: SmokeClient) -> CheckOutcome:
 def _from_host(client: SmokeClient) -> CheckOutcome:
     info = client.info()
     if not info.cache_tokens:
-        return warning("the server does not report the size of its pool: nothing can be evicted on purpose")
+        return warning("not tested: the server does not report its cache size, which an eviction must exceed")
     size = min(client.target.context_length, info.cache_tokens)
     prompt = client.fresh_ids(min(_PROMPT, size // 4))
     client.generate(prompt, tokens=_ANSWER)
@@ -84,7 +84,7 @@ def _from_storage(client: SmokeClient) -> CheckOutcome:
 
 def _same(client: SmokeClient, tier: str, before: GenerateResponse, after: GenerateResponse) -> CheckOutcome | None:
     """Return a failure if the answer after the tier's tokens differs: or a warning, where no two are the same."""
-    subject = f"with the tokens from {tier}, the answer differs"
+    subject = f"the answer differs with tokens from {tier}"
     return compare_ids(before.ids, after.ids, subject, client.target.nondeterministic)
 
 

@@ -99,10 +99,10 @@ def pieces(path: Path, size: int = 1 << 16) -> Iterator[bytes]:
 
 def copy(path: Path) -> None:
     from orchestrator.core.logs.lines import redacted
-    from orchestrator.runtimes.supervisor.main import _PIECE
+    from orchestrator.runtimes.supervisor.main import _CHUNK_BYTES
 
     with path.with_suffix(".copy").open("wb", buffering=0) as log:
-        for block in redacted(pieces(path, _PIECE)):
+        for block in redacted(pieces(path, _CHUNK_BYTES)):
             log.write(block.encode())
 
 

@@ -118,9 +118,9 @@ def test_each_version_rejects_invalid_arguments_by_option(
         if setting
     }
     found = {
-        setting: verdict.refusal.named_options([one.partition("=")[0] for one in setting.split(" & ")])
+        setting: verdict.rejection.rejected_options([one.partition("=")[0] for one in setting.split(" & ")])
         for setting, verdict in said.items()
-        if verdict.refusal is not None
+        if verdict.rejection is not None
     }
     assert found == options
 
@@ -145,8 +145,8 @@ def test_unrelated_parser_failures_are_not_rejections(cpu_environment: Venv, tin
     said = {key: read_verdicts(done.stdout)[0] for key, done in ended.items()}
     assert said["right", "draft"].unchecked
     assert said["unknown", "eplb"].unchecked
-    assert said["none", "choice"].refusal is not None
-    assert said["none", "choice"].refusal.named_options(["tool-call-parser"]) == ("tool-call-parser",)
+    assert said["none", "choice"].rejection is not None
+    assert said["none", "choice"].rejection.rejected_options(["tool-call-parser"]) == ("tool-call-parser",)
     assert said["none", "eplb"] == ArgumentVerdict(parsed_only=True)
 
 
@@ -167,8 +167,8 @@ def test_init_container_reports_rejected_arguments(cpu_environment: Venv, tiny_m
     assert "arguments not checked by sglang: KeyError" in ended["odd"].stderr
     assert not (tmp_path / "right.said").exists()
     [verdict] = read_verdicts((tmp_path / "wrong.said").read_text())
-    assert verdict.refusal is not None
-    assert verdict.refusal.options == ("enable-eplb",)
+    assert verdict.rejection is not None
+    assert verdict.rejection.options == ("enable-eplb",)
 
 
 @pytest.mark.parametrize("settings", [("flags.enable-eplb=true",), ()])
@@ -207,11 +207,11 @@ def test_containerized_job_with_rejected_arguments_starts_no_server(
     (run_dir / "job.log").write_text(done.stderr)
     state = server_state(None, read_record(run_dir, "job.json"), run_dir)
     if not settings:
-        assert (done.returncode, (tmp_path / "served").exists(), state.refusal) == (0, True, None), done.stderr
+        assert (done.returncode, (tmp_path / "served").exists(), state.rejection) == (0, True, None), done.stderr
         return
     assert (done.returncode, (tmp_path / "served").exists()) == (3, False), done.stderr
-    assert state.refusal is not None
-    assert state.refusal.options == ("enable-eplb",)
+    assert state.rejection is not None
+    assert state.rejection.options == ("enable-eplb",)
     assert "sglang rejected its arguments: `assert self.ep_size > 1`" in state.detail
 
 
@@ -255,7 +255,7 @@ def test_rejected_arguments_are_reported_before_checkpoint_download(deploy: Comm
     for _ in range(2):  # the second time as kept
         done = deploy.run(*words, HF_ENDPOINT=hub.url)
         assert done.returncode == 3, done.stderr
-        assert "error: sglang 0.5.14 refuses arguments of `cpu-tiny`" in done.stderr
+        assert "error: sglang 0.5.14 rejects arguments of `cpu-tiny`" in done.stderr
         assert "assert self.ep_size > 1" in done.stderr
         assert "--> --set flags.enable-eplb" in done.stderr
     assert "checked the arguments in" not in done.stderr

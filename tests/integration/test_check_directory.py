@@ -9,7 +9,7 @@ from orchestrator.images.patch_check import SourceChecker
 
 @pytest.fixture
 def packages(tmp_path: Path) -> Path:
-    """Two directories with sglang, `site` with an aiter that reads a tuned table, `alone` without any."""
+    """Two directories with sglang, `site` with an aiter that reads a tuned table, `single_file` without any."""
     for module in ("site/sglang/srt/__init__.py", "alone/sglang/srt/__init__.py", "site/aiter/__init__.py"):
         (tmp_path / module).parent.mkdir(parents=True)
         (tmp_path / module).touch()

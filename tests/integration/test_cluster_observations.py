@@ -73,7 +73,7 @@ def test_unreachable_cluster_does_not_hide_others(kubectl: Path, tmp_path: Path)
     runtime = KubernetesRuntime(home_with(tmp_path, "gone", "near"))
     with pytest.raises(PartialResultError, match="the cluster of context `gone` does not answer") as caught:
         runtime.find()
-    assert len(caught.value.found) == SERVERS
+    assert len(caught.value.units) == SERVERS
     assert asked(kubectl) == 2
 
 

@@ -96,7 +96,7 @@ def _the_url_of_the_gateway_finds_the_roles_and_that_of_a_role_is_explained(apar
     for command in ("smoke", "bench"):
         refused = apart.deploy.run(command, apart.server.replicas[1].url)
         assert refused.returncode != 0
-        assert "this is a decode server: alone it refuses requests without a bootstrap room" in refused.stderr
+        assert "a decode server rejects requests that do not come from its gateway" in refused.stderr
 
 
 def _a_killed_decode_server_is_seen_though_the_gateway_is_ready_and_is_restarted_alone(apart: Apart) -> None:

@@ -84,7 +84,7 @@ def ask(engine_home: Home, questions: Path) -> Callable[..., EvalResult]:
         options = EvalOptions(
             suite="gsm8k", limit=limit, dataset=questions, command="deploy eval", output=questions.parent
         )
-        return run_eval(target, options, home=engine_home, say=say)
+        return run_eval(target, options, home=engine_home, notify=say)
 
     return evaluate
 
@@ -146,16 +146,16 @@ def test_real_server_is_compared_with_baseline_per_question(
     real = url_target(server.url)
 
     def one_seed_after_the_other() -> EvalResult:
-        score_suite(real, sampled, sampled.output, home=engine_home, say=print)
+        score_suite(real, sampled, sampled.output, home=engine_home, notify=print)
         both = replace(sampled, seeds=2, resume=True)
-        return score_suite(real, both, both.output, home=engine_home, say=print)[0]
+        return score_suite(real, both, both.output, home=engine_home, notify=print)[0]
 
     with (
         adding_model() as adder,
         together(
             {
-                "beside": partial(score_suite, real, options, options.output, home=engine_home, say=print),
-                "before": partial(score_suite, adder, options, tmp_path / "before", home=engine_home, say=print),
+                "beside": partial(score_suite, real, options, options.output, home=engine_home, notify=print),
+                "before": partial(score_suite, adder, options, tmp_path / "before", home=engine_home, notify=print),
                 "seeds": one_seed_after_the_other,
             }
         ) as asked,
@@ -186,8 +186,8 @@ def test_hostile_answers_are_discarded_and_damaged_dataset_fails(
         adding_model(aside="\x1b]0;OWNED\x07 <script>OWNED</script> Authorization: Bearer OWNED") as target,
         together(
             {
-                "hostile": partial(ask, target, limit=5, say=said.append),
-                "damaged": partial(run_eval, target, options, home=engine_home, say=lambda _: None),
+                "hostile": partial(ask, target, limit=5, notify=said.append),
+                "damaged": partial(run_eval, target, options, home=engine_home, notify=lambda _: None),
             }
         ) as asked,
     ):

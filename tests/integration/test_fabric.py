@@ -248,7 +248,7 @@ def test_ranks_over_tcp_need_no_nics(tmp_path: Path) -> None:
     assert Level.FAIL in {finding.level for finding in checked_all([tmp_path / "n0", tmp_path / "n1"])}
     found, _ = checked([tmp_path / "n0", tmp_path / "n1"], NCCL_IB_DISABLE="1")
     assert {*found} == {"nics", "all-reduce"}
-    assert found["nics"].value == "not used: the ranks talk over TCP"
+    assert found["nics"].value == "not used: the ranks communicate over TCP"
     assert {finding.level for finding in found.values()} == {Level.INFO}
 
 
@@ -322,7 +322,7 @@ def test_failed_measurement_does_not_replace_baseline(
     before = file.read_text()
     report = preflight_fabric(PLAN, nodes_of(trees, argv=broken), Home(tmp_path), None, file)
     [refused] = [finding for finding in report.findings if finding.check == "baseline"]
-    assert (refused.level, refused.value) == (Level.FAIL, f"not recorded: no figure of {missing}")
+    assert (refused.level, refused.value) == (Level.FAIL, f"no baseline recorded: {missing} not measured")
     assert file.read_text() == before
 
 

@@ -48,7 +48,7 @@ def test_two_host_measurement_is_recorded_and_compared(
     baseline = tmp_path / "site.json"
     settings = ("--set", f"engine.python={cpu_engine.python}", "--set", f"server.port={free_port()}")
     found = findings(*hosts, *settings, "--save-baseline", str(baseline))
-    assert (found["nics"]["level"], found["nics"]["value"]) == ("info", "not used: the ranks talk over TCP")
+    assert (found["nics"]["level"], found["nics"]["value"]) == ("info", "not used: the ranks communicate over TCP")
     assert found["all-reduce"]["level"] == "info", found
     recorded = json.loads(baseline.read_text())
     assert recorded["ranks"] == 2

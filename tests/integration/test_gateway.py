@@ -17,7 +17,7 @@ from waits import wait_for
 from orchestrator.core.errors import NotReadyError
 from orchestrator.core.secrets import Secret
 from orchestrator.runtimes.base import Status
-from orchestrator.servers.rollout.gateway_workers import require_own
+from orchestrator.servers.rollout.gateway_workers import require_own_gateway
 from orchestrator.verify.gateway import count_workers
 
 
@@ -40,9 +40,9 @@ def test_gateway_requires_key_and_leaves_no_trace(pair: Pair) -> None:
         assert httpx.get(f"{handle.replicas[0].url}/v1/models", trust_env=False).status_code == 401
     kept = Path(handle.run_dir, "gateway.key")
     control = kept.read_bytes()
-    require_own(pair.url, Secret(control.decode()))
+    require_own_gateway(pair.url, Secret(control.decode()))
     with pytest.raises(NotReadyError, match="another gateway answers"):
-        require_own(pair.url, Secret("0" * 64))
+        require_own_gateway(pair.url, Secret("0" * 64))
     assert kept.stat().st_mode & 0o777 == 0o600
     parts = [Path(handle.run_dir), *(Path(server.run_dir) for server in handle.replicas)]
     for process in (process for part in parts for process in processes_in(part)):

@@ -252,7 +252,7 @@ def test_gateway_discovers_replacements_of_each_role(
     assert again.returncode == 0, again.stderr
     assert all(f"started {name} 1 of" in again.stderr for name in ("prefill", "decode"))
     other = deploy.run(*words, "--replace")
-    assert "prefill and decode servers of two plans do not understand each other" in other.stderr
+    assert "prefill and decode servers with different plans cannot work together" in other.stderr
 
     down = deploy.run("down", NAME)
     assert down.returncode == 0, down.stderr

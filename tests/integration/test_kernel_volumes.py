@@ -14,7 +14,7 @@ from loopback_registry import push
 from orchestrator.core.errors import KernelsError
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import RelativePath
-from orchestrator.images.build import found_image
+from orchestrator.images.build import existing_image
 from orchestrator.images.client import DockerCli
 from orchestrator.images.receipt import RECEIPT_LABEL
 from orchestrator.kernels.disk.archive import KernelFile, KernelUse, read_archive, write_archive
@@ -25,9 +25,9 @@ from orchestrator.runtimes.docker.container import container_spec, spec_of
 from orchestrator.runtimes.docker.kernels import kernel_store
 from orchestrator.servers.start.kernels import (
     StartKernels,
+    archive_of,
     image_with_kernels,
     kernel_plan,
-    named_archive,
     require_archive,
 )
 
@@ -86,16 +86,16 @@ def test_kernel_archive_is_downloaded_from_registry_once(registry: str, tmp_path
     kind, layer = "application/vnd.oci.empty.v1+json", (tmp_path / "k.tar.gz").read_bytes()
     reference = f"oci://{push(registry, 'kernels', config=b'{}', kind=kind, layers=[layer])}"
     home = Home(tmp_path / "home")
-    archive = named_archive(reference, HostRef(home=home))
+    archive = archive_of(reference, HostRef(home=home))
     assert archive.digest == read_archive(tmp_path / "k.tar.gz").digest
     assert archive.path.stat().st_mode & 0o777 == 0o600
     gone = reference.replace(registry, "127.0.0.1:9")
-    assert named_archive(gone, HostRef(home=home)).digest == archive.digest  # no second download
+    assert archive_of(gone, HostRef(home=home)).digest == archive.digest  # no second download
     write_archive(archive.path, USE, ["b" * 64], files("triton/KEY/kernel.hsaco"))  # changed on the disk
     with pytest.raises(KernelsError, match="cannot download the kernels"):
-        named_archive(gone, HostRef(home=home))
+        archive_of(gone, HostRef(home=home))
     with pytest.raises(KernelsError, match="cannot download the kernels"):
-        named_archive(f"oci://{registry}/kernels@sha256:{'0' * 64}", HostRef(home=home))
+        archive_of(f"oci://{registry}/kernels@sha256:{'0' * 64}", HostRef(home=home))
 
 
 @pytest.mark.docker
@@ -106,7 +106,7 @@ def test_build_adds_compiled_kernels_to_image(
     plan, base = prepared.artifacts.plan, f"{IMAGE.removesuffix(':1')}:receipt"
     label = f"LABEL {RECEIPT_LABEL}={json.dumps(json.dumps({'python': '3.12', 'sources': {}, 'patches': []}))}"
     docker_daemon.run("build", "--tag", base, "-", stdin=f"FROM {IMAGE}\n{label}\n")
-    built = found_image(docker_daemon, base)
+    built = existing_image(docker_daemon, base)
     use = replace(USE, engine={"image": base}, plan=kernel_plan(plan))
     write_archive(tmp_path / "k.tar.gz", use, [], files(*KERNELS))
     reference = f"{tmp_path / 'k.tar.gz'}@{read_archive(tmp_path / 'k.tar.gz').digest}"
@@ -114,7 +114,7 @@ def test_build_adds_compiled_kernels_to_image(
     made = image_with_kernels(docker_daemon, built, plan, HostRef(home=Home(tmp_path)))
     assert made.receipt == built.receipt
     started = replace(prepared, artifacts=replace(prepared.artifacts, plan=plan), image=made.config)
-    StartKernels.of(started, HostRef(home=Home(tmp_path))).take()  # for the image that it was made from; not refused
+    StartKernels.of(started, HostRef(home=Home(tmp_path))).unpack()  # for the image that it was made from; not refused
     assert image_with_kernels(docker_daemon, built, plan, HostRef(home=Home(tmp_path))).image_id == made.image_id
     pod = replace(plan, runtime="kubernetes", prebuilt_image=made.tag)
     for offline in (True, False):
@@ -124,7 +124,7 @@ def test_build_adds_compiled_kernels_to_image(
         assert f"`deploy build mi355x-tp8 --set engine.compiled_kernels={reference} --tag" in (refused.value.hint or "")
     StartKernels.of(
         replace(started, artifacts=replace(started.artifacts, plan=pod)), HostRef(home=Home(tmp_path))
-    ).take()
+    ).unpack()
     assert "warning" not in capsys.readouterr().err
     unknown = replace(pod, prebuilt_image="127.0.0.1:9/image:1")
     require_archive(unknown, HostRef(home=Home(tmp_path)))

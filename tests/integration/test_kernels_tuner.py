@@ -103,7 +103,7 @@ def test_ctrl_c_ends_tuner_and_keeps_finished_rows(tmp_path: Path) -> None:
 
 def test_missing_tuner_program_is_an_error(tmp_path: Path) -> None:
     limits = TunerTimeouts(total=1, shutdown=1, poll=0.1, grace=1)
-    with pytest.raises(HostError, match="there is no program `no-such-program`"):
+    with pytest.raises(HostError, match="no program `no-such-program` found"):
         run_with_limits(("no-such-program",), log=tmp_path / "log", limits=limits, finished=lambda: False)
 
 

@@ -10,9 +10,9 @@ from typing import IO
 
 import pytest
 
-BEGIN = "import sys; from orchestrator.core import streams; streams.take_streams(); "
+BEGIN = "import sys; from orchestrator.core import streams; streams.install_streams(); "
 WRITE = "[streams.write(sys.stdout, f'line {number}\\n') for number in range(3)]; "
-SAY = "sys.stderr.write(f'still here, {streams.lost_output()}')"
+SAY = "sys.stderr.write(f'still here, {streams.output_error()}')"
 
 
 def run(

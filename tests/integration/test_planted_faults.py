@@ -37,7 +37,7 @@ FAULTS = {  # planted: the check, what it says
         "`tool-call-parser` glm47 left a call in the text: '<tool_call>get_weather",
     ),
     "thinks by kimi": ("reasoning separated", "`reasoning-parser` glm45 left `<think>` in the answer: "),
-    "a mistake is an error of the server": ("bad requests rejected", "messages of the wrong type is answered 500"),
+    "a mistake is an error of the server": ("bad requests rejected", "messages of the wrong type returns status 500"),
     "too long is an error of the server": ("overlong prompt rejected", "500"),
     "nothing is counted": ("metrics", r"`sglang:generation_tokens_total` went from (\d+) to \1 over 17 tokens"),
     "a fault in the log": ("clean log", ""),

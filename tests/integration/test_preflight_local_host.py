@@ -123,4 +123,4 @@ def test_survey_script_uses_gpu_tool_on_path(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     inventory = read_gpus("amd")
     assert inventory is not None
-    assert (inventory.tool, len(inventory.gpus), inventory.faults) == ("amd-smi", 8, ())
+    assert (inventory.tool, len(inventory.gpus), inventory.errors) == ("amd-smi", 8, ())

@@ -119,7 +119,7 @@ def test_missing_interpreter_fails_and_leaves_name_free(engine: CpuEngine) -> No
     with pytest.raises(StartError) as raised:
         engine.start("nobody", artifacts=engine.artifacts(argv=("no/such/python", "-m", "sglang")))
 
-    assert raised.value.details == "there is no program `no/such/python` on this machine"
+    assert raised.value.details == "no program `no/such/python` found on this host"
     assert ProcessRuntime(engine.home).find() == ()
 
 
@@ -331,7 +331,7 @@ def test_ctrl_c_during_start_stops_server(engine: CpuEngine, monkeypatch: pytest
     assert ProcessRuntime(engine.home).find() == ()
     (record,) = [read_record(path.parent) for path in engine.home.runs.glob("*/*/process.json")]
     assert record is not None
-    assert server_processes(record.marks) == ()
+    assert server_processes(record.markers) == ()
 
 
 SLOW_SUPERVISOR = """

@@ -146,7 +146,7 @@ def test_smoke_test_fails_on_missing_profile_features(server: CpuServer) -> None
     claims = dataclasses.replace(target, served_name="glm-5.2", dp=2, speculative=True, context_length=40_000)
     found = failures(smoke.smoke_test(claims, faults=None))
     assert found["served model"] == f"serves `{target.served_name}`, not `glm-5.2`"
-    assert found["API key required"] == "a request without the key is answered 200"
+    assert found["API key required"] == "a request without the key returns status 200"
     assert "out of range" in found["DP ranks"]
     assert "speculation is off" in found["speculative decoding"] or "out of range" in found["speculative decoding"]
 

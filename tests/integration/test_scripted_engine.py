@@ -196,7 +196,7 @@ def seen(server: CpuServer) -> Mapping[str, object]:
                 chat.text == together.text,
                 together.completion_tokens,
             ),
-            "chat in pieces": together.pieces > 1,
+            "chat in pieces": together.chunks > 1,
             "tokens at the end": [tokens_so_far(stream[-1]) for stream in (events, native)],
             "structured": (structured.finish_reason, json.loads(structured.text)["ready"]),
             "tokens of a text": len(tokenized) > 0,

@@ -94,7 +94,7 @@ def test_rejected_sglang_arguments_submit_no_job(deploy: CommandLine, slurm_clus
     """The environment lies in the home that the nodes share: it is asked before anything is queued."""
     done = deploy.run(*words("cpu-tiny", "refused", "flags.enable-eplb=true"))
     assert done.returncode == 3, done.stderr
-    assert "error: sglang 0.5.14 refuses arguments of `cpu-tiny`" in done.stderr
+    assert "error: sglang 0.5.14 rejects arguments of `cpu-tiny`" in done.stderr
     assert "--> --set flags.enable-eplb" in done.stderr
     assert not slurm_cluster.queue()
     assert not list(deploy.home.runs.glob("refused/*/job.sh"))

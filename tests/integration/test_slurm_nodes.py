@@ -67,7 +67,7 @@ def main_process(record: Record) -> int:
 
 
 def scheduler(record: Record) -> int:
-    [pid] = [each.pid for each in server_processes(record.marks) if "scheduler" in read_cmdline(each.pid)]
+    [pid] = [each.pid for each in server_processes(record.markers) if "scheduler" in read_cmdline(each.pid)]
     return pid
 
 
@@ -111,7 +111,7 @@ def test_two_node_server_lifecycle_with_hung_and_killed_rank(deploy: CommandLine
     wait_for(lambda: status(deploy)["status"] == "exited")
     wait_for(lambda: not slurm_cluster.queue())
     assert status(deploy)["detail"] == "rank 1 on n1 ended first: killed by SIGKILL"
-    assert not server_processes(first.marks) + server_processes(second.marks)
+    assert not server_processes(first.markers) + server_processes(second.markers)
     assert deploy.run("restart", NAME).returncode == 0
     assert deploy.run("status", NAME).returncode == 0
     assert Path(status(deploy)["run_dir"]) != run

@@ -55,7 +55,7 @@ class Ranks:
         monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
         monkeypatch.setenv("SLURMD_NODENAME", "n0")
         monkeypatch.setattr(job, "node_address", lambda _node: "10.0.0.1")
-        monkeypatch.setattr(job, "_TOGETHER", 1.0)
+        monkeypatch.setattr(job, "_MAX_STOP_GAP", 1.0)
         monkeypatch.setattr(job, "_POLL", 0.02)
 
     def run(self, monkeypatch: pytest.MonkeyPatch, program: str, run: Path) -> int:

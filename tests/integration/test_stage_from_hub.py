@@ -18,7 +18,7 @@ from command_line import CommandLine
 from loopback_hub import COMMIT, Hub, serve
 from waits import TIMEOUT
 
-from orchestrator.checkpoints.hub import refuses_dataset
+from orchestrator.checkpoints.hub import is_dataset_denied
 from orchestrator.checkpoints.receipt import read_receipt
 from orchestrator.core.paths import Home
 from orchestrator.planner.lock import resolve
@@ -186,10 +186,10 @@ def test_gated_dataset_access_is_checked_with_hub(tmp_path: Path, monkeypatch: p
     with serve(Hub(repository="Idavidrein/gpqa", directory=tmp_path, token="hf_" + "a" * 34)) as hub:
         for token, refused in (("hf_" + "a" * 34, False), ("hf_" + "b" * 34, True)):
             monkeypatch.setenv("HF_TOKEN", token)
-            assert refuses_dataset("Idavidrein/gpqa", "gpqa_diamond.csv", hub.url) is refused
+            assert is_dataset_denied("Idavidrein/gpqa", "gpqa_diamond.csv", hub.url) is refused
         assert hub.tokens == {f"Bearer hf_{letter * 34}" for letter in "ab"}
         assert not hub.sent
-    assert not refuses_dataset("Idavidrein/gpqa", "gpqa_diamond.csv", hub.url)
+    assert not is_dataset_denied("Idavidrein/gpqa", "gpqa_diamond.csv", hub.url)
 
 
 def test_missing_revision_or_repository_is_reported(hub: Hub, tmp_path: Path) -> None:

@@ -8,12 +8,12 @@ from waits import TIMEOUT
 
 PROGRAM = """
 import sys
-from orchestrator.core.streams import drop_when_stalled, lost_output, take_streams, write
-take_streams()
+from orchestrator.core.streams import drop_when_stalled, output_error, install_streams, write
+install_streams()
 drop_when_stalled()
 for number in range(3):
     write(sys.stdout, f"event {number}\\n")
-write(sys.stderr, lost_output())
+write(sys.stderr, output_error())
 """
 
 

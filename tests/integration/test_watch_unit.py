@@ -153,7 +153,7 @@ def test_alert_command_reads_event_without_inheriting_secrets(tmp_path: Path, mo
     told = Receiver.command(f"sh -c 'cat > {file}; env >> {file}'")
     gone = Receiver(label="`no-such-program`", argv=("no-such-program",))
     alerts = Alerts((told, Receiver.command("false"), gone), time.monotonic)
-    assert list(alerts.send(EVENT)) == ["`no-such-program`: there is no program `no-such-program` on this machine"]
+    assert list(alerts.send(EVENT)) == ["`no-such-program`: no program `no-such-program` found on this host"]
     assert finish(alerts) == ["owl: `false`: exited with 1"]
     first, _, environment = file.read_text().partition("\n")
     assert json.loads(first) == EVENT

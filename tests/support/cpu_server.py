@@ -93,7 +93,7 @@ def processes_of(handle: Unit) -> tuple[Process, ...]:
 def processes_in(run_dir: Path) -> tuple[Process, ...]:
     """The same, by the folder of its run."""
     record = read_record(run_dir)
-    return server_processes(record.marks) if record else ()
+    return server_processes(record.markers) if record else ()
 
 
 def wait_by_its_log(server: CpuServer) -> list[str]:

@@ -47,4 +47,4 @@ def load_recipe(name_or_file: str, catalog: Catalog) -> Recipe:
         known = did_you_mean(name_or_file, catalog.names(EntryKind.RECIPE))
         hint = known if known.endswith("?") else f"{known}, or a .yaml file"
         raise UsageError(f"no recipe `{name_or_file}` found", hint=hint)
-    return read_model(path, Recipe, catalog.shown(path))
+    return read_model(path, Recipe, catalog.display_path(path))

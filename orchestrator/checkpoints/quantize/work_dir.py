@@ -117,7 +117,7 @@ class WorkDir:
                     remove_file(entry)
         done = set()
         for shard, tensors in forecast.shards.items():
-            if self._fault(shard, tensors):
+            if self._result_problem(shard, tensors):
                 remove_file(join(self.checkpoint, shard))
             else:
                 done.add(shard)
@@ -129,7 +129,7 @@ class WorkDir:
 
     def require_complete(self, forecast: Forecast) -> None:
         """Raise BuildError with every shard that differs from the forecast."""
-        faults = {shard: self._fault(shard, tensors) for shard, tensors in forecast.shards.items()}
+        faults = {shard: self._result_problem(shard, tensors) for shard, tensors in forecast.shards.items()}
         problems = [Problem(f"`{shard}` {fault}", str(self.checkpoint)) for shard, fault in faults.items() if fault]
         if problems:
             raise BuildError("the output of Quark does not match the recipe", problems=problems)
@@ -146,7 +146,7 @@ class WorkDir:
                 return ShardResult(**result)
         raise ValueError("not a result of Quark for a shard")
 
-    def _fault(self, shard: CheckpointFile, expected: Mapping[str, StoredTensor]) -> str:
+    def _result_problem(self, shard: CheckpointFile, expected: Mapping[str, StoredTensor]) -> str:
         """Return the problem of a shard, as the rest of a sentence; "" if it is valid."""
         try:
             found = stored_tensors(self.checkpoint / shard)

@@ -24,7 +24,7 @@ from orchestrator.plan.plan import ContainerRequirements
 from orchestrator.render.artifacts import container_options
 
 _TICK: Final = 0.5
-_SHOWN_LINES: Final = 12
+_TAIL_LINES: Final = 12
 _LOG_TAIL_BYTES: Final = 64 << 10  # bytes read from the end of a worker's log
 _PROGRAM: Final = "/quantize_shards.py"
 
@@ -140,5 +140,5 @@ def _worker_error(log: Path, code: int, *, shard: int) -> BuildError | OSError:
         return BuildError(message, location=str(log), hint="fewer at once: `--workers 1`")
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - _LOG_TAIL_BYTES))
-        lines = file.read().decode(errors="replace").splitlines()[-_SHOWN_LINES:]
+        lines = file.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
     return BuildError(f"a worker of Quark failed with exit code {code}", location=str(log), details="\n".join(lines))

@@ -72,7 +72,7 @@ def command(
     proposal = propose_profile(request, home, name=name, replace_it=replace)
     path = write_proposal(proposal, home)
     if json:
-        capacity = proposal.valid.capacity_for(proposal.valid.shown_load)
+        capacity = proposal.valid.capacity_for(proposal.valid.displayed_load)
         OUTPUT.show(ProfileOutput(profile=proposal.name, decisions=proposal.decisions, capacity=capacity, path=path))
     else:
         print_data(table(["key", "value", "why"], proposal.rows(), width=terminal_width()))

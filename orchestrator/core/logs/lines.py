@@ -18,7 +18,7 @@ from orchestrator.core.secrets import redact
 MAX_LINE_BYTES: Final = 64 * 1024
 CHUNK_BYTES: Final = 256 * 1024
 LONGEST_LINE: Final = 1 << 20  # bytes
-_LEFT_OUT: Final = "(a line of more than 1 MiB is left out)\n"
+_OMITTED_LINE: Final = "(a line of more than 1 MiB is left out)\n"
 _BATCH: Final = 256 * 1024  # characters
 
 
@@ -29,9 +29,9 @@ class LogTail:
     replaced is read from its beginning. An incomplete line is held back until its end, or up to 64 KiB.
     """
 
-    def __init__(self, path: Path, *, alone: bool = False) -> None:
-        """Begin at the start of `path`; `alone` ignores full segments next to it, which may belong to another log."""
-        self._path, self._alone = path, alone
+    def __init__(self, path: Path, *, single_file: bool = False) -> None:
+        """Begin at the start of `path`; `single_file` ignores full segments next to it, as of another log."""
+        self._path, self._single_file = path, single_file
         self._number = 1  # of the current segment, see `logs/rotation.py`
         self._offset = 0
         self._inode = 0
@@ -86,7 +86,7 @@ class LogTail:
     def _open(self) -> tuple[BinaryIO, bool]:
         """Open the current segment; return it and whether it is full. Raises OSError."""
         aside = segment_path(self._path, self._number)
-        while not self._alone:
+        while not self._single_file:
             with suppress(FileNotFoundError):
                 return open_private(aside), True
             file = open_private(self._path)
@@ -96,7 +96,7 @@ class LogTail:
         return open_private(self._path), False
 
     def _later(self) -> list[int]:
-        return [] if self._alone else [number for number in segments(self._path) if number > self._number]
+        return [] if self._single_file else [number for number in segments(self._path) if number > self._number]
 
     def _go_on(self) -> bytes:
         """Go to the next existing segment; return a line about missing segments, empty if there are none."""
@@ -107,49 +107,49 @@ class LogTail:
         return f"\n({gone} x {SEGMENT_BYTES >> 20} MiB of this log are not kept)\n".encode() if gone > 0 else b""
 
 
-def coalesce(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Merge `pieces` into larger chunks, for a source that yields lines one by one without waiting for new ones."""
-    waiting = bytearray()
-    for piece in pieces:
-        waiting += piece
-        if len(waiting) >= CHUNK_BYTES:
-            yield bytes(waiting)
-            waiting.clear()
-    yield bytes(waiting)
+def coalesce(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Merge `chunks` into larger chunks, for a source that yields lines one by one without waiting for new ones."""
+    buffer = bytearray()
+    for chunk in chunks:
+        buffer += chunk
+        if len(buffer) >= CHUNK_BYTES:
+            yield bytes(buffer)
+            buffer.clear()
+    yield bytes(buffer)
 
 
-def complete_lines(pieces: Iterable[bytes]) -> Iterator[str]:
+def complete_lines(chunks: Iterable[bytes]) -> Iterator[str]:
     r"""Yield blocks of complete lines from chunks of output, as soon as they are complete, without empty lines.
 
     Each line has its line end; the `\r` of a progress bar also ends a line. A line over 1 MiB is replaced by a notice,
     because half of it might begin or end within a secret.
     """
-    waiting: list[bytes] = []  # chunks of one line
+    pending: list[bytes] = []  # chunks of one line
     length = 0
     is_too_long = False
-    for item in pieces:
-        piece = item.replace(b"\r", b"\n")
+    for raw in chunks:
+        chunk = raw.replace(b"\r", b"\n")
         if is_too_long:
-            _, line_end, piece = piece.partition(b"\n")
+            _, line_end, chunk = chunk.partition(b"\n")
             is_too_long = not line_end
-        waiting.append(piece)
-        length += len(piece)
-        if b"\n" in piece:
-            data = b"".join(waiting)
+        pending.append(chunk)
+        length += len(chunk)
+        if b"\n" in chunk:
+            data = b"".join(pending)
             end = data.rfind(b"\n") + 1
             if block := _tidy(data[:end]):
                 yield block
-            waiting, length = [data[end:]], len(data) - end
+            pending, length = [data[end:]], len(data) - end
         if length > LONGEST_LINE:
-            yield _LEFT_OUT
-            waiting, length, is_too_long = [], 0, True
-    if block := _tidy(b"".join(waiting)):
+            yield _OMITTED_LINE
+            pending, length, is_too_long = [], 0, True
+    if block := _tidy(b"".join(pending)):
         yield block
 
 
-def redacted(pieces: Iterable[bytes]) -> Iterator[str]:
+def redacted(chunks: Iterable[bytes]) -> Iterator[str]:
     """Yield blocks of complete lines as `complete_lines` does, with secrets redacted."""
-    return map(redact, complete_lines(pieces))
+    return map(redact, complete_lines(chunks))
 
 
 class Lines(Iterator[str]):

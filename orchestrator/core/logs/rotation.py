@@ -34,25 +34,27 @@ def segments(log: Path) -> tuple[int, ...]:
 
 
 class RotatingLog:
-    """A log that takes at most `most` segments of `piece` bytes on disk."""
+    """A log that takes at most `max_segments` segments of `segment_bytes` bytes on disk."""
 
-    def __init__(self, path: Path, opener: Opener, *, piece: int = SEGMENT_BYTES, most: int = MAX_SEGMENTS) -> None:
+    def __init__(
+        self, path: Path, opener: Opener, *, segment_bytes: int = SEGMENT_BYTES, max_segments: int = MAX_SEGMENTS
+    ) -> None:
         """Open the log for writing at the end of `path`. Raises OSError."""
-        self._path, self._opener, self._piece, self._most = path, opener, piece, most
+        self._path, self._opener, self._segment_bytes, self._max_segments = path, opener, segment_bytes, max_segments
         self._file = self._open(path)
         self._size = os.fstat(self._file.fileno()).st_size
 
     def write(self, lines: bytes) -> None:
         """Write complete lines. Raises OSError, for example if the disk is full."""
-        if self._size and self._size + len(lines) > self._piece:
-            self._turn()
+        if self._size and self._size + len(lines) > self._segment_bytes:
+            self._rotate()
         self._size += self._file.write(lines) or 0
 
     def close(self) -> None:
         """Close the current segment."""
         self._file.close()
 
-    def _turn(self) -> None:
+    def _rotate(self) -> None:
         """Begin a new segment. Raises OSError; later writes then still go to the old segment."""
         full = segments(self._path)
         fresh = self._open(beside := self._path.with_name(f"{self._path.name}.new"))
@@ -60,7 +62,7 @@ class RotatingLog:
         move(beside, self._path)
         self._file.close()
         self._file, self._size = fresh, 0
-        for number in full[1 : len(full) - self._most + 3]:  # 3: the first, the one just filled, the new one
+        for number in full[1 : len(full) - self._max_segments + 3]:  # 3: the first, the one just filled, the new one
             remove_file(segment_path(self._path, number))
 
     def _open(self, path: Path) -> FileIO:

@@ -98,7 +98,7 @@ def sweep_report(sweep: Sweep, search: Search, winners: tuple[Winner, ...], ende
     )
     points = [measured_points(trial, result) for trial in trials if (result := results[trial.number]) is not None]
     return SweepReport(
-        title=f"A better {sweep.plan.profile}, by measuring",
+        title=f"Sweep of {sweep.plan.profile}",
         headline=tuple(_headline(sweep, search, winners, ended)),
         parameters=tuple(parameter.key for parameter in sweep.space.parameters),
         values=" / ".join(sweep.goal.names),
@@ -115,7 +115,7 @@ def _headline(sweep: Sweep, search: Search, winners: tuple[Winner, ...], ended: 
     counts = Counter(trial.outcome for trial in trials if trial.outcome is not TrialOutcome.INTERRUPTED)
     if sweep.description:
         yield f"{sweep.description[0].upper()}{sweep.description[1:].removesuffix('.')}."
-    yield f"Objective: {sweep.goal.words}, under {workload_name(sweep.workload_named)}."
+    yield f"Objective: {sweep.goal.words}, under {workload_name(sweep.workload_ref)}."
     for winner in winners:
         settings = ", ".join(f"{key} {value}" for key, value in sweep.space.display(winner.trial.point).items())
         same = "; the same as the profile" if winner.trial.is_baseline else ""
@@ -146,7 +146,7 @@ def _notes(
     if repeated and any(trial.values and trial.number not in repeated for trial in search.trials):
         yield "Other trials were measured once."
     if sweep.baseline_point is None:
-        yield "The space lacks the profile's own values: there is no comparison with them."
+        yield "The space lacks the profile's own values, so no trial measured them."
     for winner in winners:
         yield f"{evidence(sweep, winner.trial, search)}."
         yield f"Answers before the load: {winner.trial.answers or 'not checked'}; smoke test after it: passed."

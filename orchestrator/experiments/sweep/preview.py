@@ -29,7 +29,7 @@ class SweepPreview:
     objective: str
     workload: str
     points: int
-    looked_at: int
+    checked: int
     fitting: int
     cannot_fit: Mapping[str, int]
     trials: int
@@ -52,9 +52,9 @@ def preview_sweep(sweep: Sweep) -> SweepPreview:
         baseline=sweep.space.display_profile(sweep.base.profile),
         baseline_in_space=sweep.baseline_point is not None,
         objective=sweep.goal.words,
-        workload=workload_name(sweep.workload_named),
+        workload=workload_name(sweep.workload_ref),
         points=size,
-        looked_at=count,
+        checked=count,
         fitting=fitting,
         cannot_fit=reasons,
         trials=trials,
@@ -65,19 +65,21 @@ def preview_sweep(sweep: Sweep) -> SweepPreview:
 
 def preview_text(sweep: Sweep, preview: SweepPreview) -> str:
     """Return the summary of a dry run as text."""
-    own = preview.baseline
-    rows = [(key, ", ".join(values), own[key]) for key, values in preview.space.items()]
+    baseline = preview.baseline
+    rows = [(key, ", ".join(values), baseline[key]) for key, values in preview.space.items()]
     lines = [preview.description] if preview.description else []
     lines += [table(("setting", "values", f"`{preview.profile}`"), rows), ""]
-    lines += [f"`{name}` changes with these values" for name in sweep.space.coupled]
+    lines += [f"`{name}` depends on these settings" for name in sweep.space.coupled]
     lines.append(f"objective: {preview.objective}, under `{preview.workload}`")
-    size, count, looked_at = preview.points, preview.trials, preview.looked_at
-    of = f"{size} points" if looked_at == size else f"the first {looked_at} of {size} points"
-    lines.append(f"space: {of}: {preview.fitting} can be planned, {looked_at - preview.fitting} do not fit")
+    size, count, checked = preview.points, preview.trials, preview.checked
+    of = f"{size} points" if checked == size else f"the first {checked} of {size} points"
+    lines.append(f"space: {of}: {preview.fitting} can be planned, {checked - preview.fitting} do not fit")
     lines += [f"  {many} do not fit: {reason}" for reason, many in preview.cannot_fit.items()]
     if not preview.baseline_in_space:
-        lacks = ", ".join(f"`{own[key]}` to `{key}`" for key, values in preview.space.items() if own[key] not in values)
-        lines.append(f"`{preview.profile}` itself is not a trial; to compare with it, add {lacks or 'its values'}")
+        lacks = ", ".join(
+            f"`{baseline[key]}` to `{key}`" for key, values in preview.space.items() if baseline[key] not in values
+        )
+        lines.append(f"`{preview.profile}` is not in the space; to compare with it, add {lacks or 'its values'}")
     repeats = _repeats(sweep)
     more = f" and {repeats} {'repeats' if repeats > 1 else 'repeat'} of the best (more if another is close)"
     trials = f"{count} {'trials' if count > 1 else 'trial'}{more if repeats else ''}"

@@ -82,7 +82,7 @@ def pareto_chart(report: SweepReport) -> Chart:
         x_label="tok/s per user",
         y_label="output tok/s per node",
         lines=lines,
-        says="Every rate of every trial; each label starts with the number of the trial.",
+        description="Every rate of every trial; each label starts with the number of the trial.",
     )
 
 

@@ -37,8 +37,8 @@ JOURNAL: Final = "journal.log"
 CONFIRM: Final = 2  # default number of repeated runs, for a median of three
 _RESERVED: Final = 0.25  # maximum share of the budget reserved for repeated runs
 TRIALS: Final = 20  # default number of trials without any budget
-_JOURNAL_VERSION: Final = 2  # increased by each change of `SweepTrial`
-_MAX_REFUSED: Final = 1000  # consecutive refused points that end the search
+_JOURNAL_VERSION: Final = 3  # increased by each change of `SweepTrial`
+_MAX_INFEASIBLE: Final = 1000  # consecutive infeasible points that end the search
 _STREAM_TOK_S: Final = 50.0  # assumed speed of one stream, for estimates
 
 
@@ -85,7 +85,7 @@ class Sweep:
     plan: Plan  # plan of the original profile
     space: SearchSpace
     goal: Goal
-    workload_named: str
+    workload_ref: str
     workload: Workload
     changes: WorkloadChanges
     repeats: int  # number of repeated runs of the best trial
@@ -94,8 +94,8 @@ class Sweep:
     @cached_property
     def baseline_point(self) -> dict[str, int] | None:
         """The point of the original profile; None if it is not in the space."""
-        own = self.space.point_of_profile(self.base.profile)
-        return dict(own) if own is not None else None
+        point = self.space.point_of_profile(self.base.profile)
+        return dict(point) if point is not None else None
 
     @property
     def values(self) -> dict[str, list[str]]:
@@ -134,10 +134,10 @@ class Sweep:
         needed, context = self.workload.input_tokens + self.workload.output_tokens, base.capacity.context
         if needed > context:
             return f"a request of the load has {needed:,} tokens; the context has {context:,}"
-        own = {warning.id for warning in unfit(self.plan)}
-        return "; ".join(warning.summary for warning in unfit(plan) if warning.id not in own)
+        known = {warning.id for warning in unfit(self.plan)}
+        return "; ".join(warning.summary for warning in unfit(plan) if warning.id not in known)
 
-    def begun(self) -> dict[str, object]:
+    def identity(self) -> dict[str, object]:
         """Return the data that identifies the sweep in its journal."""
         return {
             "version of the journal": _JOURNAL_VERSION,
@@ -198,7 +198,7 @@ def plan_sweep(request: SweepRequest, home: Home) -> Sweep:
         plan=plan,
         space=space,
         goal=goal,
-        workload_named=named,
+        workload_ref=named,
         workload=workload,
         changes=changes,
         repeats=next(item for item in (request.repeats, space_file.confirm, CONFIRM) if item is not None),
@@ -249,15 +249,15 @@ def _require_sensible(sweep: Sweep) -> None:
     if request.budget.usd is not None and not sweep.usd_per_hour:
         raise UsageError("`--max-cost` needs a price per hour", hint="`--price USD`, per GPU-hour; or `--max-hours`")
     if sweep.workload.load == "closed" and (goal.at_rps is not None or goal.objective is Objective.KNEE):
-        message = f"`{workload_name(sweep.workload_named)}` is a closed-loop load without rates, so it has no knee"
+        message = f"`{workload_name(sweep.workload_ref)}` is a closed-loop load without rates, so it has no knee"
         raise UsageError(message, hint="`--objective tok-s`, without `--at-rate`")
     if sweep.workload.trace is not None and sweep.workload.load == "open":
-        message = f"`{workload_name(sweep.workload_named)}` is replayed at its recorded arrivals, which is not judged"
+        message = f"`{workload_name(sweep.workload_ref)}` is replayed at its recorded arrivals, which is not judged"
         raise UsageError(
             message, hint="set `load: closed` and `concurrency` in a workload file, and `--objective tok-s`"
         )
     if f"flags.{Meaning.CONTEXT}" not in sweep.values:
-        name = workload_name(sweep.workload_named)
+        name = workload_name(sweep.workload_ref)
         require_context(name, sweep.workload, sweep.base.capacity.context, sweep.plan.profile)
     reasons = unjudgeable_rates(sweep.workload)
     if goal.at_rps is None and sweep.workload.load == "open" and reasons:
@@ -308,9 +308,9 @@ def open_search(sweep: Sweep) -> Iterator[Search]:
     folder, request = sweep.request.output, sweep.request
     journal = folder / JOURNAL
     if journal.exists() != request.resume:
-        message, hint = "there is nothing to resume", "omit `--resume`"
+        message, hint = "no sweep to resume found", "omit `--resume`"
         if journal.exists():
-            message, hint = "there is a sweep already", "`--resume` continues it"
+            message, hint = "the directory already has a sweep", "`--resume` continues it"
         raise UsageError(message, location=str(folder), hint=hint)
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -320,7 +320,7 @@ def open_search(sweep: Sweep) -> Iterator[Search]:
         raise HostError(message, location=str(folder), hint="wait for it, or use another `--output`") from error
     with lock:
         _repair(journal)
-        yield Search(journal, sweep.space, sweep.goal, begun=sweep.begun())
+        yield Search(journal, sweep.space, sweep.goal, sweep_identity=sweep.identity())
 
 
 def _repair(journal: Path) -> None:
@@ -329,7 +329,7 @@ def _repair(journal: Path) -> None:
         cut(journal, content.rfind(b"\n") + 1)
 
 
-def too_many_refused(trials: tuple[SweepTrial, ...]) -> bool:
-    """Return whether the last `_MAX_REFUSED` points were all refused."""
-    last = trials[-_MAX_REFUSED:]
-    return len(last) == _MAX_REFUSED and all(trial.outcome is TrialOutcome.REFUSED for trial in last)
+def too_many_infeasible(trials: tuple[SweepTrial, ...]) -> bool:
+    """Return whether the last `_MAX_INFEASIBLE` points were all infeasible."""
+    last = trials[-_MAX_INFEASIBLE:]
+    return len(last) == _MAX_INFEASIBLE and all(trial.outcome is TrialOutcome.INFEASIBLE for trial in last)

@@ -1,6 +1,6 @@
 """The search of a sweep with Optuna, which suggests and prunes trials, and writes the journal.
 
-No point is tried twice. Points that were refused or did not start are reported as pruned, so that the sampler avoids
+No point is tried twice. Points that were infeasible or did not start are reported as pruned, so that the sampler avoids
 them.
 """
 
@@ -44,7 +44,7 @@ class TrialOutcome(StrEnum):
     UNSTEADY = "not steady"  # no steady window, or too few requests to judge it
     LAGGED = "client-lagged"  # the load client was late, whatever the server did
     FAILED = "failed"
-    REFUSED = "refused"  # by the planner or by sglang; no server was started
+    INFEASIBLE = "infeasible"  # by the planner or by sglang; no server was started
     INTERRUPTED = "interrupted"
 
 
@@ -67,7 +67,7 @@ class SweepTrial:
     @property
     def ran(self) -> bool:
         """Whether the trial started a server and ended."""
-        return self.outcome not in {TrialOutcome.REFUSED, TrialOutcome.INTERRUPTED}
+        return self.outcome not in {TrialOutcome.INFEASIBLE, TrialOutcome.INTERRUPTED}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,15 +78,15 @@ class Suggestion:
     is_baseline: bool
     trial: "Trial | None"
 
-    def should_prune(self, rung: int, held_rates: float, *, higher_is_better: bool) -> bool:
+    def should_prune(self, rung: int, attained_rates: float, *, higher_is_better: bool) -> bool:
         """Return whether to stop the trial, which held clearly less than the others up to this rung.
 
-        `held_rates` is cumulative, since Optuna's median pruner uses the best value reported by a trial so far.
+        `attained_rates` is cumulative, since Optuna's median pruner uses the best value reported by a trial so far.
         """
         if self.trial is None:
             return False
         with defer_signals():
-            self.trial.report(held_rates if higher_is_better else -held_rates, rung)
+            self.trial.report(attained_rates if higher_is_better else -attained_rates, rung)
         return bool(self.trial.should_prune())
 
 
@@ -106,15 +106,15 @@ class Search:
     """An Optuna study with all of its state in a journal file, so that it can be resumed."""
 
     def __init__(
-        self, journal: Path, space: SearchSpace, goal: Goal, *, begun: Mapping[str, object], seed: int = 1
+        self, journal: Path, space: SearchSpace, goal: Goal, *, sweep_identity: Mapping[str, object], seed: int = 1
     ) -> None:
-        """Open or create the journal; `begun` identifies the sweep.
+        """Open or create the journal; `sweep_identity` identifies the sweep.
 
         Raises UsageError for a journal of another sweep, or of another version of this tool.
         """
         self._optuna, self._space, self._goal, self._seed = load_optuna(), space, goal, seed
         self._study = self._open(journal)
-        identity = dict(begun)
+        identity = dict(sweep_identity)
         if (saved := self._study.user_attrs.get(_IDENTITY, identity)) != identity:
             changed = sorted(key for key in identity if saved.get(key) != identity[key])
             hint = "repeat the options of the first run, or use another `--output`"
@@ -177,16 +177,16 @@ class Search:
         ended.sort(key=lambda trial: trial.datetime_complete or datetime.max)  # noqa: DTZ901 - Optuna's times have no zone
         return tuple(map(_outcome, ended))
 
-    def ask(self, own: Point | None) -> Suggestion | None:
-        """Return an untried point, starting with `own`, the point of the original profile; None if all were tried."""
+    def ask(self, baseline: Point | None) -> Suggestion | None:
+        """Return an untried point, first `baseline`, that of the original profile; None if all were tried."""
         with defer_signals():  # a signal must not interrupt a write to the journal
             done = [trial.point for trial in self.trials if trial.outcome is not TrialOutcome.INTERRUPTED]
-            if own is not None and own not in done:
-                self._study.enqueue_trial(dict(own))
+            if baseline is not None and baseline not in done:
+                self._study.enqueue_trial(dict(baseline))
             for _ in range(_MAX_SUGGESTIONS):
                 trial = self._study.ask(self._distributions)
                 if trial.params not in done:
-                    return Suggestion(point=dict(trial.params), is_baseline=trial.params == own, trial=trial)
+                    return Suggestion(point=dict(trial.params), is_baseline=trial.params == baseline, trial=trial)
                 self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
             untried = next((point for point in self._space.points() if point not in done), None)
             if untried is None:

@@ -212,12 +212,12 @@ def _layout_of(profile: Profile) -> LayoutChoice:
     return LayoutChoice(tp=own.tp.value, dp=own.dp.value, ep=own.ep.value, dp_attention=own.dp_attention.value)
 
 
-def _same(value: object, own: object, *, text: bool) -> bool:
-    if text and value is not None and own is not None:
-        return str(value) == str(own)
+def _same(value: object, baseline: object, *, text: bool) -> bool:
+    if text and value is not None and baseline is not None:
+        return str(value) == str(baseline)
     if not text and _is_left_out(value):
-        return _is_left_out(own)
-    return value == own and isinstance(value, bool) == isinstance(own, bool)
+        return _is_left_out(baseline)
+    return value == baseline and isinstance(value, bool) == isinstance(baseline, bool)
 
 
 def _is_left_out(value: object) -> bool:

@@ -27,7 +27,7 @@ from orchestrator.core.secrets import redact
 from orchestrator.core.signals import allow_signals, defer_signals
 from orchestrator.core.subprocesses import quote
 from orchestrator.experiments.sweep.confirm import next_to_confirm
-from orchestrator.experiments.sweep.run import Sweep, budget_exhausted, spent, too_many_refused
+from orchestrator.experiments.sweep.run import Sweep, budget_exhausted, spent, too_many_infeasible
 from orchestrator.experiments.sweep.search import Search, Suggestion, SweepTrial, TrialOutcome
 from orchestrator.servers.down import down
 from orchestrator.servers.servers import open_servers
@@ -82,9 +82,9 @@ class _Ladder:
         last = workload.ramp.max_rps if workload.ramp else (workload.request_rates or (0.0,))[-1]
         if len(goal.names) > 1 or point.offered_rps is None or point.offered_rps >= last:
             return None  # Optuna cannot prune trials with several objectives
-        held_rates = goal.attained_rates(result)
+        attained_rates = goal.attained_rates(result)
         self.stopped = self.suggestion.should_prune(
-            len(result.points), held_rates, higher_is_better=goal.higher_is_better[0]
+            len(result.points), attained_rates, higher_is_better=goal.higher_is_better[0]
         )
         return EndReason.INTERRUPTED if self.stopped else None
 
@@ -107,7 +107,7 @@ def run_trials(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str
         with open_servers(sweep.home, sweep.request.host) as servers:
             left = servers.find(sweep.server)
         if left:
-            note("stopping a server that a killed sweep left behind")
+            note("stopping the server of a killed sweep")
             stop_sweep_server(sweep)
         reason = _search(sweep, search, ended)
         short = _confirm(sweep, search, ended)
@@ -127,7 +127,7 @@ def run_trials(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str
 def _search(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str:
     while not (reason := spent(search.trials, sweep, confirmed=_confirmed_seconds(search))):
         suggestion = search.ask(sweep.baseline_point)
-        if suggestion is None or too_many_refused(search.trials):
+        if suggestion is None or too_many_infeasible(search.trials):
             return (
                 "every point of the space was tried" if suggestion is None else "no further point that fits was found"
             )
@@ -164,18 +164,18 @@ def _try(sweep: Sweep, search: Search, suggestion: Suggestion) -> None:
         number=number, point=suggestion.point, outcome=TrialOutcome.INTERRUPTED, is_baseline=suggestion.is_baseline
     )
     if refused := sweep.infeasible_reason(dict(suggestion.point)):
-        found = replace(pending, outcome=TrialOutcome.REFUSED, reason=refused)
+        found = replace(pending, outcome=TrialOutcome.INFEASIBLE, reason=refused)
     else:
         found = _run(sweep, search, suggestion, pending, line, folder=f"{number:03d}")
     search.record_trial(suggestion, found)
     line.end(_describe(sweep, found))
 
 
-def _describe(sweep: Sweep, found: SweepTrial) -> str:
-    took = f" after {found.seconds:.0f} s" if found.seconds else ""
-    if found.values:
-        return f"{sweep.goal.text(found.values)} ({', '.join(sweep.goal.names)}){took}"
-    return f"{found.outcome}{took}: {found.reason}"
+def _describe(sweep: Sweep, trial: SweepTrial) -> str:
+    took = f" after {trial.seconds:.0f} s" if trial.seconds else ""
+    if trial.values:
+        return f"{sweep.goal.text(trial.values)} ({', '.join(sweep.goal.names)}){took}"
+    return f"{trial.outcome}{took}: {trial.reason}"
 
 
 def _run(
@@ -206,7 +206,7 @@ def _run(
         raise
     except _CONFIGURATION_ERRORS as error:
         refused = isinstance(error, ProfileError) and "bench" not in clock.step_seconds  # else the server was started
-        outcome = TrialOutcome.REFUSED if refused else TrialOutcome.FAILED
+        outcome = TrialOutcome.INFEASIBLE if refused else TrialOutcome.FAILED
         diagnosis = redact(error.details)[-_MAX_DIAGNOSIS:]
         found = replace(found, values=(), outcome=outcome, reason=_reason(error), diagnosis=diagnosis)
     except BaseException:
@@ -284,7 +284,7 @@ def _up_request(sweep: Sweep, suggestion: Suggestion) -> UpRequest:
 
 def _measure(sweep: Sweep, suggestion: Suggestion, ladder: _Ladder, folder: Path) -> BenchResult:
     options = BenchOptions(
-        workload=sweep.workload_named,
+        workload=sweep.workload_ref,
         tokens=(None, None),
         changes=sweep.changes,
         api="completions",
@@ -292,7 +292,7 @@ def _measure(sweep: Sweep, suggestion: Suggestion, ladder: _Ladder, folder: Path
         label=", ".join(sweep.space.display(suggestion.point).values()),
         directory=folder,
         resume=False,
-        command=quote(["deploy", "bench", sweep.server, "--workload", sweep.workload_named]),
+        command=quote(["deploy", "bench", sweep.server, "--workload", sweep.workload_ref]),
         stop_when=ladder,
     )
     with open_servers(sweep.home, sweep.request.host) as servers:
@@ -302,7 +302,7 @@ def _measure(sweep: Sweep, suggestion: Suggestion, ladder: _Ladder, folder: Path
     return result
 
 
-def _evaluate(sweep: Sweep, result: BenchResult, ladder: _Ladder, found: SweepTrial) -> SweepTrial:
+def _evaluate(sweep: Sweep, result: BenchResult, ladder: _Ladder, trial: SweepTrial) -> SweepTrial:
     """Add the values or the outcome of a measurement to a trial.
 
     Raises BenchError if the server died, NoObjectiveError if no trial can provide the objective.
@@ -311,27 +311,27 @@ def _evaluate(sweep: Sweep, result: BenchResult, ladder: _Ladder, found: SweepTr
         point = result.points[-1]
         share = f"{sweep.goal.attained(point):.0%} of the load"
         reason = f"at {point.label} requests/s it sustained {share}, less than the others"
-        return replace(found, outcome=TrialOutcome.PRUNED, reason=reason)
+        return replace(trial, outcome=TrialOutcome.PRUNED, reason=reason)
     if result.end_reason is EndReason.ENDPOINT_DIED:
         example = next((failure.example for failure in result.points[-1].failures), "during the warm-up")
         raise BenchError(f"the server died under load: {example}")
     goal, values = sweep.goal, sweep.goal.values(result)
     if cause := goal.client_lag(result):  # first, since a late client says nothing about the server
         return replace(
-            found, outcome=TrialOutcome.LAGGED, reason=f"{goal.text(values)}, but {cause}" if values else cause
+            trial, outcome=TrialOutcome.LAGGED, reason=f"{goal.text(values)}, but {cause}" if values else cause
         )
     if cause := goal.overload(result):
         missed = any(point.sustained is False for point in result.points)
-        return replace(found, outcome=TrialOutcome.SATURATED if missed else TrialOutcome.UNSTEADY, reason=cause)
+        return replace(trial, outcome=TrialOutcome.SATURATED if missed else TrialOutcome.UNSTEADY, reason=cause)
     if values is None:
         raise NoObjectiveError(goal.missing(result), hint="another `--objective`, with another `--output`")
-    return replace(found, outcome=TrialOutcome.MEASURED, values=values)
+    return replace(trial, outcome=TrialOutcome.MEASURED, values=values)
 
 
-def _leads(sweep: Sweep, search: Search, found: SweepTrial) -> bool:
+def _leads(sweep: Sweep, search: Search, candidate: SweepTrial) -> bool:
     """Return whether no earlier trial is better; such a trial gets another smoke test after its load."""
     signs = [1 if higher else -1 for higher in sweep.goal.higher_is_better]
-    values = [sign * value for sign, value in zip(signs, found.values, strict=True)]
+    values = [sign * value for sign, value in zip(signs, candidate.values, strict=True)]
     for trial in search.best():
         others = [sign * value for sign, value in zip(signs, trial.values, strict=True)]
         if others != values and all(a >= b for a, b in zip(others, values, strict=True)):

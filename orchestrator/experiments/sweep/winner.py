@@ -72,7 +72,7 @@ def write_winner(sweep: Sweep, best: SweepTrial, search: Search, path: Path) -> 
     ran = sum(trial.ran for trial in trials)
     head = [
         "yaml-language-server: $schema=profile.schema.json",
-        f"{_SWEEP_MARK} in {ran} trials of {sweep.space.size} points under `{workload_name(sweep.workload_named)}`.",
+        f"{_SWEEP_MARK} in {ran} trials of {sweep.space.size} points under `{workload_name(sweep.workload_ref)}`.",
         f"Best of: {sweep.goal.words}. {_describe_repeats(sweep, best, search)}.",
         f"Answers: {best.answers or 'not checked'}.",
         f"Measured: {sweep.request.output / RelativePath(best.directory)}",
@@ -84,8 +84,10 @@ def write_winner(sweep: Sweep, best: SweepTrial, search: Search, path: Path) -> 
 
 def evidence(sweep: Sweep, best: SweepTrial, search: Search) -> str:
     """Return one line with the values of the winner and of the original profile, and the date."""
-    own = next((trial for trial in search.trials if trial.is_baseline and trial.values), None)
-    original = f", {value_text(sweep, own, search)} for `{sweep.plan.profile}` itself" if own is not None else ""
+    baseline = next((trial for trial in search.trials if trial.is_baseline and trial.values), None)
+    original = (
+        f", {value_text(sweep, baseline, search)} for `{sweep.plan.profile}` itself" if baseline is not None else ""
+    )
     values = f"{', '.join(sweep.goal.names)} {value_text(sweep, best, search)}{original}"
     return f"deploy sweep, {_date(sweep, best)}, trial {best.number}: {values}"
 

@@ -31,6 +31,6 @@ def read_gpus(vendor: str, runner: Runner = local) -> GpuInventory | None:
     return VENDORS[vendor].read(survey(runner, VENDORS[vendor].sections))
 
 
-def inventories(look: Survey) -> tuple[GpuInventory, ...]:
+def inventories(survey: Survey) -> tuple[GpuInventory, ...]:
     """Return the GPUs in a survey, one inventory for each vendor that was found."""
-    return tuple(found for vendor in VENDORS.values() if (found := vendor.read(look)))
+    return tuple(found for vendor in VENDORS.values() if (found := vendor.read(survey)))

@@ -35,9 +35,9 @@ def read_amd(survey: Survey) -> GpuInventory | None:
     """Return the AMD GPUs in a survey; None if `amd-smi` is not installed."""
     if survey["amd-smi static"].missing:
         return None
-    faults: list[str] = []
+    errors: list[str] = []
     static, metric, process, version = (
-        _records(name, survey[name], faults)
+        _records(name, survey[name], errors)
         for name in ("amd-smi static", "amd-smi metric", "amd-smi process", "amd-smi version")
     )
     usage = {record.get("gpu"): record for record in metric}
@@ -48,7 +48,7 @@ def read_amd(survey: Survey) -> GpuInventory | None:
         toolkit=_text(version[0].get("rocm_version")) if version else None,
         gpus=tuple(_gpu(record, usage.get(record.get("gpu"), {})) for record in static),
         processes=tuple(found for record in process for found in _processes(record)),
-        faults=tuple(faults),
+        errors=tuple(errors),
     )
 
 
@@ -78,7 +78,7 @@ def _processes(record: Record) -> Iterator[GpuProcess]:
         )
 
 
-def _records(name: str, section: Section, faults: list[str]) -> list[Record]:
+def _records(name: str, section: Section, errors: list[str]) -> list[Record]:
     """Return the objects of the first JSON document in the output of a tool; none, with a new fault, without one."""
     decoder = json.JSONDecoder()
     for start in re.finditer(r"^[\[{]", section.text, re.MULTILINE):
@@ -88,7 +88,7 @@ def _records(name: str, section: Section, faults: list[str]) -> list[Record]:
             return [record for record in listed if isinstance(record, dict)] if isinstance(listed, list) else []
     lines = section.text.strip().splitlines()
     printed = f"printed no JSON: {lines[-1] if lines else 'nothing'}"
-    faults.append(f"`{name}` {'did not respond within 30 s' if section.code == 124 else printed}")
+    errors.append(f"`{name}` {'did not respond within 30 s' if section.code == 124 else printed}")
     return []
 
 

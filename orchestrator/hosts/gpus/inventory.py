@@ -38,7 +38,7 @@ class GpuProcess:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuInventory:
-    """The GPUs of one vendor on a host. `faults` are messages about tool output that could not be parsed."""
+    """The GPUs of one vendor on a host. `errors` are messages about tool output that could not be parsed."""
 
     vendor: str  # amd | nvidia
     tool: str  # the program that reported the GPUs
@@ -46,7 +46,7 @@ class GpuInventory:
     toolkit: str | None  # ROCm release, or the newest CUDA release that the driver supports
     gpus: tuple[Gpu, ...]
     processes: tuple[GpuProcess, ...]
-    faults: tuple[str, ...]
+    errors: tuple[str, ...]
 
 
 def holders(inventory: GpuInventory, gpus: Iterable[int]) -> tuple[str, ...]:

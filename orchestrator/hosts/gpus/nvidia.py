@@ -36,7 +36,7 @@ def read_nvidia(survey: Survey) -> GpuInventory | None:
             for row in _rows(survey["nvidia processes"], 4)
             if row[1].isdigit()
         ),
-        faults=_faults(listed, found=bool(rows)),
+        errors=_errors(listed, found=bool(rows)),
     )
 
 
@@ -63,7 +63,7 @@ def _mib(cell: str) -> int | None:
     return int(cell) * MIB if cell.isdigit() else None
 
 
-def _faults(listed: Section, *, found: bool) -> tuple[str, ...]:
+def _errors(listed: Section, *, found: bool) -> tuple[str, ...]:
     if found:
         return ()
     lines = listed.text.strip().splitlines()

@@ -16,7 +16,7 @@ from orchestrator.core import subprocesses
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BuildError
 
-_SHOWN_LINES: Final = 15  # last lines of uv in an error
+_TAIL_LINES: Final = 15  # last lines of uv in an error
 _FULL: Final = "No space left"
 # A pinned list is complete: uv must neither resolve dependencies nor compile packages.
 _EXACT_FILE: Final = ("--no-deps", "--only-binary", ":all:")
@@ -85,15 +85,15 @@ def _run(
     doing: str, argv: list[str], requirements: Path, progress: Progress, *, cwd: Path, env: Mapping[str, str]
 ) -> None:
     """Run one step and show its last line. Raises BuildError with the last lines of its output if it fails."""
-    last: deque[str] = deque(maxlen=_SHOWN_LINES)
+    last: deque[str] = deque(maxlen=_TAIL_LINES)
     name = environment_name(requirements)
 
-    def take(line: str) -> None:
+    def collect(line: str) -> None:
         last.append(line)
         progress.update(f"{name}: {doing}", transient=line.strip()[:60])
 
     progress.update(f"{name}: {doing}")
-    if subprocesses.follow(argv, take, cwd=cwd, env=env) != 0:
+    if subprocesses.follow(argv, collect, cwd=cwd, env=env) != 0:
         text = "\n".join(last)
         message = f"cannot build {name}: {doing} failed"
         raise BuildError(message, location=str(requirements), hint=hint(text), details=text)

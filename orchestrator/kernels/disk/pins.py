@@ -107,4 +107,4 @@ def read_pins(catalog: Catalog | None = None) -> Pins:
     """Read the pins of aiter. Raises ProfileError if the file is invalid."""
     catalog = catalog or Catalog.from_environment()
     path = catalog.path(EntryKind.KERNELS, "aiter")
-    return read_model(path, Pins, catalog.shown(path))
+    return read_model(path, Pins, catalog.display_path(path))

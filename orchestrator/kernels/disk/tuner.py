@@ -167,12 +167,12 @@ def _collect(job: TuningJob, store: Store, provenance: RowProvenance) -> Tuned:
 def check_rows(rows: Sequence[TunedRow], job: TuningJob) -> tuple[tuple[TunedRow, ...], tuple[Problem, ...]]:
     """Split rows into the valid ones and problems with the others."""
     counts = Counter(row.identity for row in rows)
-    faults = {row.location: _row_fault(row, job, duplicate=counts[row.identity] > 1) for row in rows}
+    faults = {row.location: _row_problem(row, job, duplicate=counts[row.identity] > 1) for row in rows}
     accepted = tuple(row for row in rows if not faults[row.location])
     return accepted, tuple(Problem(fault, location) for location, fault in faults.items() if fault)
 
 
-def _row_fault(row: TunedRow, job: TuningJob, *, duplicate: bool) -> str:
+def _row_problem(row: TunedRow, job: TuningJob, *, duplicate: bool) -> str:
     if row.key not in job.keys:
         return "row for another key"
     if duplicate:

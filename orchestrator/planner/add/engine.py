@@ -20,7 +20,7 @@ from orchestrator.images.patch_check import CONFLICT, PatchState, SourceChecker
 from orchestrator.kernels.disk.image import ImageTables
 from orchestrator.kernels.disk.store import Store
 from orchestrator.planner.add.engine_sources import EngineRequest, EngineSource, engine_source
-from orchestrator.planner.add.file import CatalogFile, free_name, part_lines, require_whole, write_part
+from orchestrator.planner.add.file import CatalogFile, entry_lines, free_name, require_complete, write_entry
 from orchestrator.planner.flag_tables import flag_table, table_path
 from orchestrator.profiles.layers import Override
 from orchestrator.profiles.schema import EngineFile
@@ -83,10 +83,10 @@ def add_engine(request: EngineRequest, home: Home) -> AddedEngine:
     source = engine_source(request, home)
     keys = {".".join(item.path) for item in overrides}
     read = {line.path: line for line in source.lines()}
-    lines = _with_template(part_lines(read, overrides, EngineFile))
-    missing = {key: problem for key, problem in source.asked().items() if key not in keys}
+    lines = _with_template(entry_lines(read, overrides, EngineFile))
+    missing = {key: problem for key, problem in source.missing_facts().items() if key not in keys}
     facts = {line.path[0]: line.value for line in lines}
-    require_whole(lines, missing, source.name, EngineFile)
+    require_complete(lines, missing, source.name, EngineFile)
     version = str(facts["version"])
     name = request.name or f"sglang-{version}-{facts['platform']}"
     free_name(EntryKind.ENGINE, name, home, replace=request.replace)
@@ -111,7 +111,7 @@ def add_engine(request: EngineRequest, home: Home) -> AddedEngine:
             atomic_write(table_path(version, home), text)
         if shipped is not None:
             store.save_shipped(shipped.rows)
-        write_part(found.file, _head(name, source, patches), EngineFile)
+        write_entry(found.file, _head(name, source, patches), EngineFile)
     return found
 
 
@@ -123,7 +123,7 @@ def _with_template(lines: Sequence[YamlLine]) -> list[YamlLine]:
     template = YamlLine(
         path=("dockerfile",), value=f"sglang-{platform}", comment="of its platform"
     )  # a missing platform is an error anyway
-    return part_lines({line.path: line for line in (*lines, template)}, (), EngineFile)
+    return entry_lines({line.path: line for line in (*lines, template)}, (), EngineFile)
 
 
 def _reference(facts: Mapping[str, Data]) -> str | None:
@@ -139,7 +139,7 @@ def _options(version: str, source: EngineSource, request: EngineRequest, home: H
     catalog = Catalog.of(home)
     if (path := catalog.find(EntryKind.FLAGS, version)) is not None:
         count = len(parse_flags(version, path.read_text(encoding="utf-8")).flags)
-        return OptionTable(count=count, path=catalog.shown(path), made=False), ""
+        return OptionTable(count=count, path=catalog.display_path(path), made=False), ""
     with tempfile.TemporaryDirectory(prefix="deploy-engine-") as folder:
         source.unpack(Path(folder))
         text = flag_table(version, Path(folder), home, python=request.python)

@@ -84,7 +84,7 @@ class _Release:
         yield YamlLine(path=("source",), value=f"sglang wheel {found}")
         yield YamlLine(path=("version",), value=found, comment="sglang/_version.py in its wheel")
 
-    def asked(self) -> Mapping[str, Problem]:
+    def missing_facts(self) -> Mapping[str, Problem]:
         """Return the missing facts by key, each with the option that sets it."""
         what = "cannot read `platform`: all platforms have the same wheel"
         return {"platform": Problem(what, self.name, "`--set platform=rocm`, `cuda` or `cpu`")}
@@ -156,7 +156,7 @@ class _Image:
             found.append(("aiter_commit", facts.aiter.commit, f"{root}: the HEAD of git"))
         return (YamlLine(path=(key,), value=value, comment=says) for key, value, says in found if value is not None)
 
-    def asked(self) -> Mapping[str, Problem]:
+    def missing_facts(self) -> Mapping[str, Problem]:
         missing = dict[str, Problem]()
         if self.version is None:
             what = f"cannot read `version`: its sources are of version `{self.facts.sglang.version or 'unknown'}`"

@@ -16,7 +16,7 @@ from orchestrator.core.yaml_document import Data, KeyPath, read_document
 from orchestrator.profiles.layers import Override
 from orchestrator.profiles.yaml_writer import YamlLine, flow, yaml_text
 
-_GIVEN: Final = "--set"
+_SET_OPTION: Final = "--set"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class CatalogFile:
     def rows(self) -> Iterator[list[str]]:
         """Yield key, value and source of each line, as table rows."""
         for line in self.lines:
-            yield [".".join(line.path), _shown(line.value), line.comment or _source(line.value)]
+            yield [".".join(line.path), _display_value(line.value), line.comment or _source(line.value)]
 
     def to_output(self) -> "EntryOutput":
         """Return the entry for JSON."""
@@ -61,11 +61,11 @@ class EntryOutput:
     notes: tuple[str, ...]
 
 
-def write_part(found: CatalogFile, head: Sequence[str], model: type[BaseModel]) -> None:
+def write_entry(file: CatalogFile, head: Sequence[str], model: type[BaseModel]) -> None:
     """Write the catalog entry atomically, with the comments `head` before its lines."""
-    text = yaml_text([f"yaml-language-server: $schema=../{found.kind.name.lower()}.schema.json", *head], found.lines)
-    model_of(read_document(text, str(found.path)), model)  # the text must read back as a valid entry
-    atomic_write(found.path, text)
+    text = yaml_text([f"yaml-language-server: $schema=../{file.kind.name.lower()}.schema.json", *head], file.lines)
+    model_of(read_document(text, str(file.path)), model)  # the text must read back as a valid entry
+    atomic_write(file.path, text)
 
 
 def free_name(kind: EntryKind, name: str, home: Home, *, replace: bool) -> None:
@@ -83,24 +83,24 @@ def require_free(kind: EntryKind, name: str, home: Home) -> None:
     if (path := catalog.find(kind, name)) is not None:
         raise UsageError(
             f"{kind.name.lower()} `{name}` exists",
-            location=catalog.shown(path),
+            location=catalog.display_path(path),
             hint="`--replace` replaces it; or choose `--name NAME`",
         )
 
 
-def part_lines(
-    lines: Mapping[tuple[str, ...], YamlLine], given: Sequence[Override], model: type[BaseModel]
+def entry_lines(
+    lines: Mapping[tuple[str, ...], YamlLine], overrides: Sequence[Override], model: type[BaseModel]
 ) -> list[YamlLine]:
     """Return the lines in the order of the schema; the user's values replace those that were read."""
-    for override in given:
+    for override in overrides:
         lines = {path: line for path, line in lines.items() if path[: len(override.path)] != override.path}
         if override.value is not None:
-            lines[override.path] = YamlLine(path=override.path, value=override.value, comment=_GIVEN)
+            lines[override.path] = YamlLine(path=override.path, value=override.value, comment=_SET_OPTION)
     order = ["source", *model.model_fields]
     return sorted(lines.values(), key=lambda line: order.index(line.path[0]) if line.path[0] in order else len(order))
 
 
-def require_whole(
+def require_complete(
     lines: Sequence[YamlLine], missing: Mapping[str, Problem], location: str, model: type[BaseModel]
 ) -> None:
     """Raise ProfileError with the missing values, and with invalid values of the user's `--set`."""
@@ -111,11 +111,11 @@ def require_whole(
             inner = holder.setdefault(key, {})
             holder = inner if isinstance(inner, dict) else {}
         holder[line.path[-1]] = line.value
-    overridden = {".".join(line.path) for line in lines if line.comment == _GIVEN}
+    overridden = {".".join(line.path) for line in lines if line.comment == _SET_OPTION}
 
     def location_of(path: KeyPath) -> str:
         key = ".".join(map(str, path))
-        return f"{_GIVEN} {key}" if any(key.startswith(key_prefix) for key_prefix in overridden) else location
+        return f"{_SET_OPTION} {key}" if any(key.startswith(key_prefix) for key_prefix in overridden) else location
 
     problems = list(missing.values())
     try:
@@ -133,7 +133,7 @@ def _is_reported_missing(problem: Problem, missing: Mapping[str, Problem]) -> bo
     return any(key == named or key.startswith(f"{named}.") for key in missing)
 
 
-def _shown(value: Data) -> str:
+def _display_value(value: Data) -> str:
     if isinstance(value, dict):
         return str(value["value"]) if "value" in value else ", ".join(str(item) for item in value.values())
     return f"{value:,}" if type(value) is int else flow(value)

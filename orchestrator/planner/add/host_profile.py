@@ -102,12 +102,12 @@ def profile_on_host(
 
 def detect_hardware(runner: Runner, catalog: Catalog) -> HostHardware:
     """Return the hardware entry of a host. Raises HostError if none or several describe it, or if its GPUs differ."""
-    look = survey(runner, {**ALL_SECTIONS, "memory": MACHINE_SECTIONS["memory"]})
-    inventory = next((inventory for inventory in inventories(look) if inventory.gpus), None)
+    host_survey = survey(runner, {**ALL_SECTIONS, "memory": MACHINE_SECTIONS["memory"]})
+    inventory = next((inventory for inventory in inventories(host_survey) if inventory.gpus), None)
     # Without Docker, an engine that is a list of packages is proposed. For AMD there is none.
     docker = (inventory is not None and inventory.vendor == "amd") or runner(("docker", "version")).ok
     if inventory is None:
-        memory = read_memory(look["memory"].text)
+        memory = read_memory(host_survey["memory"].text)
         return HostHardware(name="cpu", gpus=0, docker=docker, memory=memory.available if memory else None)
     return HostHardware(name=match_hardware(inventory, catalog), gpus=len(inventory.gpus), docker=docker)
 
@@ -139,7 +139,7 @@ def _entries(inventory: GpuInventory, gpu: Gpu, catalog: Catalog) -> Iterator[tu
     """Yield the entries with this GPU's vendor and, if they are known, architecture and memory."""
     for name in catalog.names(EntryKind.HARDWARE):
         path = catalog.path(EntryKind.HARDWARE, name)
-        entry = read_model(path, HardwareFile, catalog.shown(path))
+        entry = read_model(path, HardwareFile, catalog.display_path(path))
         size = entry.vram
         fits = gpu.vram_bytes is None or size * _VRAM_TOLERANCE <= gpu.vram_bytes <= size / _VRAM_TOLERANCE
         if entry.vendor == inventory.vendor and gpu.arch in {None, entry.arch} and fits:
@@ -161,7 +161,7 @@ def _model_of(repo_or_dir: str, catalog: Catalog) -> str | None:
     for name in catalog.names(EntryKind.MODEL):
         with suppress(ProfileError):  # an invalid entry is reported when it is used
             found = catalog.path(EntryKind.MODEL, name)
-            checkpoint = read_model(found, ModelFile, catalog.shown(found)).checkpoint
+            checkpoint = read_model(found, ModelFile, catalog.display_path(found)).checkpoint
             if (checkpoint.source, checkpoint.path) == source:
                 return name
     return None

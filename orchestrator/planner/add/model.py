@@ -15,7 +15,7 @@ from orchestrator.core.console import warn
 from orchestrator.core.errors import UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.yaml_document import Data
-from orchestrator.planner.add.file import CatalogFile, free_name, part_lines, require_whole, write_part
+from orchestrator.planner.add.file import CatalogFile, entry_lines, free_name, require_complete, write_entry
 from orchestrator.profiles.layers import Override
 from orchestrator.profiles.schema import ModelFile
 from orchestrator.profiles.yaml_writer import YamlLine
@@ -59,11 +59,11 @@ def add_model(
         found, gated = describe(outline, keys), listing.gated
         section = {"source": "hub", "path": checkpoint, "revision": listing.commit}
     lines = _lines(name, section, found, parsed, gated=gated, has_shards=outline.has_shards)
-    require_whole(lines, found.missing, checkpoint, ModelFile)
+    require_complete(lines, found.missing, checkpoint, ModelFile)
     path = home.root / EntryKind.MODEL.file(name)
     added = CatalogFile(kind=EntryKind.MODEL, name=name, path=path, lines=tuple(lines), notes=found.notes)
     comment = f"{name}, as `deploy add model` read its checkpoint. The comment after each fact is its source."
-    write_part(added, [comment, *found.notes], ModelFile)
+    write_entry(added, [comment, *found.notes], ModelFile)
     return added
 
 
@@ -82,7 +82,7 @@ def _lines(
     name: str,
     checkpoint: Mapping[str, Data],
     found: Description,
-    given: Sequence[Override],
+    overrides: Sequence[Override],
     *,
     gated: bool,
     has_shards: bool,
@@ -105,4 +105,4 @@ def _lines(
             lines[path] = YamlLine(path=path, value=setting)
         elif isinstance(fact.value, bool | int | str | dict):
             lines[path] = YamlLine(path=path, value=fact.value, comment=fact.source)
-    return part_lines(lines, given, ModelFile)
+    return entry_lines(lines, overrides, ModelFile)

@@ -42,7 +42,7 @@ _MEASURED: Final = {
     Meaning.METRICS: "the smoke test and bench read them",
     Meaning.CACHED_TOKENS_REPORT: "the smoke test and bench read cached tokens",
 }
-_PARTS: Final = {"hardware": EntryKind.HARDWARE, "model": EntryKind.MODEL, "engine": EntryKind.ENGINE}
+_ENTRY_KINDS: Final = {"hardware": EntryKind.HARDWARE, "model": EntryKind.MODEL, "engine": EntryKind.ENGINE}
 _SECTIONS: Final = ("layout", "flags", "env")  # in the order of a profile
 
 
@@ -136,25 +136,25 @@ def propose_profile(request: ProfileRequest, home: Home, *, name: str | None, re
     """
     catalog = Catalog.of(home)
     for part in ("model", "hardware"):
-        catalog.path(_PARTS[part], getattr(request, part))
+        catalog.path(_ENTRY_KINDS[part], getattr(request, part))
     name = _free_name(name or default_name(request, catalog), home, replace_it=replace_it)
     base = _base(request, _Draft(name=name, hardware=request.hardware, path=_path(name, home), catalog=catalog))
     first = base.copy()
     first.set("layout", "tp", 1, "")
     profile = first.valid().profile
-    _take_flags(request, base, profile)
+    _adopt_flags(request, base, profile)
     context = request.max_context or profile.model.context_length  # tokens of the longest request
-    tried: list[LayoutAttempt] = []
+    attempts: list[LayoutAttempt] = []
     for tp in layouts(profile.hardware.gpus):
         draft, found = _try(base.copy(), profile, tp)
-        tried.append(found)
+        attempts.append(found)
         if not shortfall(found, context):
-            _explain(draft, tried, context, found.capacity)
+            _explain(draft, attempts, context, found.capacity)
             valid = draft.valid()
             if request.host_memory is not None and found.capacity is not None and found.capacity.memory is None:
                 require_host_memory(profile.model, valid.capacity, request.host_memory, name=request.model)
             return Proposal(name=name, text=draft.text(), decisions=tuple(_decided(draft)), valid=valid)
-    raise _does_not_fit(request, tried, context)
+    raise _does_not_fit(request, attempts, context)
 
 
 def _path(name: str, home: Home) -> Path:
@@ -185,7 +185,7 @@ def _base(request: ProfileRequest, draft: _Draft) -> _Draft:
     draft.keys["description"] = ""  # set here for its position; the text depends on the layout
     if like is not None and same_engine:
         draft.keys["runtime"] = like.profile.runtime
-    elif _part(draft.catalog, "engine", engine).get("requirements"):
+    elif _read_entry(draft.catalog, "engine", engine).get("requirements"):
         draft.keys["runtime"] = "process"
     workload = request.workload or (like.profile.workload if like else None)
     if workload:
@@ -212,9 +212,9 @@ def _hardware(request: ProfileRequest, catalog: Catalog) -> Data:
     return {"use": request.hardware, "gpus": request.gpus} if request.gpus not in {None, count} else request.hardware
 
 
-def _part(catalog: Catalog, part: str, name: str) -> Mapping[str, Data]:
-    path = catalog.path(_PARTS[part], name)
-    return read_file(path, catalog.shown(path)).data
+def _read_entry(catalog: Catalog, key: str, name: str) -> Mapping[str, Data]:
+    path = catalog.path(_ENTRY_KINDS[key], name)
+    return read_file(path, catalog.display_path(path)).data
 
 
 def _engine(
@@ -259,22 +259,22 @@ def _is_for(model: str, engine: EngineFile, catalog: Catalog) -> bool:
 
 
 def _shape(model: str, catalog: Catalog) -> tuple[object, ...]:
-    return tuple(map(_part(catalog, "model", model).get, ("layers", "attention_heads", "moe")))
+    return tuple(map(_read_entry(catalog, "model", model).get, ("layers", "attention_heads", "moe")))
 
 
 def _engines(catalog: Catalog) -> Iterator[tuple[str, EngineFile]]:
     for name in catalog.names(EntryKind.ENGINE):
         path = catalog.path(EntryKind.ENGINE, name)
-        yield name, read_model(path, EngineFile, catalog.shown(path))
+        yield name, read_model(path, EngineFile, catalog.display_path(path))
 
 
 def read_node(catalog: Catalog, name: str) -> HardwareFile:
     """Return a hardware entry. Raises ProfileError."""
     path = catalog.path(EntryKind.HARDWARE, name)
-    return read_model(path, HardwareFile, catalog.shown(path))
+    return read_model(path, HardwareFile, catalog.display_path(path))
 
 
-def _take_flags(request: ProfileRequest, draft: _Draft, model: Profile) -> None:
+def _adopt_flags(request: ProfileRequest, draft: _Draft, model: Profile) -> None:
     """Set the base profile's flags and variables that suit this model, those of smoke tests, and the context."""
     if request.base:
         like = read_profile(request.base, catalog=draft.catalog)
@@ -305,8 +305,8 @@ def _take_flags(request: ProfileRequest, draft: _Draft, model: Profile) -> None:
 def _is_own(like: LoadedProfile, section: str, name: str) -> bool:
     """Return whether the profile itself sets this key, not one of its catalog entries."""
     location = like.composed.location((section, name)).rpartition(":")[0]
-    parts = [like.catalog.find(kind, like.composed.names[part]) for part, kind in _PARTS.items()]
-    return location not in {like.catalog.shown(path) for path in parts if path is not None}
+    parts = [like.catalog.find(kind, like.composed.names[part]) for part, kind in _ENTRY_KINDS.items()]
+    return location not in {like.catalog.display_path(path) for path in parts if path is not None}
 
 
 def _try(draft: _Draft, profile: Profile, tp: int) -> tuple[_Draft, LayoutAttempt]:
@@ -347,7 +347,7 @@ def _many(profile: Profile, tp: int, dp: int) -> str:
     return f", {dp} replicas of {gpus}" if dp > 1 else f", {gpus}" * bool(profile.hardware.gpus)
 
 
-def _explain(draft: _Draft, tried: Sequence[LayoutAttempt], context: int, capacity: Capacity | None) -> None:
+def _explain(draft: _Draft, attempts: Sequence[LayoutAttempt], context: int, capacity: Capacity | None) -> None:
     """Record why the chosen layout is the smallest."""
     cache = capacity.cache if capacity else None
     if capacity is not None and capacity.memory is None:
@@ -357,8 +357,8 @@ def _explain(draft: _Draft, tried: Sequence[LayoutAttempt], context: int, capaci
         note = f"the fewest GPUs that hold the weights; {reason or 'only a start shows the size of its cache'}"
     else:
         note = f"the fewest GPUs whose cache holds {context:,} tokens: {cache.tokens:,}"
-    draft.set("layout", "tp", tried[-1].tp, note)
-    for item in tried[:-1]:
+    draft.set("layout", "tp", attempts[-1].tp, note)
+    for item in attempts[:-1]:
         draft.decisions.append(Decision(key=f"tp {item.tp}", value="too small", reason=shortfall(item, context)))
     drafts = not draft.keys.get("model") or any(Tie.DRAFTS in ties(key) for _, key in draft.settings)
     if not drafts and (layer := draft.valid().profile.model.mtp_layer) is not None:
@@ -374,16 +374,16 @@ def _decided(draft: _Draft) -> Iterator[Decision]:
     yield from (decision for decision in draft.decisions if decision.key not in proposed)
 
 
-def _does_not_fit(request: ProfileRequest, tried: Sequence[LayoutAttempt], context: int) -> ProfileError:
-    if common := common_problems(tried):
+def _does_not_fit(request: ProfileRequest, attempts: Sequence[LayoutAttempt], context: int) -> ProfileError:
+    if common := common_problems(attempts):
         message = f"cannot plan a profile of `{request.model}` on `{request.hardware}`"
         return ProfileError(message, problems=[Problem(item.message, hint=item.hint) for item in common])
-    hint, most = "choose other hardware, or a checkpoint with a smaller quantization", longest_context(tried)
+    hint, most = "choose other hardware, or a checkpoint with a smaller quantization", longest_context(attempts)
     if most:
         hint = f"limit requests to {most} tokens with `--max-context {most}`; or choose other hardware"
     return DoesNotFitError(
         f"`{request.model}` does not fit on `{request.hardware}`",
-        problems=[Problem(f"tp {item.tp}: {shortfall(item, context)}") for item in tried],
+        problems=[Problem(f"tp {item.tp}: {shortfall(item, context)}") for item in attempts],
         hint=hint,
         longest=most,
     )

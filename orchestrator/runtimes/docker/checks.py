@@ -18,9 +18,9 @@ _NO_MANIFEST: Final = ("no such manifest", "manifest unknown", "not found: manif
 _VERSION: Final = ("timeout", "10", "docker", "version", "--format", "{{.Server.Version}}")
 
 
-def daemon(subject: CheckContext) -> Iterator[Finding]:
+def daemon(context: CheckContext) -> Iterator[Finding]:
     """Check that a Docker daemon answers."""
-    result = subject.access.runner(_VERSION)
+    result = context.access.runner(_VERSION)
     text = (result.stdout + result.stderr).strip()
     if result.code == _MISSING:
         yield fail("docker", "not installed", "a daemon", "`sudo apt-get install docker.io`, or docs.docker.com/engine")
@@ -30,9 +30,9 @@ def daemon(subject: CheckContext) -> Iterator[Finding]:
         yield info("docker", text, "a daemon")
 
 
-def image(subject: CheckContext) -> Iterator[Finding]:
+def image(context: CheckContext) -> Iterator[Finding]:
     """Check that the image, the prebuilt one or the base, is on the host or in its registry."""
-    plan, engine, runner = subject.plan, subject.plan.engine, subject.access.runner
+    plan, engine, runner = context.plan, context.plan.engine, context.access.runner
     if plan.prebuilt_image is None and engine.image is None:
         return
     name = plan.prebuilt_image or base_reference(engine)
@@ -53,9 +53,9 @@ def image(subject: CheckContext) -> Iterator[Finding]:
         yield fail("image", "no such image", name, hint)
 
 
-def rdma(subject: CheckContext) -> Iterator[Finding]:
+def rdma(context: CheckContext) -> Iterator[Finding]:
     """Check that the image sees the NICs of the host: with another ABI of the driver it has none (sglang #33374)."""
-    plan, nics = subject.plan, [nic.name for nic in subject.machine.rdma]
+    plan, nics = context.plan, [nic.name for nic in context.machine.rdma]
     expected, ranks = "the same NICs in the image and on the host", plan.layout.nodes > 1 and ranks_use_rdma(plan)
     if not ranks and not transfer_uses_rdma(plan):
         return
@@ -66,7 +66,7 @@ def rdma(subject: CheckContext) -> Iterator[Finding]:
         return
     name = plan.prebuilt_image or base_reference(plan.engine)
     options = ("--pull=never", "--network=none", "--volume=/dev/infiniband:/dev/infiniband", "--entrypoint=ibv_devices")
-    result = subject.access.runner(("docker", "run", "--rm", *options, name))
+    result = context.access.runner(("docker", "run", "--rm", *options, name))
     if not result.ok:
         yield info("rdma", f"{', '.join(nics)}; not compared: {_last_line(result)}", expected)
     elif missing := [nic for nic in nics if nic not in result.stdout.split()]:

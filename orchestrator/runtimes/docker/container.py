@@ -33,7 +33,7 @@ LOG_OPTIONS: Final = {"max-size": f"{SEGMENT_BYTES >> 20}m", "max-file": str(MAX
 MAX_RESTARTS: Final = 3  # a server that dies a fourth time has a cause that a restart does not fix
 CONFIG_FILE: Final = "/run/secrets/deploy.yaml"  # sglang's `--config` file, which holds the API key
 
-_HERE: Final = 'RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"'
+_RUN_DIR_LINE: Final = 'RUN_DIR="$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)"'
 
 _NOTHING: Final = ContainerRequirements(
     devices=(), all_gpus=False, groups=(), ipc=None, shm_bytes=None, ulimits=(), security_opt=(), cap_add=()
@@ -82,7 +82,7 @@ class ContainerSpec:
 
 
 def render(
-    plan: Plan, build: BuildContext | None, image: str, found: DetectedPatches = NO_DETECTED_PATCHES
+    plan: Plan, build: BuildContext | None, image: str, detected: DetectedPatches = NO_DETECTED_PATCHES
 ) -> Artifacts:
     """Return the artifacts of a plan. A container listens on all its addresses; publishing selects the host's address.
 
@@ -93,8 +93,8 @@ def render(
 
     def server(item: Plan) -> Artifacts:
         host = "0.0.0.0" if _publishes(item) else item.server.host  # noqa: S104
-        command = server_command(item, model_path=container_model(item), host=host, found=found)
-        return Artifacts(plan=item, command=command, build=None, spec=container_spec(item, image, found))
+        command = server_command(item, model_path=container_model(item), host=host, detected=detected)
+        return Artifacts(plan=item, command=command, build=None, spec=container_spec(item, image, detected))
 
     return replace(render_units(plan, server, lambda _: _gateway(plan, image)), build=build)
 
@@ -128,14 +128,14 @@ def ranked(artifacts: Artifacts, rank: int) -> Artifacts:
 def docker_run_files(artifacts: Artifacts, name: str) -> tuple[RenderedFile, ...]:
     """Return `docker-run.sh`, the `docker run` command as a script; with replicas, one each and one for the gateway."""
     servers = (*artifacts.named_replicas, ("", artifacts))
-    head = f"#!/bin/sh\nset -eu\nDEPLOY_HOME={SHELL_HOME}\n{_HERE}\n"
+    head = f"#!/bin/sh\nset -eu\nDEPLOY_HOME={SHELL_HOME}\n{_RUN_DIR_LINE}\n"
     return tuple(
         script_file(str(PurePosixPath(folder, "docker-run.sh")), per_node(head + docker_run_line(server, name, folder)))
         for folder, server in servers
     )
 
 
-def container_spec(plan: Plan, image: str, found: DetectedPatches = NO_DETECTED_PATCHES) -> ContainerSpec:
+def container_spec(plan: Plan, image: str, detected: DetectedPatches = NO_DETECTED_PATCHES) -> ContainerSpec:
     """Return the spec of a plan's container: hardware needs, read-only checkpoint, caches of this image and GPU.
 
     Docker does not restart a rank: the ranks of several nodes start together, so the others have to end first.
@@ -143,7 +143,7 @@ def container_spec(plan: Plan, image: str, found: DetectedPatches = NO_DETECTED_
     return ContainerSpec(
         image=image,
         needs=_needs_of(plan),
-        mounts=_mounts(plan, found),
+        mounts=_mounts(plan, detected),
         caches=_caches(plan, image),
         publish=(plan.server.host, plan.server.port, plan.server.port) if _publishes(plan) else None,
         restarts=MAX_RESTARTS if plan.layout.nodes == 1 else 0,
@@ -169,17 +169,17 @@ def _needs_of(plan: Plan) -> ContainerRequirements:
     return replace(needs, devices=(*needs.devices, "/dev/infiniband"), ulimits=limits)
 
 
-def container_name(name: str, part: str) -> str:
+def container_name(name: str, unit_name: str) -> str:
     """Return the container name of the server `name`, with a prefix to avoid conflicts with other containers.
 
-    `part` names a replica. It follows two dashes, which no server name contains.
+    `unit_name` names a replica. It follows two dashes, which no server name contains.
     """
-    return f"deploy-{name}--{part}" if part else f"deploy-{name}"
+    return f"deploy-{name}--{unit_name}" if unit_name else f"deploy-{name}"
 
 
-def container_labels(plan: Plan, name: str, part: str = "") -> dict[str, str]:
+def container_labels(plan: Plan, name: str, unit_name: str = "") -> dict[str, str]:
     """Return the record of a server as labels: on the container, it cannot be separated from the server."""
-    return ({UNIT: part} if part else {}) | {NAME: name} | record_of(plan, plan.server.url)
+    return ({UNIT: unit_name} if unit_name else {}) | {NAME: name} | record_of(plan, plan.server.url)
 
 
 def container_env(artifacts: Artifacts) -> tuple[tuple[str, str], ...]:
@@ -230,26 +230,27 @@ exec "$@"
 """
 
 
-def docker_run_line(artifacts: Artifacts, name: str, part: str = "") -> str:
+def docker_run_line(artifacts: Artifacts, name: str, unit_name: str = "") -> str:
     """Return the `docker run` command for the same server, one option per line. Equal plans give equal text.
 
     The shell fills in the values that differ between hosts: the tool's home directory, the ids of groups, and the file
     that holds `api-key: ...`.
     """
     spec = spec_of(artifacts)
-    lines = [f"docker run --detach --init --name {shlex.quote(container_name(name, part))}"]
+    lines = [f"docker run --detach --init --name {shlex.quote(container_name(name, unit_name))}"]
     lines += [
-        f"{option} {value}" for option, value in _options(artifacts, spec, container_labels(artifacts.plan, name, part))
+        f"{option} {value}"
+        for option, value in _options(artifacts, spec, container_labels(artifacts.plan, name, unit_name))
     ]
     argv = container_argv(artifacts, config=artifacts.plan.server.api_key_env is not None)
     return " \\\n  ".join([*lines, shlex.quote(spec.image), wrap_argv(argv)]) + "\n"
 
 
-def _mounts(plan: Plan, found: DetectedPatches) -> tuple[Mount, ...]:
+def _mounts(plan: Plan, detected: DetectedPatches) -> tuple[Mount, ...]:
     model, inside = plan.model, container_model(plan)
     source = model.checkpoint.path if model.checkpoint.source == "local" else f"models/{model.name}"
     mounts = [Mount(source=source, target=inside, read_only=True)]
-    if overlay := overlay_path(plan, found):
+    if overlay := overlay_path(plan, detected):
         mounts.append(Mount(source=overlay, target=f"{inside}/config.json", read_only=True))
     return tuple(mounts)
 

@@ -15,7 +15,7 @@ from orchestrator.core.procfs import find_process, process_identity
 from orchestrator.engine.launch import SecretDelivery
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.docker.container import spec_of
-from orchestrator.runtimes.docker.errors import start_error, unless_gone
+from orchestrator.runtimes.docker.errors import ignore_missing, start_error
 from orchestrator.runtimes.docker.host import DockerHost
 from orchestrator.runtimes.docker.options import archive, container_options, host_options, secret_files
 from orchestrator.runtimes.docker.sdk import docker
@@ -100,7 +100,7 @@ def discard(host: DockerHost, starter: str) -> None:
 
 def remove(container: Container) -> None:
     """Remove a container and its anonymous volumes, unless another process does."""
-    with unless_gone():
+    with ignore_missing():
         container.remove(force=True, v=True)
 
 

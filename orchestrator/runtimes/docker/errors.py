@@ -14,7 +14,7 @@ from orchestrator.runtimes.docker.sdk import docker, requests, urllib3
 
 
 @contextmanager
-def unless_gone() -> Iterator[None]:
+def ignore_missing() -> Iterator[None]:
     """Ignore that another process has removed (404) or is removing (409) the container: the goal is reached."""
     try:
         yield
@@ -52,7 +52,7 @@ class _Cause:
     message: str
     location: str = ""
     hint: str = ""
-    fault: type[DeployError] = HostError
+    error_class: type[DeployError] = HostError
 
 
 # The wording of Docker 20.10 and runc 1.1.
@@ -74,19 +74,19 @@ _CAUSES: Final = (
         pattern=r'container name "/(?P<name>deploy-[^"]+--rank-\d+)" is already in use',
         message="container `{name}` exists",
         hint="`docker --host {host} rm --force {name}` removes it, if its server no longer runs",
-        fault=NameTakenError,
+        error_class=NameTakenError,
     ),
     _Cause(
         pattern=r'container name "/(?P<name>[^"]+)" is already in use',
         message="container `{name}` exists",
         hint="`deploy status` shows it; `deploy down {server}` stops it",
-        fault=NameTakenError,
+        error_class=NameTakenError,
     ),
     _Cause(
         pattern=r"no such image",
         message="the Docker host has no image `{image}`",
         hint="`deploy build PROFILE` builds it",
-        fault=StartError,
+        error_class=StartError,
     ),
     _Cause(
         pattern=r"could not select device driver",
@@ -116,5 +116,5 @@ def start_error(text: str, artifacts: Artifacts, *, host: str, port_holder: Call
                 "server": (groups.get("name") or "").removeprefix("deploy-").partition("--")[0],
             }
             location, hint = cause.location.format_map(facts), cause.hint.format_map(facts)
-            return cause.fault(cause.message.format_map(facts), location=location, hint=hint)
+            return cause.error_class(cause.message.format_map(facts), location=location, hint=hint)
     return StartError("cannot start the container", details=f"  {text}")

@@ -14,7 +14,7 @@ from orchestrator.hosts import ports
 from orchestrator.hosts.daemon import docker_endpoint, remote_host
 from orchestrator.hosts.ssh import SshHost, Tunnel
 from orchestrator.runtimes.docker.container import ContainerSpec
-from orchestrator.runtimes.docker.errors import daemon_errors, unless_gone
+from orchestrator.runtimes.docker.errors import daemon_errors, ignore_missing
 from orchestrator.runtimes.docker.sdk import docker
 
 
@@ -25,7 +25,7 @@ class DockerHost:
         self._local_home = home
         self._environ = environ
         self.url = docker_endpoint(url, environ)
-        self.named = url is not None or remote_host(self.url, environ) is not None
+        self.is_explicit = url is not None or remote_host(self.url, environ) is not None
 
     @cached_property
     def client(self) -> docker.DockerClient:
@@ -41,9 +41,9 @@ class DockerHost:
         return daemon_errors(self.url)
 
     @contextmanager
-    def errors_unless_gone(self) -> Iterator[None]:
+    def errors_except_missing(self) -> Iterator[None]:
         """Raise HostError as `errors` does; ignore that another process has removed the container of the block."""
-        with self.errors(), unless_gone():
+        with self.errors(), ignore_missing():
             yield
 
     @property
@@ -57,9 +57,9 @@ class DockerHost:
             return url
         return f"http://127.0.0.1:{self._tunnel.forward(int(url.rpartition(':')[2]))}"
 
-    def way_to(self, url: str) -> str:
+    def forward_command(self, url: str) -> str:
         """Return the command that makes a remote server reachable at the same URL on this host; "" for this host."""
-        return "" if self._tunnel is None else quote(self._tunnel.argv_of_way(int(url.rpartition(":")[2])))
+        return "" if self._tunnel is None else quote(self._tunnel.forward_argv(int(url.rpartition(":")[2])))
 
     def copy_files(self, spec: ContainerSpec) -> None:
         """Copy generated files (a patched config.json) to a remote host; checkpoints are staged there."""

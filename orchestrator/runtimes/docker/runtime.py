@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from docker.models.containers import Container
 
 _INTERVAL: Final = 0.2  # seconds between two polls of containers that are stopping
-_TOGETHER: Final = 20.0  # seconds between the ends of two ranks
+_MAX_STOP_GAP: Final = 20.0  # seconds between the ends of two ranks
 
 
 class DockerRuntime(Runtime):
@@ -88,7 +88,7 @@ class DockerRuntime(Runtime):
         super().__init__(home, host)
         self._host = DockerHost(home, host)
         self._others: dict[str, DockerHost] = {}  # of further ranks, by URL
-        self.host_given = self._host.named
+        self.host_given = self._host.is_explicit
 
     @classmethod
     def resolve_host(cls, host: str | None, environ: Mapping[str, str]) -> str | None:
@@ -208,7 +208,7 @@ class DockerRuntime(Runtime):
         if container is None:
             yield from saved_log(unit)
             return
-        with self._host_of(unit).errors_unless_gone():
+        with self._host_of(unit).errors_except_missing():
             yield from follow_log(container) if follow else container_log(container)
 
     def tail(self, unit: Unit) -> Callable[[], Iterator[str]]:
@@ -216,14 +216,14 @@ class DockerRuntime(Runtime):
         tail = ContainerTail(lambda: self._get(unit))
 
         def new_lines() -> Iterator[str]:
-            with self._host_of(unit).errors_unless_gone():
+            with self._host_of(unit).errors_except_missing():
                 yield from tail()
 
         return new_lines
 
     def ask_to_end(self, unit: Unit) -> None:
         if (container := self._get(unit)) is not None:
-            with self._host.errors_unless_gone():
+            with self._host.errors_except_missing():
                 container.kill("SIGTERM")  # Docker treats SIGTERM as a stop: no restart
 
     def stop(self, unit: Unit, *, grace: float) -> None:
@@ -235,16 +235,16 @@ class DockerRuntime(Runtime):
         container = self._get(unit)
         if container is None:
             return
-        with self._host.errors_unless_gone():
+        with self._host.errors_except_missing():
             container.stop(timeout=math.ceil(grace))
         for rank in range(1, len(unit.rank_hosts) + 1):
             try:
-                self._stop_rank(_rank(unit, rank), within=min(grace, _TOGETHER))
+                self._stop_rank(_rank(unit, rank), within=min(grace, _MAX_STOP_GAP))
             except HostError as error:
                 host, called = unit.rank_hosts[rank - 1], container_name(unit.name, rank_name(rank))
                 hint = f"`docker --host {host} rm --force {called}` removes it"
                 warn(f"rank {rank} may still run: {error.message}", hint=hint)
-        with self._host.errors_unless_gone():
+        with self._host.errors_except_missing():
             keep_log(self._home, unit, partial(save_log, container))
             remove(container)
 
@@ -253,7 +253,7 @@ class DockerRuntime(Runtime):
         host, container = self._host_of(rank), self._get(rank)
         if container is None:
             return
-        with host.errors_unless_gone():
+        with host.errors_except_missing():
             poll_until(
                 lambda state: state.status is not Status.RUNNING,
                 lambda: self.state(rank),
@@ -284,7 +284,7 @@ class DockerRuntime(Runtime):
         return None
 
     def _unit(self, container: Container, labels: Mapping[str, str]) -> Unit:
-        way = self._host.way_to(labels[URL])
+        way = self._host.forward_command(labels[URL])
         return Unit(
             runtime="docker",
             name=labels[NAME],

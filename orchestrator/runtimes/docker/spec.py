@@ -7,9 +7,9 @@ from typing import Final
 from orchestrator.core.console import note, warn
 from orchestrator.core.errors import BuildError, naming_host
 from orchestrator.core.secrets import redact_data
-from orchestrator.images.build import build_image, found_image
+from orchestrator.images.build import build_image, existing_image
 from orchestrator.images.client import find_docker
-from orchestrator.images.patch_drift import found_at_start, unexpected_patches
+from orchestrator.images.patch_drift import startup_patches, unexpected_patches
 from orchestrator.plan.placement import replicas_join_no_gateway, replicas_run_on_one_node
 from orchestrator.plan.plan import Plan
 from orchestrator.render.artifacts import Artifacts
@@ -52,12 +52,12 @@ def prepare(artifacts: Artifacts, host_ref: HostRef) -> PreparedRun:
     return replace(prepared, artifacts=replace(prepared.artifacts, spec=spec))
 
 
-def _prepare_on(artifacts: Artifacts, host_ref: HostRef, named: str) -> PreparedRun:
-    """Prepare the image on a host; `named` is its URL if it is one of several."""
-    with naming_host(named):
+def _prepare_on(artifacts: Artifacts, host_ref: HostRef, on_host: str) -> PreparedRun:
+    """Prepare the image on a host; `on_host` is its URL if it is one of several."""
+    with naming_host(on_host):
         docker, ready = find_docker(host_ref.remote), artifacts.plan.prebuilt_image
-        built = found_image(docker, ready) if ready else build_image(docker, artifacts)
-    note(f"image {built.tag}{named and f' on {named}'}, {'built' if built.built else 'found'} with {built.builder}")
+        built = existing_image(docker, ready) if ready else build_image(docker, artifacts)
+    note(f"image {built.tag}{on_host and f' on {on_host}'}, {'built' if built.built else 'found'} with {built.builder}")
     environment = built.config.engine_env if built.config else {}
     records = {
         "image.json": {"tag": built.tag, "id": built.image_id, "environment": redact_data(environment)},
@@ -66,13 +66,13 @@ def _prepare_on(artifacts: Artifacts, host_ref: HostRef, named: str) -> Prepared
     plan = artifacts.plan
     for text in unexpected_patches(plan, built.receipt):
         warn(text, hint=f"`deploy inspect {built.tag}` lists the patches that the image has")
-    if (found := found_at_start(plan, built.receipt)).ids:
+    if (found := startup_patches(plan, built.receipt)).ids:
         artifacts = render(plan, artifacts.build, built.tag, found)
     return PreparedRun(
         artifacts=artifacts,
         records=records,
         not_needed=built.receipt.handled_at_build(plan.patches),
-        found=found,
+        detected_patches=found,
         image=built.config,
         engine=engine_in(docker, built.image_id, artifacts),
     )

@@ -56,9 +56,9 @@ def autoscaling_notes(plan: Plan) -> Iterator[str]:
     if (section := autoscaling_of(plan)) is None:
         return
     yield f"the cluster needs KEDA ({_KEDA}), and a Prometheus with `deploy monitoring` of this server"
-    yield f"a start takes {section.start_seconds} s: a burst that is shorter is not answered by more replicas"
+    yield f"a start takes {section.start_seconds} s: autoscaling cannot help in shorter bursts"
     yield (
-        f"{section.floor} to {section.max} replicas: {section.floor} take the growth of "
+        f"{section.floor} to {section.max} replicas: {section.floor} absorb a growth of "
         f"{section.growth_rps_per_minute:g} requests/s per minute until another has started"
     )
 
@@ -71,7 +71,7 @@ def autoscaling_problems(context: "RuleContext") -> Iterator[Problem]:
     location = context.location("kubernetes", "autoscaling")
     if profile.layout.prefill or profile.layout.decode:
         hint = "`--set kubernetes.autoscaling=null`; `layout.prefill.replicas` and `layout.decode.replicas` are fixed"
-        yield Problem("autoscaling needs equal replicas; prefill and decode are apart", location, hint)
+        yield Problem("autoscaling does not support prefill and decode servers", location, hint)
     elif profile.replicas == 1 or profile.layout.nodes.value > 1:
         hint = "`--set replicas=2`; the autoscaler replaces the number"
         yield Problem("autoscaling needs replicas of one node behind a gateway", location, hint)

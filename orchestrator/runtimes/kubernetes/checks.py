@@ -8,7 +8,7 @@ from orchestrator.hosts.report import Finding, fail, info, info_if, warn
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
-from orchestrator.runtimes.kubernetes.pod import cluster_of, gpus_asked
+from orchestrator.runtimes.kubernetes.pod import cluster_of, requested_gpus
 from orchestrator.runtimes.kubernetes.security import LEVELS, required_level
 
 _ENFORCED: Final = "pod-security.kubernetes.io/enforce"
@@ -25,14 +25,14 @@ def cluster_findings(plan: Plan) -> Iterator[Finding]:
         yield from _nodes(cluster, plan)
         for kind, name in (("persistentvolumeclaim", settings.weights.pvc), ("secret", settings.api_key_secret)):
             if name is not None:
-                yield _there(cluster, kind, name)
+                yield _exists(cluster, kind, name)
     except HostError as error:
         yield fail("cluster", error.message, "a cluster that responds", error.hint)
 
 
 def _rights(cluster: Cluster, plan: Plan) -> Iterator[Finding]:
     if not cluster.ask("get", "namespace", cluster.namespace).ok:
-        create = Cluster(cluster.context, "default").shown("create", "namespace", cluster.namespace)
+        create = Cluster(cluster.context, "default").command_text("create", "namespace", cluster.namespace)
         yield fail("namespace", f"no `{cluster.namespace}` that you can read", cluster.namespace, create)
     elif not cluster.ask("auth", "can-i", "create", "deployments").ok:
         found, hint = "you are not permitted to create deployments", "ask the cluster's administrator"
@@ -47,7 +47,7 @@ def _pod_security(cluster: Cluster, plan: Plan) -> Iterator[Finding]:
     labels = cluster.json("get", "namespace", cluster.namespace)["metadata"].get("labels", {})
     enforced, (level, reason) = labels.get(_ENFORCED), required_level(plan)
     if enforced in LEVELS and LEVELS.index(enforced) > LEVELS.index(level):
-        change = cluster.shown("label", "namespace", cluster.namespace, f"{_ENFORCED}={level}", "--overwrite")
+        change = cluster.command_text("label", "namespace", cluster.namespace, f"{_ENFORCED}={level}", "--overwrite")
         yield fail("pod security", f"the namespace admits {enforced}", f"{level}: {reason}", change)
 
 
@@ -58,19 +58,19 @@ def _nodes(cluster: Cluster, plan: Plan) -> Iterator[Finding]:
         nodes = cluster.json("get", "nodes", *(["--selector", selector] if selector else []))["items"]
     except HostError:  # without the permission to list nodes
         return
-    resource, count = max(map(gpus_asked, replica_plans(plan)))
+    resource, count = max(map(requested_gpus, replica_plans(plan)))
     fitting = sum(int(node["status"].get("allocatable", {}).get(resource, 0)) >= count for node in nodes)
     found = f"{fitting} of {len(nodes)} nodes" + (f" with `{selector}`" if selector else "")
     needed = f"{count} {resource} on one node" if count else "a node"
-    hint = f"{cluster.shown('describe', 'nodes')} shows their device plugin, labels and taints"
+    hint = f"{cluster.command_text('describe', 'nodes')} shows their device plugin, labels and taints"
     yield info_if(fitting > 0, warn, "nodes", found, needed, hint)
 
 
-def _there(cluster: Cluster, kind: str, name: str) -> Finding:
+def _exists(cluster: Cluster, kind: str, name: str) -> Finding:
     found = cluster.json("get", kind, name, "--ignore-not-found")
     if not found:
         return fail(kind, "not there", name, f"create it in namespace `{cluster.namespace}`")
     phase = str(found.get("status", {}).get("phase", "there"))
     if phase == "Pending":
-        return warn(kind, "not bound", name, f"{cluster.shown('describe', kind, name)} shows why it is pending")
+        return warn(kind, "not bound", name, f"{cluster.command_text('describe', kind, name)} shows why it is pending")
     return info(kind, phase.lower(), name)

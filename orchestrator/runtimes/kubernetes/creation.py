@@ -28,7 +28,7 @@ def objects_of_start(
         about = metadata(plan, name, secret_name(plan, name))
         data = {CONFIG: delivery.config.reveal()}
         yield {"apiVersion": "v1", "kind": "Secret", "metadata": about, "type": "Opaque", "stringData": data}
-    for item in objects_of(artifacts, image_of_pods(artifacts).reference, name, replica.part):
+    for item in objects_of(artifacts, image_of_pods(artifacts).reference, name, replica.unit_name):
         if item["apiVersion"] == "policy/v1" and not replica.cluster.ask("get", "--raw", "/apis/policy/v1").ok:
             warn("this Kubernetes is older than 1.21: draining the node evicts the server")
             continue
@@ -41,18 +41,18 @@ def create_deployment(cluster: Cluster, deployment: Manifest) -> Mapping[str, An
     if done.ok:
         name, in_cluster = about["labels"][NAME], about["name"]
         if in_cluster == object_name(name) != name:  # of a replica, the first one says it
-            note(f"the objects of `{name}` are called `{in_cluster}`: a cluster takes no dot and no long name")
+            note(f"the objects of `{name}` are named `{in_cluster}`: Kubernetes allows no dots and no long names")
         made: Mapping[str, Any] = json.loads(done.stdout)
         return made
     if "AlreadyExists" not in done.stderr:
-        require_taken(done)
+        require_applied(done)
     raise NameTakenError(
         f"`{about['labels'][NAME]}` exists in namespace `{cluster.namespace}`",
-        hint=f"choose another `--name`; {cluster.shown('get', 'deployment', about['name'])} shows it",
+        hint=f"choose another `--name`; {cluster.command_text('get', 'deployment', about['name'])} shows it",
     )
 
 
-def require_taken(applied: CompletedProgram) -> None:
+def require_applied(applied: CompletedProgram) -> None:
     """Raise StartError if the cluster rejected the objects."""
     if not applied.ok:
         text = "\n".join(f"  {line}" for line in applied.stderr.strip().splitlines())

@@ -25,7 +25,7 @@ class PodImage:
     """The image of a plan's pods."""
 
     reference: str
-    built_here: bool  # and in no registry
+    is_local_build: bool  # and in no registry
 
 
 def manifest_files(artifacts: Artifacts, name: str) -> tuple[RenderedFile, ...]:
@@ -43,7 +43,7 @@ def image_of_pods(artifacts: Artifacts) -> PodImage:
     """Return the image of artifacts that were rendered for a cluster. Raises ProfileError if no cluster can pull it."""
     plan, image = artifacts.plan, artifacts.spec
     assert isinstance(image, PodImage)  # noqa: S101 - for the type: `render` puts it there
-    named = None if image.built_here else image.reference
+    named = None if image.is_local_build else image.reference
     if problems := tuple(image_problems(cluster_of(plan), named)):
         raise ProfileError(f"cannot render profile `{plan.profile}` for a cluster", problems=problems)
     return image
@@ -69,7 +69,7 @@ def _head(plan: Plan, name: str) -> Iterator[str]:
         yield "the cluster needs LeaderWorkerSet 0.6 or newer (lws.sigs.k8s.io/docs/installation)"
     yield from autoscaling_notes(plan)
     level, reason = required_level(plan)
-    yield f"the namespace has to admit the Pod Security Standard {level}: {reason}"
+    yield f"the namespace must admit the Pod Security Standard {level}: {reason}"
     if limits := ", ".join(limit.name for limit in plan.hardware.container.ulimits):
         yield f"limits ({limits}): a pod has the limits of its node's container runtime and cannot request others"
     cluster = cluster_of(plan)

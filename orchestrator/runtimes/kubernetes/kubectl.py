@@ -18,16 +18,16 @@ from orchestrator.core.subprocesses import (
     ProgramMissingError,
     quote,
     run,
-    run_together,
+    run_concurrently,
     start,
 )
 
 MANAGER: Final = "deploy"  # owns the fields that this tool applies
-_ASKED: Final = 10.0  # timeout of a request, in seconds
-_BRIEFLY: Final = 4.0  # timeout of a request to all clusters, in seconds
-_ASIDE: Final = 4.0  # further seconds for kubectl in that case
+_REQUEST_TIMEOUT: Final = 10.0  # timeout of a request, in seconds
+_BRIEF_TIMEOUT: Final = 4.0  # timeout of a request to all clusters, in seconds
+_BRIEF_MARGIN: Final = 4.0  # further seconds for kubectl in that case
 _AT_ONCE: Final = 16  # clusters at the same time
-_BESIDE: Final = 50.0  # further seconds for kubectl, including its login plug-ins
+_KUBECTL_MARGIN: Final = 50.0  # further seconds for kubectl, including its login plug-ins
 # Messages of kubectl (1.20 and 1.32) for a cluster that is unreachable or rejects the login. If one of several
 # requested kinds was read before, the message has Go's form (net/url, `Error`): `Get "https://…": …`.
 _UNREACHED: Final = re.compile(
@@ -50,28 +50,28 @@ class Cluster:
         context = ["--context", self.context] if self.context else []
         return ["kubectl", *context, "--namespace", self.namespace, *words]
 
-    def shown(self, *words: str) -> str:
+    def command_text(self, *words: str) -> str:
         """Return the command as shell text in backquotes, for messages."""
         return f"`{quote(self.argv(*words))}`"
 
-    def ask(self, *words: str, stdin: str | None = None, within: float = _ASKED) -> CompletedProgram:
+    def ask(self, *words: str, stdin: str | None = None, within: float = _REQUEST_TIMEOUT) -> CompletedProgram:
         """Run kubectl to its end, with a timeout of `within` seconds for each request.
 
         Raises HostError if the cluster does not answer. A rejected request is a normal result.
         """
         with _kubectl_needed():
-            done = run(self.argv(_timeout(within), *words), stdin=stdin, timeout=within + _BESIDE)
+            done = run(self.argv(_timeout(within), *words), stdin=stdin, timeout=within + _KUBECTL_MARGIN)
         self.require_answer(done)
         return done
 
-    def json(self, *words: str, within: float = _ASKED) -> Mapping[str, Any]:
+    def json(self, *words: str, within: float = _REQUEST_TIMEOUT) -> Mapping[str, Any]:
         """Return kubectl's JSON output. Raises HostError if the cluster does not answer or rejects the request."""
         return self.read(self.ask(*words, *(() if "--raw" in words else ("--output", "json")), within=within))
 
     def read(self, done: CompletedProgram) -> Mapping[str, Any]:
         """Parse the JSON output of an answer. Raises HostError if the cluster rejected the request."""
         if not done.ok:
-            raise self.refused(done)
+            raise self.rejection(done)
         found: Mapping[str, Any] = json.loads(done.stdout) if done.stdout.strip() else {}
         return found
 
@@ -95,7 +95,7 @@ class Cluster:
         with _kubectl_needed():
             return start(self.argv(*words), output=output, errors=errors, tied=True)
 
-    def refused(self, done: CompletedProgram) -> HostError:
+    def rejection(self, done: CompletedProgram) -> HostError:
         """Return the error for a rejected request."""
         text = done.stderr.strip().removeprefix("Error from server ").removeprefix("error: ")
         return HostError(
@@ -111,7 +111,7 @@ class Cluster:
         text = done.stderr.strip().splitlines()
         raise HostError(
             f"the cluster of {context} does not answer",
-            hint=f"{self.shown('get', 'pods')} must work; `--set kubernetes.context=…` selects another cluster",
+            hint=f"{self.command_text('get', 'pods')} must work; `--set kubernetes.context=…` selects another cluster",
             details=f"  {text[-1]}" if text else "",
         )
 
@@ -123,9 +123,9 @@ def list_objects(clusters: Sequence[Cluster], selector: str) -> Iterator[list[Ma
     """
     words = ("get", "deployments,pods", "--selector", selector, "--output", "json")
     for batch in (clusters[at : at + _AT_ONCE] for at in range(0, len(clusters), _AT_ONCE)):
-        argvs = [cluster.argv(_timeout(_BRIEFLY), *words) for cluster in batch]
+        argvs = [cluster.argv(_timeout(_BRIEF_TIMEOUT), *words) for cluster in batch]
         with _kubectl_needed():
-            answers = run_together(argvs, timeout=_BRIEFLY + _ASIDE)
+            answers = run_concurrently(argvs, timeout=_BRIEF_TIMEOUT + _BRIEF_MARGIN)
         for cluster, done in zip(batch, answers, strict=True):
             try:
                 cluster.require_answer(done)

@@ -42,7 +42,13 @@ def liveness_probe(plan: Plan, config_words: Sequence[str]) -> dict[str, Any]:
     """
     between = _between(plan)
     seconds = max(between * 2 // 3, 1)
-    arguments = (str(plan.server.port), str(plan.layout.dp), str(seconds), *_alone(plan), *config_words[1:])
+    arguments = (
+        str(plan.server.port),
+        str(plan.layout.dp),
+        str(seconds),
+        *_disaggregated_words(plan),
+        *config_words[1:],
+    )
     return {
         "exec": {"command": [*_PYTHON, f"{FOLDER}/{_PROGRAM}", *arguments]},
         "timeoutSeconds": max(between * 5 // 6, 1),
@@ -56,7 +62,7 @@ def startup_probe(plan: Plan, config_words: Sequence[str]) -> dict[str, Any]:
 
     Its failures limit only the time until the server is healthy: it does not fail during the requests.
     """
-    arguments = (str(plan.server.port), str(plan.layout.dp), *_alone(plan), *config_words[1:])
+    arguments = (str(plan.server.port), str(plan.layout.dp), *_disaggregated_words(plan), *config_words[1:])
     return {
         "exec": {"command": [*_PYTHON, f"{FOLDER}/{_FIRST_SAMPLE}", *arguments]},
         "timeoutSeconds": first_sample.HEALTH_LIMIT + first_sample.SAMPLE_LIMIT + _STARTUP_PERIOD,
@@ -77,7 +83,7 @@ def programs() -> dict[str, str]:
     return {name: inspect.getsource(module) for name, module in sources.items()}
 
 
-def _alone(plan: Plan) -> tuple[str, ...]:
+def _disaggregated_words(plan: Plan) -> tuple[str, ...]:
     """Return the option for a prefill or decode server, which is asked without its counterpart."""
     return () if plan.role is Role.SERVER else (liveness.ALONE,)
 

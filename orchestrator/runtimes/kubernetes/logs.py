@@ -18,13 +18,13 @@ from orchestrator.runtimes.kubernetes.pod import CONTAINER
 from orchestrator.runtimes.kubernetes.state import PodView, has_started
 
 _INTERVAL: Final = 0.5  # seconds between two polls, and before a stream that ended is resumed
-_PIECE: Final = 1 << 16
+_CHUNK_BYTES: Final = 1 << 16
 _STAMP: Final = rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.(\d{9})(Z|[+-]\d\d:\d\d) "  # of `--timestamps` (kubelet, logs.go)
 _LINE: Final = re.compile(rb"^" + _STAMP + rb"(.*\n)", re.MULTILINE)
 _WITHIN: Final = re.compile(_STAMP)
 _ENTRY: Final = 16 * 1024  # bytes of a line before a runtime begins another entry; kubelet 1.20 stamps each entry
 
-Look: TypeAlias = Callable[[], tuple[bool, PodView | None]]  # whether the server exists, and its pod
+Probe: TypeAlias = Callable[[], tuple[bool, PodView | None]]  # whether the server exists, and its pod
 
 
 class NewLines:
@@ -38,7 +38,7 @@ class NewLines:
         """Begin before the first line."""
         self._pod = ""  # a new pod may run on a node with another clock
         self._last: tuple[bytes, ...] = ()  # timestamp of the newest line passed
-        self._given: tuple[bytes, ...] = ()  # the current stream has nothing new up to this timestamp
+        self._skip_until: tuple[bytes, ...] = ()  # the current stream has nothing new up to this timestamp
         self._rest = b""
         self._torn = False  # the rest belongs to a line that was cut
 
@@ -54,11 +54,11 @@ class NewLines:
 
     def begin(self) -> None:
         """Begin a stream: the next chunk is its first, even if another was read since `words`."""
-        self._given, self._rest, self._torn = self._last, b"", False
+        self._skip_until, self._rest, self._torn = self._last, b"", False
 
-    def of(self, piece: bytes) -> bytes:
+    def of(self, chunk: bytes) -> bytes:
         """Return the new lines that a chunk of the stream completes."""
-        data = self._rest + piece
+        data = self._rest + chunk
         end = data.rfind(b"\n") + 1
         self._rest = data[end:]
         cut = len(self._rest) > LONGEST_LINE
@@ -69,11 +69,11 @@ class NewLines:
         if lines and self._torn:
             lines[0] = (*lines[0][:3], _WITHIN.sub(b"", lines[0][3]))
         self._torn = cut or (self._torn and not end)
-        if self._given:
-            lines = list(dropwhile(lambda line: _moment(line) <= _moment(self._given), lines))
+        if self._skip_until:
+            lines = list(dropwhile(lambda line: _moment(line) <= _moment(self._skip_until), lines))
         if not lines:
             return b""
-        self._given, self._last = (), lines[-1][:3]
+        self._skip_until, self._last = (), lines[-1][:3]
         texts = b"".join(text if len(text) <= _ENTRY else _WITHIN.sub(b"", text) for *_, text in lines)
         return texts.removesuffix(b"\n") if cut else texts  # the line continues: a line end could split a secret
 
@@ -81,9 +81,9 @@ class NewLines:
 class ServerLog:
     """The log of a server in its pods, including the previous run."""
 
-    def __init__(self, cluster: Cluster, look: Look) -> None:
-        """Read the log of a server. `look` returns its state at the API server, at most a second old."""
-        self._cluster, self._look = cluster, look
+    def __init__(self, cluster: Cluster, probe: Probe) -> None:
+        """Read the log of a server. `probe` returns its state at the API server, at most a second old."""
+        self._cluster, self._probe = cluster, probe
         self._lines = NewLines()
         self._read: tuple[object, ...] = ()  # identity of the run read last
         self._following: Program | None = None  # by `tail`
@@ -91,14 +91,14 @@ class ServerLog:
 
     def so_far(self) -> Iterator[bytes]:
         """Yield the complete lines written so far."""
-        _, view = self._look()
+        _, view = self._probe()
         if view is not None and has_started(view.pod):
             yield from self._runs(view)
 
     def follow(self) -> Iterator[bytes]:
         """Yield all lines, old and new, until the server is deleted; wait for its next run or pod."""
         while True:
-            there, view = self._look()
+            there, view = self._probe()
             if view is not None and self._has_more(view):
                 yield from self._runs(view, "--follow")
             elif not there:
@@ -108,11 +108,11 @@ class ServerLog:
     def tail(self) -> Iterator[str]:
         """Yield the lines since the last call without waiting for more, except while it reads a previous run."""
         if self._following is None:
-            _, view = self._look()
+            _, view = self._probe()
             if view is None or time.monotonic() - self._ended < _INTERVAL or not self._has_more(view):
                 return
             if view.restarts:
-                yield from Lines(complete_lines(self._pieces(view, "--previous")))
+                yield from Lines(complete_lines(self._chunks(view, "--previous")))
             self._following = self._start(view, "--follow")
         data, ended = _at_hand(self._following)
         if ended:
@@ -139,16 +139,16 @@ class ServerLog:
         previous run, which is then requested (again) and yielded first.
         """
         if view.restarts:
-            yield from self._pieces(view, "--previous")
+            yield from self._chunks(view, "--previous")
         with self._start(view, *options) as program:
             if not (first := _next(program)):
                 return
-            yield from self._pieces(view, "--previous")
+            yield from self._chunks(view, "--previous")
             self._lines.begin()
             for piece in chain([first], iter(lambda: _next(program), b"")):
                 yield self._lines.of(piece)
 
-    def _pieces(self, view: PodView, *options: str) -> Iterator[bytes]:
+    def _chunks(self, view: PodView, *options: str) -> Iterator[bytes]:
         with self._start(view, *options) as program:
             for piece in iter(lambda: _next(program), b""):
                 yield self._lines.of(piece)
@@ -161,7 +161,7 @@ class ServerLog:
 
 def _next(program: Program) -> bytes:
     """Return the next output of the program, empty at its end."""
-    return os.read(program.output.fileno(), _PIECE)
+    return os.read(program.output.fileno(), _CHUNK_BYTES)
 
 
 def _at_hand(program: Program) -> tuple[bytes, bool]:
@@ -169,7 +169,7 @@ def _at_hand(program: Program) -> tuple[bytes, bool]:
     descriptor = program.output.fileno()
     pieces: list[bytes] = []
     while select.select([descriptor], [], [], 0)[0]:
-        if not (piece := os.read(descriptor, _PIECE)):
+        if not (piece := os.read(descriptor, _CHUNK_BYTES)):
             return b"".join(pieces), True
         pieces.append(piece)
     return b"".join(pieces), False

@@ -30,9 +30,9 @@ from orchestrator.runtimes.kubernetes.pod import (
     MODELS,
     cluster_of,
     copy_to_claim,
-    gpus_asked,
     model_path,
     node_checkpoint,
+    requested_gpus,
     secret_name,
 )
 from orchestrator.runtimes.kubernetes.record import (
@@ -60,12 +60,12 @@ _MESSAGE: Final = "/dev/termination-log"  # the default of `terminationMessagePa
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def objects_of(artifacts: Artifacts, image: str, name: str, part: str = "") -> list[Manifest]:
-    """Return the objects that one start applies: those of a server, of the replica `part`, or of the gateway."""
+def objects_of(artifacts: Artifacts, image: str, name: str, unit_name: str = "") -> list[Manifest]:
+    """Return the objects that one start applies: those of a server, of the replica `unit_name`, or of the gateway."""
     plan = artifacts.plan
-    part = GATEWAY if plan.gateway else PART if part and autoscaling_of(plan) else part
-    context = _of_unit(artifacts.plan, image, name, part)
-    context |= _of_gateway(artifacts.plan, name) if part == GATEWAY else _of_server(artifacts)
+    unit_name = GATEWAY if plan.gateway else PART if unit_name and autoscaling_of(plan) else unit_name
+    context = _of_unit(artifacts.plan, image, name, unit_name)
+    context |= _of_gateway(artifacts.plan, name) if unit_name == GATEWAY else _of_server(artifacts)
     text = Path(__file__).with_name("unit.yaml.j2").read_text(encoding="utf-8")
     return list(yaml.load_all(render_template(text, context, filters={"yaml": _quoted}), Loader=_LOADER))
 
@@ -82,30 +82,30 @@ def _quoted(value: object) -> str:
     return re.sub(r"[^ -~]", lambda found: f"\\U{ord(found[0]):08x}", json.dumps(value, ensure_ascii=False))
 
 
-def _of_unit(plan: Plan, image: str, name: str, part: str) -> dict[str, object]:
+def _of_unit(plan: Plan, image: str, name: str, unit_name: str) -> dict[str, object]:
     """Return the template values that all units have."""
-    cluster, nodes = cluster_of(plan), 1 if part == GATEWAY else plan.layout.nodes
+    cluster, nodes = cluster_of(plan), 1 if unit_name == GATEWAY else plan.layout.nodes
     of_role, bootstrap = plan.role is not Role.SERVER, plan.serving.bootstrap_port
     ports = gateway.pod_annotations(plan.server.port, bootstrap) if of_role else {}
-    behind = part not in {"", GATEWAY}  # only the gateway may reach a replica
+    behind = unit_name not in {"", GATEWAY}  # only the gateway may reach a replica
     beyond = cluster.service_type != "ClusterIP"  # clients outside the cluster have no labels
     own = selected(name, "" if of_role else GATEWAY)  # the KV cache crosses at ports that sglang chooses
     clients = own if behind else None if beyond else pairs(cluster.allowed_clients)
-    is_open = not part and beyond  # every client may connect, so scrapers need no rule of their own
+    is_open = not unit_name and beyond  # every client may connect, so scrapers need no rule of their own
     return {
-        "gateway": part == GATEWAY,
-        "name": object_name(name, part),
-        "deployment": deployment_name(name, part),
+        "gateway": unit_name == GATEWAY,
+        "name": object_name(name, unit_name),
+        "deployment": deployment_name(name, unit_name),
         "cluster": cluster,
-        "labels": labels(name, part),
-        "annotations": annotations(plan, name, cluster.namespace, part),
-        "of_pod": annotations(plan, name, cluster.namespace, part) | ports,
-        "selected": selected(name, part),
+        "labels": labels(name, unit_name),
+        "annotations": annotations(plan, name, cluster.namespace, unit_name),
+        "of_pod": annotations(plan, name, cluster.namespace, unit_name) | ports,
+        "selected": selected(name, unit_name),
         "nodes": nodes,
-        "serving": selected(name, part) | ({_WORKER: "0"} if nodes > 1 else {}),
-        "host_network": part != GATEWAY and uses_host_network(plan),
+        "serving": selected(name, unit_name) | ({_WORKER: "0"} if nodes > 1 else {}),
+        "host_network": unit_name != GATEWAY and uses_host_network(plan),
         # Equal servers have the same port, those of roles have their own.
-        "apart": selected(name, part) if of_role else selected(name) | ({ROLE: REPLICA} if behind else {}),
+        "apart": selected(name, unit_name) if of_role else selected(name) | ({ROLE: REPLICA} if behind else {}),
         "clients": clients,
         "of_role": of_role,
         "bootstrap_port": bootstrap,
@@ -121,7 +121,7 @@ def _of_unit(plan: Plan, image: str, name: str, part: str) -> dict[str, object]:
         "image": image,
         "pull_policy": cluster.image_pull_policy,
         "key_secret": secret_name(plan, name),
-        "scaled_object": scaled_object(plan, name) if part == PART else None,
+        "scaled_object": scaled_object(plan, name) if unit_name == PART else None,
     }
 
 
@@ -232,7 +232,7 @@ def _resources(plan: Plan, cluster: KubernetesSection) -> Manifest:
     cpu, memory = cluster.cpu or needs.cpus, cluster.memory
     requests = {"cpu": f"{cpu:g}", "memory": memory or f"{mebibytes(needs.memory)}Mi"}
     limits = {"cpu": f"{max(cpu, needs.max_cpus):g}", "memory": memory or f"{mebibytes(needs.max_memory)}Mi"}
-    resource, count = gpus_asked(plan)
+    resource, count = requested_gpus(plan)
     gpus = {resource: str(count)} if count else {}  # the limit is also the request
     return {
         "init_resources": {"requests": requests, "limits": limits},

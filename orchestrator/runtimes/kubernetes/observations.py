@@ -15,7 +15,7 @@ from orchestrator.runtimes.kubernetes.state import PodView, pod_view
 from orchestrator.runtimes.labels import NAME
 
 _FRESH: Final = 0.8  # seconds for which an observation, or a failed request to a cluster, is current
-_ASKED: Final = 4.0  # timeout of a request, in seconds; short, since callers poll
+_REQUEST_TIMEOUT: Final = 4.0  # timeout of a request, in seconds; short, since callers poll
 MAX_STALENESS: Final = (
     300.0  # seconds without an answer: pods continue to run, and replacing a control plane takes minutes
 )
@@ -51,8 +51,8 @@ class ObservationCache:
         if time.monotonic() - seen.at < _FRESH:
             return seen
         try:
-            words = ("deployments,pods", "--selector", selector(unit.name, replica.part))
-            self.keep(unit, replica, cluster.json("get", *words, within=_ASKED)["items"])
+            words = ("deployments,pods", "--selector", selector(unit.name, replica.unit_name))
+            self.keep(unit, replica, cluster.json("get", *words, within=_REQUEST_TIMEOUT)["items"])
         except HostError as error:
             if time.monotonic() - seen.at > MAX_STALENESS:
                 raise
@@ -75,7 +75,7 @@ class ObservationCache:
 
         If `warnings` is None, the warnings about its pod are requested.
         """
-        own, cluster = (unit.name, replica.part), replica.cluster
+        own, cluster = (unit.name, replica.unit_name), replica.cluster
         ours = [item for item in items if (item["metadata"]["labels"][NAME], replica_of(item)) == own]
         deployment = next((item for item in ours if item["metadata"]["uid"] == unit.runtime_id), None)
         view = pod_view([item for item in ours if item["kind"] == "Pod"])

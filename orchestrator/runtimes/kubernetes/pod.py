@@ -27,7 +27,7 @@ def secret_name(plan: Plan, name: str) -> str:
     return cluster_of(plan).api_key_secret or f"{object_name(name)}-key"
 
 
-def gpus_asked(plan: Plan) -> tuple[str, int]:
+def requested_gpus(plan: Plan) -> tuple[str, int]:
     """Return the device plugin's resource, and the count: up to the last GPU of the ranks, whichever is the first."""
     return _RESOURCES.get(plan.hardware.vendor, ""), plan.gpus[-1] + 1 if plan.gpus else 0
 

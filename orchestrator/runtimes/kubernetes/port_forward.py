@@ -10,10 +10,10 @@ from orchestrator.core.subprocesses import Program
 from orchestrator.hosts.ports import free_port
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
 
-_HERE: Final = "127.0.0.1"  # only this address: else kubectl continues with ::1 alone if another process has the port
+_LOOPBACK: Final = "127.0.0.1"  # else kubectl continues with ::1 alone if another process has the port
 _OPENS: Final = 10.0  # seconds for the tunnel to open
-_LOOK: Final = 0.02
-_PIECE: Final = 1 << 16
+_INTERVAL: Final = 0.02
+_CHUNK_BYTES: Final = 1 << 16
 
 
 class Forward:
@@ -30,7 +30,7 @@ class Forward:
     @property
     def url(self) -> str:
         """Return the local URL of the tunnel."""
-        return f"http://{_HERE}:{self._local}"
+        return f"http://{_LOOPBACK}:{self._local}"
 
     def connect(self, pod: str, run: str) -> None:
         """Open the tunnel to a run of a pod, unless it is already open to that run."""
@@ -39,13 +39,13 @@ class Forward:
         self.close()
         self._run = run
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - kubectl writes a line per connection: a pipe fills up
-        words = ("port-forward", "--address", _HERE, f"pod/{pod}", f"{self._local}:{self._inside}")
+        words = ("port-forward", "--address", _LOOPBACK, f"pod/{pod}", f"{self._local}:{self._inside}")
         self._program = self._cluster.start(*words, output=self._output, errors=self._output)
         end = time.monotonic() + _OPENS
-        while b"Forwarding" not in os.pread(self._output.fileno(), _PIECE, 0) and self._program.code is None:
+        while b"Forwarding" not in os.pread(self._output.fileno(), _CHUNK_BYTES, 0) and self._program.code is None:
             if time.monotonic() > end:
                 break
-            time.sleep(_LOOK)
+            time.sleep(_INTERVAL)
 
     def close(self) -> None:
         """Close the tunnel."""

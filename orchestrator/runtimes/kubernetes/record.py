@@ -22,10 +22,10 @@ _LONGEST: Final = 48
 
 @dataclass(frozen=True)
 class ReplicaRef:
-    """A server or a replica in a cluster; `part` is "" for a server without replicas."""
+    """A server or a replica in a cluster; `unit_name` is "" for a server without replicas."""
 
     cluster: Cluster
-    part: str
+    unit_name: str
 
 
 def replica_of(item: Mapping[str, Any]) -> str:
@@ -33,55 +33,57 @@ def replica_of(item: Mapping[str, Any]) -> str:
     return str(item["metadata"]["labels"].get(UNIT, ""))
 
 
-def object_name(name: str, part: str = "") -> str:
+def object_name(name: str, unit_name: str = "") -> str:
     """Return the name of the objects of the server `name`: its own, if that is a DNS label (a Service's: RFC 1035).
 
     Another name, or a long one, is cut and gets a digest to keep it unique. A replica adds its part after two dashes,
     which no server name contains. The gateway has the name of a server without replicas.
     """
-    if part and part != GATEWAY:
-        return f"{object_name(name)}--{part}"
+    if unit_name and unit_name != GATEWAY:
+        return f"{object_name(name)}--{unit_name}"
     plain = re.sub(r"[._]", "-", name)
     if plain == name and name[0].isalpha() and len(name) <= _LONGEST:
         return name
     return f"deploy-{plain[:30].rstrip('-')}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
-def deployment_name(name: str, part: str = "") -> str:
+def deployment_name(name: str, unit_name: str = "") -> str:
     """Return the name of the Deployment of a server or of a replica.
 
     The first Deployment of a start has the server's own name, with replicas too: the API server accepts that name from
     one start only.
     """
-    if part == GATEWAY:
+    if unit_name == GATEWAY:
         return f"{object_name(name)}--{GATEWAY}"
-    is_first = in_order(part) == (False, 1)  # of replicas, or of prefill before decode
-    return object_name(name) if is_first else object_name(name, part)
+    is_first = in_order(unit_name) == (False, 1)  # of replicas, or of prefill before decode
+    return object_name(name) if is_first else object_name(name, unit_name)
 
 
-def labels(name: str, part: str = "") -> dict[str, str]:
+def labels(name: str, unit_name: str = "") -> dict[str, str]:
     """Return the labels of every object of a server or of a replica."""
-    return {NAME: name, _MANAGER: "deploy"} | ({UNIT: part, ROLE: role_label(part)} if part else {})
+    return {NAME: name, _MANAGER: "deploy"} | ({UNIT: unit_name, ROLE: role_label(unit_name)} if unit_name else {})
 
 
-def role_label(part: str) -> str:
+def role_label(unit_name: str) -> str:
     """Return the role in the labels of the gateway, a replica, or a prefill or decode server."""
-    return GATEWAY if part == GATEWAY else REPLICA if role_of(part) is Role.SERVER else role_of(part).value
+    return (
+        GATEWAY if unit_name == GATEWAY else REPLICA if role_of(unit_name) is Role.SERVER else role_of(unit_name).value
+    )
 
 
-def selected(name: str, part: str = "") -> dict[str, str]:
+def selected(name: str, unit_name: str = "") -> dict[str, str]:
     """Return the labels that select the pod of a server."""
-    return {NAME: name} | ({UNIT: part} if part else {})
+    return {NAME: name} | ({UNIT: unit_name} if unit_name else {})
 
 
-def selector(name: str, part: str = "") -> str:
+def selector(name: str, unit_name: str = "") -> str:
     """Return the kubectl selector of a server's objects, with the label that all objects of this tool have."""
-    return ",".join((*(f"{label}={value}" for label, value in selected(name, part).items()), OURS))
+    return ",".join((*(f"{label}={value}" for label, value in selected(name, unit_name).items()), OURS))
 
 
-def annotations(plan: Plan, name: str, namespace: str, part: str = "") -> dict[str, str]:
+def annotations(plan: Plan, name: str, namespace: str, unit_name: str = "") -> dict[str, str]:
     """Return the annotations of the record. Labels are limited to 63 characters, and a digest is longer."""
-    return record_of(plan, f"http://{object_name(name, part)}.{namespace}.svc:{plan.server.port}")
+    return record_of(plan, f"http://{object_name(name, unit_name)}.{namespace}.svc:{plan.server.port}")
 
 
 def pairs(written: tuple[str, ...]) -> Mapping[str, str]:

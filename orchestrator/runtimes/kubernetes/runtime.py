@@ -120,8 +120,8 @@ class KubernetesRuntime(Runtime):
                 made = creation.create_deployment(
                     cluster, {**deployment, "spec": {**deployment["spec"], "replicas": 0}}
                 )
-            creation.require_taken(cluster.apply(others))
-            creation.require_taken(cluster.change(deployment, {"spec": {"replicas": deployment["spec"]["replicas"]}}))
+            creation.require_applied(cluster.apply(others))
+            creation.require_applied(cluster.change(deployment, {"spec": {"replicas": deployment["spec"]["replicas"]}}))
         except BaseException:  # mainly Ctrl-C: no record would mention these objects
             self._discard(replica, name, start[STARTER])
             raise
@@ -144,31 +144,33 @@ class KubernetesRuntime(Runtime):
         units.sort(key=lambda unit: (unit.name, unit.role is not Role.GATEWAY, unit.role is Role.DECODE, unit.number))
         if silent := [item for item in found if isinstance(item, HostError)]:
             text = "; ".join(dict.fromkeys(error.message for error in silent))
-            raise PartialResultError(text, found=tuple(units), hint=silent[0].hint, details=silent[0].details)
+            raise PartialResultError(text, units=tuple(units), hint=silent[0].hint, details=silent[0].details)
         return tuple(units)
 
     def state(self, unit: Unit) -> ServerState:
         """See `Runtime.state`. Reports a server as unschedulable if it has waited too long for a resource."""
-        return self._report(unit, *self._look(unit))
+        return self._report(unit, *self._inspect(unit))
 
     def _report(self, unit: Unit, deployment: Mapping[str, Any] | None, view: PodView | None) -> ServerState:
         state = server_state(deployment, view)
         replica, forward = self._replicas[unit.runtime_id], self._forwards.get(unit.runtime_id)
-        listens = view is not None and (replica.part != GATEWAY or view.listens)  # else kubectl would end
+        listens = view is not None and (replica.unit_name != GATEWAY or view.listens)  # else kubectl would end
         if view and listens and state.status is Status.RUNNING and forward and self._seen.answers(replica.cluster):
             forward.connect(view.name, f"{view.name}/{view.runs_since}")
         if state.status is not Status.PENDING or not scheduling_problem(deployment, view):
             self._stuck_since.pop(unit.runtime_id, None)
             return state
         since = self._stuck_since.setdefault(unit.runtime_id, time.monotonic())
-        about = ("pod", view.name) if view is not None else ("deployment", deployment_name(unit.name, replica.part))
-        more = replica.cluster.shown("describe", *about)
+        about = (
+            ("pod", view.name) if view is not None else ("deployment", deployment_name(unit.name, replica.unit_name))
+        )
+        more = replica.cluster.command_text("describe", *about)
         stuck = state.unschedulable or time.monotonic() - since >= self._timeout.get(unit.runtime_id, inf)
         return replace(state, unschedulable=stuck, detail=f"{state.detail}; {more} shows more")
 
     def process_cmdlines(self, unit: Unit) -> tuple[str, ...]:
         """See `Runtime.process_cmdlines`. Runs a shell in the pod, which has its own process table."""
-        view = self._look(unit)[1] if unit.runtime_id else None
+        view = self._inspect(unit)[1] if unit.runtime_id else None
         if view is None or view.runs_since is None:
             return ()
         words = ("exec", view.name, "--container", CONTAINER, "--", "sh", "-c", _TITLES)
@@ -177,7 +179,7 @@ class KubernetesRuntime(Runtime):
 
     def logs(self, unit: Unit, *, follow: bool) -> Iterator[str]:
         """See `Runtime.logs`. Follows through restarts; reads the saved log if the server is deleted."""
-        if not unit.runtime_id or self._look(unit)[0] is None:
+        if not unit.runtime_id or self._inspect(unit)[0] is None:
             yield from saved_log(unit)
             return
         log = self._log(unit)
@@ -192,9 +194,9 @@ class KubernetesRuntime(Runtime):
 
         Raises HostError if the pod's node does not report its end.
         """
-        self.stop_together([unit], grace=grace)
+        self.stop_all([unit], grace=grace)
 
-    def stop_together(self, units: Sequence[Unit], *, grace: float) -> None:
+    def stop_all(self, units: Sequence[Unit], *, grace: float) -> None:
         for unit in units:
             keep_log(self._home, unit, partial(self._save_log, unit))
         self._end(units, grace=grace)
@@ -205,29 +207,29 @@ class KubernetesRuntime(Runtime):
         A replacement pod has the label again, from the template of its Deployment.
         """
         replica = self._replicas[unit.runtime_id]
-        words = ("pods", "--selector", selector(unit.name, replica.part))
-        label = f"{ROLE}={role_label(replica.part)}" if routable else f"{ROLE}-"
+        words = ("pods", "--selector", selector(unit.name, replica.unit_name))
+        label = f"{ROLE}={role_label(replica.unit_name)}" if routable else f"{ROLE}-"
 
         def labeled() -> bool:  # a new Deployment has no pod yet, and a pod may be replaced meanwhile
             done = replica.cluster.ask("label", *words, label, "--overwrite")
             if not done.ok and "(NotFound)" in done.stderr:
                 return False
             if not done.ok:
-                raise replica.cluster.refused(done)
+                raise replica.cluster.rejection(done)
             return bool(done.stdout.strip())
 
         if not poll_until(bool, labeled, timeout=_APPEARS, interval=_INTERVAL):
             self._seen.forget(unit)
-            what, detail = f"deployment/{deployment_name(unit.name, replica.part)}", self.state(unit).detail
-            hint = f"{replica.cluster.shown('describe', what)} shows more"
+            what, detail = f"deployment/{deployment_name(unit.name, replica.unit_name)}", self.state(unit).detail
+            hint = f"{replica.cluster.command_text('describe', what)} shows more"
             raise HostError(f"`{what}` has no pod after {_APPEARS:.0f} s: {detail}", hint=hint)
 
     def is_routable(self, unit: Unit) -> bool:
-        view = self._look(unit)[1]
+        view = self._inspect(unit)[1]
         return view is not None and ROLE in view.pod["metadata"]["labels"]
 
     def is_ready(self, unit: Unit) -> bool:
-        return (view := self._look(unit)[1]) is not None and view.ready
+        return (view := self._inspect(unit)[1]) is not None and view.ready
 
     def close(self) -> None:
         for forward in self._forwards.values():
@@ -241,7 +243,7 @@ class KubernetesRuntime(Runtime):
         """Return the servers among the objects of a namespace with their states, or the error."""
         if isinstance(items, HostError):
             return items
-        records = [item for item in items if item["kind"] == "Deployment" and is_record(_marks(item))]
+        records = [item for item in items if item["kind"] == "Deployment" and is_record(_labels_of(item))]
         units = [self._unit(cluster, record) for record in records]
         warns = any(PodView(pod=item).warns for item in items if item["kind"] == "Pod")
         try:
@@ -252,45 +254,45 @@ class KubernetesRuntime(Runtime):
         listed = zip(units, seen, strict=True)
         return [replace(unit, state=self._report(unit, item.deployment, item.view)) for unit, item in listed]
 
-    def _look(self, unit: Unit) -> tuple[Mapping[str, Any] | None, PodView | None]:
+    def _inspect(self, unit: Unit) -> tuple[Mapping[str, Any] | None, PodView | None]:
         """Return the Deployment and the pod. Raises HostError if the cluster has not answered for too long."""
         seen = self._seen.of(unit, self._replicas[unit.runtime_id])
         return seen.deployment, seen.view
 
     def _log(self, unit: Unit) -> ServerLog:
-        def look() -> tuple[bool, PodView | None]:
-            deployment, view = self._look(unit)
+        def probe() -> tuple[bool, PodView | None]:
+            deployment, view = self._inspect(unit)
             return deployment is not None, view
 
-        return ServerLog(self._replicas[unit.runtime_id].cluster, look)
+        return ServerLog(self._replicas[unit.runtime_id].cluster, probe)
 
     def _save_log(self, unit: Unit, run_dir: Path) -> None:
         self._seen.forget(unit)
         if (state := self.state(unit)).status is Status.UNKNOWN:
             raise HostError(state.detail)
-        if self._look(unit)[0] is not None:
+        if self._inspect(unit)[0] is not None:
             atomic_write(run_dir / LOG, "".join(f"{line}\n" for line in self.logs(unit, follow=False)))
 
     def _end(self, units: Sequence[Unit], *, grace: float) -> None:
         """Delete units of one name. Raises HostError."""
         replicas = {unit.runtime_id: self._replicas[unit.runtime_id] for unit in units}
-        parts = {identity: replica.part for identity, replica in replicas.items()}
+        parts = {identity: replica.unit_name for identity, replica in replicas.items()}
         try:
-            Removal(replicas[units[0].runtime_id].cluster, units[0].name, parts).carry_out(grace)
+            Removal(replicas[units[0].runtime_id].cluster, units[0].name, parts).run(grace)
         finally:
             for unit in units:
                 self._forget(unit)
 
     def _discard(self, replica: ReplicaRef, name: str, starter: str) -> None:
         """Delete the objects of a failed start. If that fails, only report it: the start's own error is raised."""
-        cluster, called = replica.cluster, deployment_name(name, replica.part)
+        cluster, called = replica.cluster, deployment_name(name, replica.unit_name)
         try:
             found = cluster.json("get", "deployment", called, "--ignore-not-found")
             if found and found["metadata"].get("annotations", {}).get(STARTER) == starter:
                 self._end([self._unit(cluster, found)], grace=1)
         except DeployError as error:
-            selected = selector(name, replica.part)
-            hint = f"{cluster.shown('delete', f'deployments,{OF_SEVERAL}', '--selector', selected)} removes them"
+            selected = selector(name, replica.unit_name)
+            hint = f"{cluster.command_text('delete', f'deployments,{OF_SEVERAL}', '--selector', selected)} removes them"
             warn(f"cannot remove the objects of `{name}`: {error}", hint=hint)
 
     def _unit(self, cluster: Cluster, deployment: Mapping[str, Any]) -> Unit:
@@ -306,10 +308,12 @@ class KubernetesRuntime(Runtime):
             url=self._forwards[identity].url if identity in self._forwards else text[URL],
             run_dir=text.get(RUN_DIR) or str(self._home.runs / FileName(name) / "unknown"),
             runtime_id=identity,
-            role=Role.GATEWAY if replica.part == GATEWAY else role_of(replica.part),
-            number=replica_number(replica.part) or 1,
+            role=Role.GATEWAY if replica.unit_name == GATEWAY else role_of(replica.unit_name),
+            number=replica_number(replica.unit_name) or 1,
             service_url=text[URL],
-            forward_command=quote(cluster.argv("port-forward", f"service/{object_name(name, replica.part)}", port)),
+            forward_command=quote(
+                cluster.argv("port-forward", f"service/{object_name(name, replica.unit_name)}", port)
+            ),
         )
 
     def _reached(self, unit: Unit) -> Unit:
@@ -343,7 +347,7 @@ def known_namespaces(home: Home, name: str | None = None) -> tuple[Cluster, ...]
     )
 
 
-def _marks(item: Mapping[str, Any]) -> Mapping[str, str]:
+def _labels_of(item: Mapping[str, Any]) -> Mapping[str, str]:
     """Return the labels and annotations of an object."""
     about = item["metadata"]
     return {**about.get("annotations", {}), **about.get("labels", {})}

@@ -133,7 +133,7 @@ def settings(profile: Profile) -> RuntimeSettings:
 def rendered(plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
     """Return the command, which listens on all addresses of its pod, and the image with its build context."""
     build, image = image_of(plan, inputs)
-    spec = PodImage(reference=image, built_here=build is not None)
+    spec = PodImage(reference=image, is_local_build=build is not None)
 
     def server(item: Plan) -> Artifacts:
         command = server_command(item, model_path=model_path(item), host=ANY_ADDRESS)

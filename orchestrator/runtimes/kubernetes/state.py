@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
-from orchestrator.engine.server_args import ArgumentRefusal, first_refusal
+from orchestrator.engine.server_args import ArgumentRejection, first_rejection
 from orchestrator.runtimes.base import NOT_FOUND, ServerState, Status
 from orchestrator.runtimes.kubernetes.pod import ARGUMENTS, CHECKPOINT, CONTAINER
 
@@ -13,7 +13,7 @@ Seen: TypeAlias = Mapping[str, Any]  # Any: JSON of the API
 
 # Reasons of the kubelet for a container that cannot start without a change by a person (kubelet, images/types.go,
 # kuberuntime_container.go); the kubelet gives the same reasons for its own retries.
-_HELD: Final[Mapping[str, str]] = {
+_WAIT_REASONS: Final[Mapping[str, str]] = {
     "ErrImagePull": "cannot pull its image",
     "ImagePullBackOff": "cannot pull its image",
     "RegistryUnavailable": "cannot pull its image",
@@ -144,19 +144,21 @@ def _of_pod(view: PodView) -> ServerState:
         return _running(view, since)
     if view.restarts or _last_end(view.container) is not None:
         return _between(view)
-    refusal = refusal_in(view.pod)
+    rejection = rejection_in(view.pod)
     return replace(
-        _pending(scheduling_problem(None, view) or _waits_for(view)), refusal=refusal, unschedulable=refusal is not None
+        _pending(scheduling_problem(None, view) or _waits_for(view)),
+        rejection=rejection,
+        unschedulable=rejection is not None,
     )
 
 
-def refusal_in(pod: Seen) -> ArgumentRefusal | None:
+def rejection_in(pod: Seen) -> ArgumentRejection | None:
     """Return the arguments that the engine of a pod rejects; None if it accepts them or has not finished."""
     for status in pod.get("status", {}).get("initContainerStatuses", ()):
         ended = _last_end(status) or {}
         if status["name"] == ARGUMENTS and ended.get("exitCode") == _REFUSED:
             with suppress(ValueError):
-                return first_refusal(str(ended.get("message", "")))
+                return first_rejection(str(ended.get("message", "")))
     return None
 
 
@@ -168,18 +170,18 @@ def scheduling_problem(deployment: Seen | None, view: PodView | None) -> str:
 
 
 def _troubles(view: PodView) -> Iterator[str]:
-    yield from _held(view.pod)
+    yield from _wait_reasons(view.pod)
     for reasons, what in ((_MOUNTS, "cannot mount a volume"), (_SANDBOX, "the node cannot create its pod")):
         messages = [str(event.get("message", "")) for event in view.events if event.get("reason") in reasons]
         if messages and view.placed:
             yield f"{what}: {messages[-1]}"
 
 
-def _held(pod: Seen) -> Iterator[str]:
+def _wait_reasons(pod: Seen) -> Iterator[str]:
     """Yield the reasons that keep a pod from a node, or its containers from starting."""
     status = pod.get("status", {})
-    if (refusal := refusal_in(pod)) is not None:
-        yield f"sglang rejected its arguments: {refusal.text}"
+    if (rejection := rejection_in(pod)) is not None:
+        yield f"sglang rejected its arguments: {rejection.text}"
     for item in status.get("initContainerStatuses", ()):
         ended = _last_end(item) if item["name"] == CHECKPOINT else None
         if ended is not None and ended.get("exitCode"):
@@ -189,7 +191,7 @@ def _held(pod: Seen) -> Iterator[str]:
             yield f"no node accepts it: {condition.get('message', condition.get('reason', ''))}"
     for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
         waiting = container.get("state", {}).get("waiting", {})
-        if what := _HELD.get(waiting.get("reason", "")):
+        if what := _WAIT_REASONS.get(waiting.get("reason", "")):
             yield f"{what}: {waiting.get('message') or waiting['reason']}"
 
 

@@ -9,24 +9,24 @@ from orchestrator.hosts.report import Finding, fail, info_if, warn
 from orchestrator.runtimes.supervisor.interpreter import compiler, interpreter
 
 
-def device_access(subject: CheckContext) -> Iterator[Finding]:
+def device_access(context: CheckContext) -> Iterator[Finding]:
     """Check that this user may open the GPU's devices."""
-    if subject.plan.hardware.vendor != "amd":
+    if context.plan.hardware.vendor != "amd":
         return
-    if closed := [device for device in subject.machine.devices if not device.open]:
-        user = subject.machine.user
+    if closed := [device for device in context.machine.devices if not device.open]:
+        user = context.machine.user
         groups = ",".join(sorted({device.group for device in closed}))
         hint = f"`sudo usermod -aG {groups} {user}`, then log in again"
         yield fail("device access", f"{closed[0].path} is not accessible to {user}", "read and write", hint)
 
 
-def locked_memory(subject: CheckContext) -> Iterator[Finding]:
+def locked_memory(context: CheckContext) -> Iterator[Finding]:
     """Check the limit of locked memory, for ROCm and RCCL (ROCR-Runtime #313); a container has its own ulimits."""
-    limit = subject.machine.memlock
-    if subject.plan.hardware.vendor == "cpu" or limit is None:
+    limit = context.machine.memlock
+    if context.plan.hardware.vendor == "cpu" or limit is None:
         return
     unlimited = limit == float("inf")
-    hint = f"`echo '{subject.machine.user} - memlock unlimited' | sudo tee -a /etc/security/limits.conf`"
+    hint = f"`echo '{context.machine.user} - memlock unlimited' | sudo tee -a /etc/security/limits.conf`"
     found = "unlimited" if unlimited else gib(limit)
     yield info_if(unlimited, warn, "memlock", found, "unlimited", f"{hint}, then log in again")
 

@@ -55,8 +55,8 @@ from orchestrator.runtimes.supervisor.record import (
     Record,
     describe_exit,
     is_copy,
-    parts_of,
     read_record,
+    record_dirs,
     run_marker,
 )
 from orchestrator.runtimes.supervisor.request import start_request
@@ -81,7 +81,7 @@ class ProcessRuntime(Runtime):
     files = Imported("orchestrator.runtimes.supervisor.prepare:launcher_files")
     prepare = Imported("orchestrator.runtimes.supervisor.prepare:prepare")
     kernel_store = Imported("orchestrator.runtimes.supervisor.prepare:kernel_store")
-    builtin_tables = Imported("orchestrator.runtimes.supervisor.prepare:own_tables")
+    builtin_tables = Imported("orchestrator.runtimes.supervisor.prepare:aiter_tables")
 
     @classmethod
     def saved_state(cls, run_dir: Path) -> ServerState | None:
@@ -111,7 +111,7 @@ class ProcessRuntime(Runtime):
                     )
             except BaseException:  # mainly Ctrl-C: no record would mention this server
                 with defer_signals():
-                    self._take_back(name, run_dir)
+                    self._cancel_start(name, run_dir)
                 raise
         return _unit(record, run_dir)
 
@@ -174,21 +174,21 @@ class ProcessRuntime(Runtime):
         if record is None and not run_dir.exists():
             terminate(unit.name, ProcessMarkers(token=run_marker(run_dir)), grace=grace)
         if record is not None and record.supervisor == unit.runtime_id and not record.stopped:
-            terminate(unit.name, record.marks, grace=grace)
+            terminate(unit.name, record.markers, grace=grace)
             record_end(record, run_dir)
 
     def ask_to_end(self, unit: Unit) -> None:
         record = read_record(Path(unit.run_dir))
         if record is not None and not record.stopped:
-            ask(record.marks, server_processes(record.marks))
+            ask(record.markers, server_processes(record.markers))
 
-    def _take_back(self, name: str, run_dir: Path) -> None:
+    def _cancel_start(self, name: str, run_dir: Path) -> None:
         """End the processes of a failed start, with or without a record."""
         try:
             record = read_record(run_dir)
         except HostError:
             record = None
-        terminate(name, record.marks if record else ProcessMarkers(token=run_marker(run_dir)), grace=0)
+        terminate(name, record.markers if record else ProcessMarkers(token=run_marker(run_dir)), grace=0)
         if record is not None:
             record_end(record, run_dir)
 
@@ -199,15 +199,17 @@ def _running(unit: Unit) -> tuple[Process, ...]:
         record = read_record(Path(unit.run_dir))
     except HostError:
         return ()
-    return server_processes(record.marks) if record is not None and not record.stopped else ()
+    return server_processes(record.markers) if record is not None and not record.stopped else ()
 
 
 def _state(record: Record) -> ServerState:
-    running, detail = record.exit_code is None and is_serving(record.marks), ""
+    running, detail = record.exit_code is None and is_serving(record.markers), ""
     if record.exit_code is not None:
         detail = describe_exit(record.exit_code)
     elif not running:
-        left = f"; {count} of its processes are still running" if (count := len(server_processes(record.marks))) else ""
+        left = (
+            f"; {count} of its processes are still running" if (count := len(server_processes(record.markers))) else ""
+        )
         detail = f"the supervisor was killed, and the server with it{left}"
     return ServerState(
         status=Status.RUNNING if running else Status.EXITED,
@@ -238,13 +240,13 @@ def _servers(folder: Path) -> list[Unit]:
         return [Unit.unreadable("process", folder.name, folder)]
     for run_dir in run_dirs:
         records: dict[Path, Record] = {}
-        for part in parts_of(run_dir):
+        for part in record_dirs(run_dir):
             try:
                 if (record := read_record(part)) is not None and not is_copy(record, part):
                     records[part] = record
             except HostError:
                 lost.append(Unit.unreadable("process", folder.name, part))
-        if any(not record.stopped and runs(record.marks) for record in records.values()):
+        if any(not record.stopped and runs(record.markers) for record in records.values()):
             alive.add(run_dir)
         if records:
             units = {part: _unit(record, part) for part, record in records.items()}

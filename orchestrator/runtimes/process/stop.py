@@ -20,50 +20,52 @@ from orchestrator.core.procfs import (
 from orchestrator.runtimes.supervisor.record import CONFIG, FILE, UNREADABLE, Record, mark_stopped, read_record
 
 _POLL: Final = 0.05  # seconds between two polls of /proc
-_LAST_WORD: Final = 3.0  # seconds for a supervisor to record the end of its server
+_RECORD_TIMEOUT: Final = 3.0  # seconds for a supervisor to record the end of its server
 _AFTER_KILL: Final = 5.0  # seconds for the kernel to end killed processes
 
 
-def is_serving(marks: ProcessMarkers) -> bool:
+def is_serving(markers: ProcessMarkers) -> bool:
     """Return whether a server or its supervisor is running; leftover child processes do not count."""
-    return any(find_process(marked) is not None for marked in (marks.supervisor, marks.server) if marked is not None)
+    return any(
+        find_process(marked) is not None for marked in (markers.supervisor, markers.server) if marked is not None
+    )
 
 
-def runs(marks: ProcessMarkers) -> bool:
+def runs(markers: ProcessMarkers) -> bool:
     """Return whether any process of a server is running."""
-    return is_serving(marks) or bool(server_processes(marks))
+    return is_serving(markers) or bool(server_processes(markers))
 
 
-def terminate(name: str, marks: ProcessMarkers, *, grace: float) -> None:
+def terminate(name: str, markers: ProcessMarkers, *, grace: float) -> None:
     """Send SIGTERM to the server, wait `grace` seconds for it to drain, then SIGKILL the rest. Raises DeployError."""
-    if not (running := server_processes(marks)):
+    if not (running := server_processes(markers)):
         return
-    supervisors = ask(marks, running)
-    if poll_until(lambda alive: not alive, lambda: runs(marks), timeout=grace, interval=_POLL):
-        for excluded, seconds in ((supervisors, _LAST_WORD), ([], _AFTER_KILL)):
-            _kill(marks, excluded, within=seconds)
-    if left := ", ".join(str(process.pid) for process in server_processes(marks)):
+    supervisors = ask(markers, running)
+    if poll_until(lambda alive: not alive, lambda: runs(markers), timeout=grace, interval=_POLL):
+        for excluded, seconds in ((supervisors, _RECORD_TIMEOUT), ([], _AFTER_KILL)):
+            _kill(markers, excluded, within=seconds)
+    if left := ", ".join(str(process.pid) for process in server_processes(markers)):
         raise DeployError(
             f"cannot stop processes of `{name}`: {left}", hint="`ps -o stat,wchan -p PID` shows what they wait for"
         )
 
 
-def ask(marks: ProcessMarkers, running: Sequence[Process]) -> list[Process]:
+def ask(markers: ProcessMarkers, running: Sequence[Process]) -> list[Process]:
     """Send SIGTERM to a server with the processes `running`; return its supervisors."""
-    server = find_process(marks.server) if marks.server else None
+    server = find_process(markers.server) if markers.server else None
     leaders = (process for process in running if process.pid == process.session)
-    supervisors = [leader for leader in leaders if marks.supervisor in {None, process_identity(leader.pid)}]
+    supervisors = [leader for leader in leaders if markers.supervisor in {None, process_identity(leader.pid)}]
     signal_processes([server] if server else supervisors or running, signal.SIGTERM)  # a supervisor forwards the signal
     return supervisors
 
 
-def _kill(marks: ProcessMarkers, excluded: Collection[Process], *, within: float) -> None:
+def _kill(markers: ProcessMarkers, excluded: Collection[Process], *, within: float) -> None:
     """Send SIGKILL to every process, new ones included, until none is left or the time is up."""
 
     def kill(left: Collection[Process]) -> None:
         signal_processes([process for process in left if process not in excluded], signal.SIGKILL)
 
-    poll_until(lambda left: not left, lambda: server_processes(marks), timeout=within, interval=_POLL, on_tick=kill)
+    poll_until(lambda left: not left, lambda: server_processes(markers), timeout=within, interval=_POLL, on_tick=kill)
 
 
 def record_end(record: Record, run_dir: Path) -> None:

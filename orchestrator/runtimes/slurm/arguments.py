@@ -11,11 +11,11 @@ from typing import Final
 from orchestrator.core.files import remove_file
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.subprocesses import run_or_127
-from orchestrator.engine.server_args import ArgumentRefusal, first_refusal, is_server, server_module_at
+from orchestrator.engine.server_args import ArgumentRejection, first_rejection, is_server, server_module_at
 from orchestrator.images.argument_checker import argument_checker
 from orchestrator.render.arguments import argument_question
 from orchestrator.render.artifacts import Artifacts
-from orchestrator.runtimes.slurm.record import CHECKER, QUESTION, REFUSAL
+from orchestrator.runtimes.slurm.record import CHECKER, QUESTION, REJECTION
 from orchestrator.runtimes.slurm.script import job_of
 
 _ANSWERS: Final = 900.0  # seconds: the first container of an image on a node pulls it
@@ -30,18 +30,18 @@ def argument_files(artifacts: Artifacts) -> dict[str, str]:
     return {CHECKER: argument_checker(), QUESTION: question}
 
 
-def judge_arguments(argv: Sequence[str], *, run_dir: Path, cwd: str, env: dict[str, str]) -> ArgumentRefusal | None:
+def check_arguments(argv: Sequence[str], *, run_dir: Path, cwd: str, env: dict[str, str]) -> ArgumentRejection | None:
     """Return the arguments of a server's command that the engine rejects, before the start; None if none or unknown."""
-    remove_file(run_dir / FileName(REFUSAL))  # a requeued job checks again
+    remove_file(run_dir / FileName(REJECTION))  # a requeued job checks again
     python = argv[: server_module_at(argv) - 1]  # before `-m`
-    files = [str(run_dir / FileName(name)) for name in (CHECKER, QUESTION, REFUSAL)]
+    files = [str(run_dir / FileName(name)) for name in (CHECKER, QUESTION, REJECTION)]
     done = run_or_127([*python, "-B", *files], timeout=_ANSWERS, cwd=Path(cwd), env=env)
-    return refusal_in(run_dir) if done.code == REFUSED else None
+    return rejection_in(run_dir) if done.code == REFUSED else None
 
 
-def refusal_in(run_dir: Path) -> ArgumentRefusal | None:
+def rejection_in(run_dir: Path) -> ArgumentRejection | None:
     """Return the arguments that the engine rejected in a run; None if it accepted them."""
     try:
-        return first_refusal((run_dir / FileName(REFUSAL)).read_text(encoding="utf-8"))
+        return first_rejection((run_dir / FileName(REJECTION)).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None

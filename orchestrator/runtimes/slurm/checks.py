@@ -14,34 +14,34 @@ from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.profiles.slurm import SlurmSection
 from orchestrator.runtimes.slurm.jobs import REQUEST_HINT, last_error, node_address
-from orchestrator.runtimes.slurm.script import job_of, job_options, takes_node
+from orchestrator.runtimes.slurm.script import job_of, job_options, uses_whole_node
 from orchestrator.runtimes.supervisor.interpreter import interpreter, interpreter_argv
 
 _COMMANDS: Final = ("sbatch", "squeue", "scontrol", "scancel", "srun", "sinfo")
 _NODES: Final = ("sinfo", "--noheader", "--format=%P|%D")
 _ASIDE: Final = ("--job-name", "--signal", "--no-requeue")  # irrelevant for the test
-_GIVE_ROOM: Final = (
+_PARTITION_HINT: Final = (
     "`--set slurm.exclusive=false`, or another partition for the gateway: `--set slurm.gateway_partition=…`"
 )
-_TAKEN: Final = re.compile(r"to start at (\S+) using .* on nodes (\S+) in partition (\S+)")
+_ALLOCATED: Final = re.compile(r"to start at (\S+) using .* on nodes (\S+) in partition (\S+)")
 
 
-def cluster(subject: CheckContext) -> Iterator[Finding]:
+def cluster(context: CheckContext) -> Iterator[Finding]:
     """Check that Slurm is available and accepts the job of each server and of the gateway.
 
     Time limits are tested only if the cluster enforces them at submission (`EnforcePartLimits`); otherwise they appear
     as the reason of a pending job.
     """
-    runner, plan, job = subject.access.runner, subject.plan, job_of(subject.plan)
+    runner, plan, job = context.access.runner, context.plan, job_of(context.plan)
     if missing := [command for command in _COMMANDS if not runner(("sh", "-c", f"command -v {command}")).ok]:
         hint = "run this on a login node of the cluster, or install Slurm's client programs"
         yield fail("slurm", f"without {', '.join(missing)}", "its commands", hint)
         return
     yield info("slurm", runner(("sbatch", "--version")).stdout.strip(), "its commands")
     for role, server in {server.role: server for server in replica_plans(plan)}.items():
-        yield _judged(runner, f"{role} job" if plan.roles else "job", job_options(server, plan.profile))
+        yield _tested(runner, f"{role} job" if plan.roles else "job", job_options(server, plan.profile))
     if plan.gateway is not None:
-        yield _judged(runner, "gateway", job_options(plan, plan.profile))
+        yield _tested(runner, "gateway", job_options(plan, plan.profile))
         yield from _whole_nodes(runner, plan, job)
     if job.time_limit is None:
         hint = "`--set slurm.time_limit=7-00:00:00`"
@@ -53,7 +53,7 @@ def _whole_nodes(runner: Runner, plan: Plan, job: SlurmSection) -> Iterator[Find
 
     Nodes are counted, since one test job with all of them could exceed the cluster's limit per job (`MaxNodes`).
     """
-    whole = sum(server.layout.nodes for server in replica_plans(plan) if takes_node(server))
+    whole = sum(server.layout.nodes for server in replica_plans(plan) if uses_whole_node(server))
     if not whole:
         return
     rows = re.findall(r"^(.+)\|(\d+)$", runner(_NODES).stdout, re.MULTILINE)  # the default partition has a `*`
@@ -62,14 +62,14 @@ def _whole_nodes(runner: Runner, plan: Plan, job: SlurmSection) -> Iterator[Find
     found = sum(int(count) for name, count in rows if name.removesuffix("*") in ours)
     needed = whole + (job.gateway_partition in {None, *ours})
     if found < needed:
-        hint = _GIVE_ROOM if found >= whole else "reduce the number of servers, or `--set slurm.partition=NAME`"
+        hint = _PARTITION_HINT if found >= whole else "reduce the number of servers, or `--set slurm.partition=NAME`"
         yield fail("nodes", str(found), f"{needed}, for servers that take whole nodes, and their gateway", hint)
 
 
-def node_interpreter(subject: CheckContext) -> Iterator[Finding]:
+def node_interpreter(context: CheckContext) -> Iterator[Finding]:
     """Check the interpreter for the plan's engine, from here: the nodes share this host's home directory."""
-    if job_of(subject.plan).container == "none":
-        yield from interpreter(subject)
+    if job_of(context.plan).container == "none":
+        yield from interpreter(context)
 
 
 def engine_python(plan: Plan, home: Home) -> Sequence[str] | None:
@@ -93,7 +93,7 @@ def _srun_on_node(number: str, node: str, argv: Sequence[str]) -> Sequence[str]:
     return ("srun", f"--jobid={number}", f"--nodelist={node}", *step, *argv)
 
 
-def _judged(runner: Runner, check: str, options: Sequence[str]) -> Finding:
+def _tested(runner: Runner, check: str, options: Sequence[str]) -> Finding:
     """Return the controller's verdict on a job.
 
     The predicted start is only reported: some clusters predict a late one.
@@ -102,7 +102,7 @@ def _judged(runner: Runner, check: str, options: Sequence[str]) -> Finding:
     wanted = " ".join(option for option in options if not option.startswith(_ASIDE))
     if not done.ok:
         return fail(check, last_error(done), wanted, REQUEST_HINT)
-    found = _TAKEN.search(done.stderr)
+    found = _ALLOCATED.search(done.stderr)
     return info(check, f"{found[2]} of {found[3]}, from {found[1]}" if found else "Slurm accepts the job", wanted)
 
 

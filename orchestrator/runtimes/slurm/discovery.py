@@ -18,7 +18,7 @@ from orchestrator.runtimes.replicas import RecordedRun, current_runs, run_root
 from orchestrator.runtimes.slurm import jobs
 from orchestrator.runtimes.slurm.jobs import Job
 from orchestrator.runtimes.slurm.record import JobComment, read_submission
-from orchestrator.runtimes.supervisor.record import parts_of
+from orchestrator.runtimes.supervisor.record import record_dirs
 
 
 def found_units(home: Home, name: str | None, handle_of: Callable[[JobComment, Job], Unit]) -> list[Unit]:
@@ -70,7 +70,7 @@ def _read_run(
 ) -> tuple[RecordedRun, list[Path]]:
     """Return the units of a run, and the directories whose record is unreadable."""
     parts, unreadable, stopped = dict[Path, Unit](), list[Path](), True
-    for part in dict.fromkeys((*parts_of(top), *(path for path in live if run_root(path) == top))):
+    for part in dict.fromkeys((*record_dirs(top), *(path for path in live if run_root(path) == top))):
         if part in live:
             parts[part], stopped = live[part], False
             continue

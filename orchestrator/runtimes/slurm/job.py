@@ -25,7 +25,7 @@ from orchestrator.core.errors import DeployError, HostError, StartError
 from orchestrator.core.files import read_private, remove_file
 from orchestrator.core.procfs import VARIABLE
 from orchestrator.core.secrets import redact, set_known
-from orchestrator.core.streams import ignore_sigpipe, take_streams, write
+from orchestrator.core.streams import ignore_sigpipe, install_streams, write
 from orchestrator.core.subprocesses import Program, python_module_argv, start
 from orchestrator.engine.launch import rank_argv
 from orchestrator.runtimes.replicas import rank_dir, rank_dirs, run_root
@@ -35,12 +35,12 @@ from orchestrator.runtimes.supervisor.main import StartRequest, serve
 from orchestrator.runtimes.supervisor.record import read_record
 
 if TYPE_CHECKING:
-    from orchestrator.engine.server_args import ArgumentRefusal
+    from orchestrator.engine.server_args import ArgumentRejection
 
 _KEEPS: Final = "keep"
-_REFUSED: Final = 3  # exit code
+_REJECTED: Final = 3  # exit code
 _POLL: Final = 0.5  # seconds
-_TOGETHER: Final = 20.0  # seconds between the ends of two ranks
+_MAX_STOP_GAP: Final = 20.0  # seconds between the ends of two ranks
 _MAX_VRAM_WAIT: Final = 910.0  # seconds: `hosts.vram.LIMIT`, and a margin
 # A rank gets all that the job has on its node (srun(1), 22.05).
 _STEP: Final = ("srun", "--nodes=1", "--ntasks=1", "--whole", "--mpi=none", "--quiet")
@@ -48,7 +48,7 @@ _STEP: Final = ("srun", "--nodes=1", "--ntasks=1", "--whole", "--mpi=none", "--q
 
 def main() -> int:
     """Run the server of a run directory to its end; return its exit code."""
-    take_streams()
+    install_streams()
     ignore_sigpipe()
     run_dir, rank, head = Path(sys.argv[1]), 0, ""
     if len(sys.argv) > 2:
@@ -56,14 +56,14 @@ def main() -> int:
     try:
         if not head and (others := len(rank_dirs(run_dir))):
             return _start_ranks(run_dir, others)
-        request = _take_request(rank_dir(run_dir, rank))
+        request = _consume_request(rank_dir(run_dir, rank))
         request = replace(request, argv=rank_argv(request.argv, rank=rank, head=head))
         set_known(request.secrets)
         os.environ[VARIABLE] = request.token
-        if rank == 0 and (refusal := _refusal(run_dir, request)) is not None:
-            write(sys.stderr, f"sglang rejected its arguments: {redact(refusal.text)}\n")
-            return _REFUSED
-        code = serve(request, _wait_for_rank_0 if rank else _end_when_asked)
+        if rank == 0 and (rejection := _rejection(run_dir, request)) is not None:
+            write(sys.stderr, f"sglang rejected its arguments: {redact(rejection.text)}\n")
+            return _REJECTED
+        code = serve(request, _wait_for_rank_0 if rank else _stop_on_signal)
     except DeployError as error:
         write(sys.stderr, f"{error.message}\n")
         return 1
@@ -76,7 +76,7 @@ def start_file(request: dict[str, Any], *, requeue: bool) -> str:
     return json.dumps({"request": request, _KEEPS: requeue})
 
 
-def _take_request(run_dir: Path) -> StartRequest:
+def _consume_request(run_dir: Path) -> StartRequest:
     path = run_dir / START
     try:
         data = json.loads(read_private(path))
@@ -91,15 +91,15 @@ def _take_request(run_dir: Path) -> StartRequest:
     return replace(request, record=SERVER, url=f"http://{os.environ.get('SLURMD_NODENAME', 'localhost')}:{port}")
 
 
-def _refusal(run_dir: Path, request: StartRequest) -> "ArgumentRefusal | None":
+def _rejection(run_dir: Path, request: StartRequest) -> "ArgumentRejection | None":
     if not (run_dir / QUESTION).is_file():
         return None  # the interpreter checked before the submission
-    from orchestrator.runtimes.slurm.arguments import judge_arguments  # noqa: PLC0415 - see `_wait_for_vram`
+    from orchestrator.runtimes.slurm.arguments import check_arguments  # noqa: PLC0415 - see `_wait_for_vram`
 
-    return judge_arguments(request.argv, run_dir=run_dir, cwd=request.cwd, env=request.env)
+    return check_arguments(request.argv, run_dir=run_dir, cwd=request.cwd, env=request.env)
 
 
-def _end_when_asked(server: Program) -> None:
+def _stop_on_signal(server: Program) -> None:
     """Forward SIGTERM to the server; send SIGKILL at the second one."""
 
     def end(*_: object) -> None:
@@ -111,7 +111,7 @@ def _end_when_asked(server: Program) -> None:
 
 def _wait_for_rank_0(server: Program) -> None:
     """Ignore the first SIGTERM, which Slurm may send to every step of a job: a rank ends when rank 0 does."""
-    signal.signal(signal.SIGTERM, lambda *_: _end_when_asked(server))
+    signal.signal(signal.SIGTERM, lambda *_: _stop_on_signal(server))
 
 
 def _start_ranks(run_dir: Path, others: int) -> int:
@@ -131,10 +131,10 @@ def _start_ranks(run_dir: Path, others: int) -> int:
     while first.code is None and all(step.code is None for step in steps):
         time.sleep(_POLL)
     for _ in range(2):  # the second one kills its server
-        if first.wait_for(_TOGETHER) is None:
+        if first.wait_for(_MAX_STOP_GAP) is None:
             first.send(signal.SIGTERM)
     for rank, step in enumerate(steps, start=1):
-        if step.wait_for(_TOGETHER) is None and _server_has_ended(rank_dir(run_dir, rank)):
+        if step.wait_for(_MAX_STOP_GAP) is None and _server_has_ended(rank_dir(run_dir, rank)):
             step.wait_for(_MAX_VRAM_WAIT)
     return first.wait()
 

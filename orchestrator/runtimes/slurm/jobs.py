@@ -92,7 +92,7 @@ def submit(options: Sequence[str], script: str, *arguments: str) -> str:
 
 def queued() -> Iterator[tuple[str, str]]:
     """Yield id and comment of each pending, running or completing job of this user. Raises HostError."""
-    for line in _asked(["squeue", "--me", "--noheader", _QUEUE]).stdout.splitlines():
+    for line in _query(["squeue", "--me", "--noheader", _QUEUE]).stdout.splitlines():
         number, _, comment = line.partition("|")
         if number.isdecimal():  # no task of an array
             yield number, comment
@@ -137,7 +137,7 @@ def read_job(text: str) -> Job:
 
 def node_address(node: str) -> str:
     """Return the address of a node in the cluster's configuration. Raises HostError."""
-    output = _asked(["scontrol", "show", "node", node]).stdout
+    output = _query(["scontrol", "show", "node", node]).stdout
     found = re.search(r"NodeAddr=(\S+)", output)
     return found[1] if found else node
 
@@ -168,7 +168,7 @@ def _cancelled(argv: Sequence[str]) -> None:
         _require(done)
 
 
-def _asked(argv: Sequence[str]) -> CompletedProgram:
+def _query(argv: Sequence[str]) -> CompletedProgram:
     return _require(_run(argv, env=_TIMES))
 
 

@@ -12,25 +12,25 @@ from orchestrator.runtimes.slurm import jobs
 from orchestrator.runtimes.slurm.jobs import Job, exit_reason, pending_reason, unschedulable_hint
 
 _POLL: Final = 0.5  # seconds between two polls of a job
-_BESIDE: Final = 5.0  # seconds between two calls of `beside`
+_ON_WAIT_INTERVAL: Final = 5.0  # seconds between two calls of `on_wait`
 _RELIABLE_AFTER: Final = 5.0  # seconds after which a reason is reliable: the first one is often not the scheduler's
 
 
-def wait_for_node(number: str, *, limit: float | None, hint: str, beside: Callable[[], object]) -> Job:
+def wait_for_node(number: str, *, limit: float | None, hint: str, on_wait: Callable[[], object]) -> Job:
     """Wait, reporting the reason, until a job is running or has run.
 
-    `hint` is another way to get a node; `beside` is called every few seconds. Raises StartError if the job can never
+    `hint` is another way to get a node; `on_wait` is called every few seconds. Raises StartError if the job can never
     run, was cancelled meanwhile, or has waited for `limit` seconds.
     """
     progress, began = Progress(), time.monotonic()
     seen_to = began
     reasons: dict[str, float] = {}  # the current reason, and since when it holds
 
-    def meanwhile(job: Job) -> None:
+    def on_tick(job: Job) -> None:
         nonlocal seen_to
         now, word = time.monotonic(), job.reason.partition(",")[0]
-        if now - seen_to >= _BESIDE:
-            beside()
+        if now - seen_to >= _ON_WAIT_INTERVAL:
+            on_wait()
             seen_to = now
         since = reasons.get(word, now)
         reasons.clear()
@@ -46,7 +46,7 @@ def wait_for_node(number: str, *, limit: float | None, hint: str, beside: Callab
             lambda: _known(number),
             timeout=inf if limit is None else limit,
             interval=_POLL,
-            on_tick=meanwhile,
+            on_tick=on_tick,
         )
     finally:
         progress.done()

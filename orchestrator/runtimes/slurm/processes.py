@@ -17,7 +17,7 @@ def main() -> int:
         record = read_record(Path(sys.argv[1]), SERVER)
     except HostError:
         return 1
-    running = server_processes(record.marks) if record is not None else ()
+    running = server_processes(record.markers) if record is not None else ()
     write(sys.stdout, json.dumps([title for process in running if (title := read_cmdline(process.pid))]))
     return 0
 

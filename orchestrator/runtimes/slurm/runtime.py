@@ -60,11 +60,11 @@ from orchestrator.runtimes.supervisor.record import CONFIG, read_record
 from orchestrator.runtimes.supervisor.request import start_request
 
 _POLL: Final = 0.5  # seconds between two polls of a job
-_LAST_WORD: Final = 10.0  # seconds for a killed server's record to appear on a shared file system
+_RECORD_TIMEOUT: Final = 10.0  # seconds for a killed server's record to appear on a shared file system
 _DRAINS: Final = 960.0  # seconds: the longest wait of a job for VRAM (hosts/vram.py), and a margin
 _ENDS: Final = 90.0  # seconds for Slurm to end a cancelled job: KillWait is 30 s by default, then the epilog
-_ASKED: Final = 10.0  # timeout of a query to a node, in seconds
-_GIVE_ROOM: Final = "set `slurm.gateway_partition` in the profile to a partition without exclusive nodes"
+_QUERY_TIMEOUT: Final = 10.0  # timeout of a query to a node, in seconds
+_PARTITION_HINT: Final = "set `slurm.gateway_partition` in the profile to a partition without exclusive nodes"
 
 
 class SlurmRuntime(Runtime):
@@ -109,16 +109,16 @@ class SlurmRuntime(Runtime):
             return queued if replica_name(run_dir) else self.wait_for_placement(queued, plan)
         except BaseException:  # mainly Ctrl-C: no record would mention this job
             with defer_signals():
-                self._take_back(comment)
+                self._cancel_start(comment)
             raise
 
     def find(self, name: str | None = None) -> tuple[Unit, ...]:
         """See `Runtime.find`. Raises HostError if Slurm does not answer or the runs of this home cannot be listed."""
         return with_roles(found_units(self._home, name, self._listed))
 
-    def wait_for_placement(self, unit: Unit, plan: Plan, *, meanwhile: Callable[[], object] = lambda: None) -> Unit:
-        hint = _GIVE_ROOM if plan.gateway else ""
-        job = wait_for_node(unit.runtime_id, limit=job_of(plan).queue_timeout, hint=hint, beside=meanwhile)
+    def wait_for_placement(self, unit: Unit, plan: Plan, *, on_wait: Callable[[], object] = lambda: None) -> Unit:
+        hint = _PARTITION_HINT if plan.gateway else ""
+        job = wait_for_node(unit.runtime_id, limit=job_of(plan).queue_timeout, hint=hint, on_wait=on_wait)
         return dataclasses.replace(unit, url=f"http://{self._address(job.node)}:{plan.server.port}")
 
     def state(self, unit: Unit) -> ServerState:
@@ -131,7 +131,7 @@ class SlurmRuntime(Runtime):
             submission = read_submission(Path(unit.run_dir))
             job = jobs.find_job(unit.runtime_id) if submission is not None and not submission.stopped else None
             if submission is not None and job is not None and job.runs:
-                return _asked_titles(submission, job)
+                return _query_cmdlines(submission, job)
         return ()
 
     def logs(self, unit: Unit, *, follow: bool) -> Iterator[str]:
@@ -199,7 +199,7 @@ class SlurmRuntime(Runtime):
             ) from error
         return submission
 
-    def _take_back(self, comment: JobComment) -> None:
+    def _cancel_start(self, comment: JobComment) -> None:
         """Cancel the jobs of a failed start, even if their numbers were never read; remove the secrets first."""
         run_dir = Path(comment.run)
         with suppress(OSError):
@@ -252,24 +252,24 @@ class SlurmRuntime(Runtime):
         return self._addresses[node]
 
 
-def _asked_titles(submission: Submission, job: Job) -> tuple[str, ...]:
+def _query_cmdlines(submission: Submission, job: Job) -> tuple[str, ...]:
     argv = subprocesses.python_module_argv(
         "orchestrator.runtimes.slurm.processes", submission.comment.run, python=submission.python
     )
     try:
-        return tuple(map(str, parse_json(jobs.run_in_job_step(job.id, argv, within=_ASKED))))
+        return tuple(map(str, parse_json(jobs.run_in_job_step(job.id, argv, within=_QUERY_TIMEOUT))))
     except ValueError:
         return ()
 
 
-def _addressed(artifacts: Artifacts, run_dir: Path, found: Sequence[Unit]) -> Artifacts:
+def _addressed(artifacts: Artifacts, run_dir: Path, units: Sequence[Unit]) -> Artifacts:
     """Return a gateway's artifacts with its replicas' addresses. Raises StartError if a replica has none."""
     plan, urls = artifacts.plan, {}
     if plan.gateway is None:
         return artifacts
-    behind = {Path(unit.run_dir): unit.url for unit in found}
+    urls_by_run = {Path(unit.run_dir): unit.url for unit in units}
     for unit in plan.servers:
-        if not (url := behind.get(run_dir / FileName(unit.name))):
+        if not (url := urls_by_run.get(run_dir / FileName(unit.name))):
             what = f"{unit.name.replace('-', ' ')} has lost its node"
             raise StartError(what, hint=f"see `squeue --me` and the log in `{run_dir}`")
         urls[unit.plan.server.url] = url
@@ -279,7 +279,7 @@ def _addressed(artifacts: Artifacts, run_dir: Path, found: Sequence[Unit]) -> Ar
 
 def _end_server(number: str, run_dir: Path, *, grace: float) -> None:
     """Let the supervisor end its server, then kill it, then wait until the job has released the GPUs."""
-    for within in (grace, _LAST_WORD):
+    for within in (grace, _RECORD_TIMEOUT):
         jobs.signal_server(number)
         if not poll_until(lambda alive: not alive, lambda: _serves(number, run_dir), timeout=within, interval=_POLL):
             break
@@ -287,7 +287,7 @@ def _end_server(number: str, run_dir: Path, *, grace: float) -> None:
         return
     progress, began = Progress(), time.monotonic()
 
-    def meanwhile(_: object) -> None:
+    def on_tick(_: object) -> None:
         if (waited := time.monotonic() - began) > 2:
             progress.update("waiting for the node to release its VRAM", transient=f"{waited:.0f} s")
 
@@ -297,7 +297,7 @@ def _end_server(number: str, run_dir: Path, *, grace: float) -> None:
             lambda: jobs.find_job(number),
             timeout=_DRAINS,
             interval=_POLL,
-            on_tick=meanwhile,
+            on_tick=on_tick,
         )
     finally:
         progress.done()

@@ -33,12 +33,12 @@ def job_of(plan: Plan) -> SlurmSection:
     return plan.slurm
 
 
-def job_name(name: str, plan: Plan, part: str = "") -> str:
-    """Return the name of the job of a server, of the replica or role `part` of it, or of its gateway."""
-    return "-".join(filter(None, (name, "gateway" if plan.gateway else part.removeprefix("replica-"))))
+def job_name(name: str, plan: Plan, unit_name: str = "") -> str:
+    """Return the name of the job of a server, of the replica or role `unit_name` of it, or of its gateway."""
+    return "-".join(filter(None, (name, "gateway" if plan.gateway else unit_name.removeprefix("replica-"))))
 
 
-def takes_node(plan: Plan) -> bool:
+def uses_whole_node(plan: Plan) -> bool:
     """Return whether a server takes its node as a whole."""
     exclusive = job_of(plan).exclusive
     return not plan.gpus or plan.gpus[-1] + 1 >= plan.hardware.gpus if exclusive is None else exclusive
@@ -71,7 +71,7 @@ def _options(plan: Plan, job: SlurmSection, name: str) -> Iterator[str]:
             yield f"--{option}={value}"
     if plan.gateway:
         yield from _OF_GATEWAY
-    elif takes_node(plan):
+    elif uses_whole_node(plan):
         yield from ("--exclusive", "--mem=0")
     elif plan.gpus:
         yield from _share(plan)

@@ -86,4 +86,4 @@ def tables(plan: Plan, home: Home) -> tuple[Path, ...]:
     """Return the tables of the interpreter. Raises KernelsError for a container, which cannot be inspected."""
     if _in_container(plan):
         raise KernelsError(f"cannot read the tables in `{job_of(plan).image}`", hint="`--allow-untuned`")
-    return supervisor.own_tables(plan, home)
+    return supervisor.aiter_tables(plan, home)

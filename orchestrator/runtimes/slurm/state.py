@@ -12,7 +12,7 @@ from orchestrator.core.logs.lines import LogTail
 from orchestrator.core.secrets import redact
 from orchestrator.runtimes.base import NOT_FOUND, STOPPED, ServerState, Status
 from orchestrator.runtimes.replicas import rank_dirs
-from orchestrator.runtimes.slurm.arguments import refusal_in
+from orchestrator.runtimes.slurm.arguments import rejection_in
 from orchestrator.runtimes.slurm.jobs import Job, exit_reason, pending_reason
 from orchestrator.runtimes.slurm.record import SERVER, read_submission
 from orchestrator.runtimes.slurm.script import JOB_LOG
@@ -70,7 +70,7 @@ def _ended(job: Job | None, record: Record | None, run_dir: Path) -> ServerState
         started_at=record.started_at if record is not None else None,
         ended_at=(record.ended_at if record is not None else None) or (job.ended_at if job is not None else None),
         detail=detail,
-        refusal=refusal_in(run_dir) if record is None else None,
+        rejection=rejection_in(run_dir) if record is None else None,
     )
 
 

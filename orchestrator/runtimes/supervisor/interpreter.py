@@ -36,13 +36,13 @@ def interpreter_argv(plan: Plan, home: Home) -> Sequence[str] | None:
     return None if python is None else ("env", *(f"{item.name}={item.value}" for item in plan.env), python)
 
 
-def interpreter(subject: CheckContext) -> Iterator[Finding]:
+def interpreter(context: CheckContext) -> Iterator[Finding]:
     """Check that the interpreter runs, with the plan's sglang and a torch that the driver supports."""
-    python, engine = subject.access.interpreter, subject.plan.engine
+    python, engine = context.access.interpreter, context.plan.engine
     if python is None:
         yield info("interpreter", "built by `up`", f"sglang {engine.version}")
         return
-    result = subject.access.runner((python, "-c", _ASK))
+    result = context.access.runner((python, "-c", _ASK))
     versions = _versions(result.stdout) if result.ok else None
     if versions is None:
         lines = (result.stderr or result.stdout).strip().splitlines()
@@ -55,7 +55,7 @@ def interpreter(subject: CheckContext) -> Iterator[Finding]:
     hint = "the plan is for another version: `--set engine.version=…`, or choose another interpreter"
     same = versions["sglang"] == engine.version
     yield info_if(same, fail, "interpreter", text, f"sglang {engine.version}", hint)
-    yield from _torch(subject, versions)
+    yield from _torch(context, versions)
 
 
 def _versions(printed: str) -> Mapping[str, str | None] | None:
@@ -67,18 +67,18 @@ def _versions(printed: str) -> Mapping[str, str | None] | None:
     return answer if isinstance(answer, dict) and {"sglang", "torch", "cuda", "hip"} <= answer.keys() else None
 
 
-def compiler(subject: CheckContext) -> Iterator[Finding]:
+def compiler(context: CheckContext) -> Iterator[Finding]:
     """Check for `nvcc`: flashinfer compiles its sampling kernels at their first use."""
-    if subject.plan.hardware.vendor != "nvidia":
+    if context.plan.hardware.vendor != "nvidia":
         return
-    path = subject.access.runner(("sh", "-c", _NVCC)).stdout.strip().rpartition("\n")[2]
+    path = context.access.runner(("sh", "-c", _NVCC)).stdout.strip().rpartition("\n")[2]
     found, needed = path or "neither on the PATH nor in CUDA_HOME", "to compile kernels at their first use"
     yield info_if(bool(path), warn, "nvcc", found, needed, "install the CUDA toolkit, or `export CUDA_HOME=…`")
 
 
-def _torch(subject: CheckContext, versions: Mapping[str, str | None]) -> Iterator[Finding]:
+def _torch(context: CheckContext, versions: Mapping[str, str | None]) -> Iterator[Finding]:
     """Check that torch is built for the plan's GPUs and supported by their driver."""
-    vendor, inventory = subject.plan.hardware.vendor, subject.inventory
+    vendor, inventory = context.plan.hardware.vendor, context.inventory
     if versions["torch"] is None:
         yield fail(
             "torch", "none", "torch", "install sglang with its dependencies into this interpreter, or choose another"

@@ -45,7 +45,7 @@ from orchestrator.runtimes.supervisor.record import CONFIG, Record, private, wri
 STARTED: Final = b"started"
 
 _PIPE: Final = 1 << 20  # bytes: the maximum for unprivileged users (pipe(7)); a larger buffer absorbs bursts
-_PIECE: Final = 1 << 18
+_CHUNK_BYTES: Final = 1 << 18
 _INTERVAL: Final = 0.25  # seconds between two checks of a server that writes nothing
 _PR_SET_CHILD_SUBREAPER: Final = 36  # linux/prctl.h
 
@@ -99,14 +99,14 @@ def main() -> int:
 def supervise(request: StartRequest, pipe: IO[bytes], lock: int) -> None:
     """Start the server, report it, release the lock, and wait until the server and all its children have ended."""
 
-    def say_so(_: Program) -> None:
+    def report_start(_: Program) -> None:
         with contextlib.suppress(BrokenPipeError):
             pipe.write(STARTED)
         pipe.close()
         os.close(lock)
 
     try:
-        serve(request, say_so)
+        serve(request, report_start)
     except StartError as error:
         pipe.write(error.message.encode())
 
@@ -147,7 +147,7 @@ def serve(request: StartRequest, started: Callable[[Program], None]) -> int:
         reason = error.message if isinstance(error, HostError) else f"{error.strerror}: `{error.filename}`"
         raise StartError(reason) from error
     started(server)
-    for text in redacted(_output(server, record.marks)):
+    for text in redacted(_output(server, record.markers)):
         with contextlib.suppress(OSError):  # a full disk must not end a healthy server
             log.write(text.encode())
     code = server.wait()
@@ -197,15 +197,15 @@ def _hand_over(fifo: Path, text: bytes, server: Program) -> None:
         remove_file(fifo)
 
 
-def _output(server: Program, marks: ProcessMarkers) -> Iterator[bytes]:
+def _output(server: Program, markers: ProcessMarkers) -> Iterator[bytes]:
     """Yield the output of the server and its children until all of them have ended."""
     source = [server.output.fileno()]
     while True:
         _collect_orphans(server)
         if ended := server.code is not None:
-            _end_children(server, marks)
+            _end_children(server, markers)
         readable, _, _ = select.select(source, [], [], 0 if ended else _INTERVAL if source else _INTERVAL / 5)
-        if readable and (piece := os.read(source[0], _PIECE)):
+        if readable and (piece := os.read(source[0], _CHUNK_BYTES)):
             yield piece
         elif ended:
             return
@@ -223,10 +223,10 @@ def _collect_orphans(server: Program) -> None:
                 return
 
 
-def _end_children(server: Program, marks: ProcessMarkers) -> None:
+def _end_children(server: Program, markers: ProcessMarkers) -> None:
     """Kill the remaining processes of the server, in whatever session they are."""
     own = os.getpid()
-    while left := [process for process in server_processes(marks) if process.pid != own]:
+    while left := [process for process in server_processes(markers) if process.pid != own]:
         signal_processes(left, signal.SIGKILL)
         time.sleep(0.02)
         _collect_orphans(server)

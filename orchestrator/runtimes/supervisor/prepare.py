@@ -18,7 +18,7 @@ from orchestrator.core.subprocesses import run
 from orchestrator.core.text import parse_json
 from orchestrator.engine.gateway import LAUNCHER
 from orchestrator.hosts.venvs.venv import engine_python, ensure_venv
-from orchestrator.images.patch_drift import found_at_start, unexpected_patches
+from orchestrator.images.patch_drift import startup_patches, unexpected_patches
 from orchestrator.images.sources import carried_patches
 from orchestrator.kernels.disk.archive import KernelStore
 from orchestrator.kernels.disk.files import tables_below
@@ -46,7 +46,7 @@ from orchestrator.runtimes.supervisor.patched import (
 
 _PATH: Final = "PYTHONPATH"
 _ANSWERS: Final = 300.0  # seconds for a program in the interpreter: imports take 9 s, 35 s on a busy host
-_ASKED: Final = "$PATCHED_SGLANG"  # a placeholder in scripts
+_PLACEHOLDER: Final = "$PATCHED_SGLANG"  # a placeholder in scripts
 # What compiles, and what is compiled in: a kernel of another version is stale, and ninja's records have the prefix.
 _PACKAGES: Final = (
     *("sglang", "sglang-kernel", "sgl-kernel", "torch", "triton", "pytorch-triton-rocm", "apache-tvm-ffi", "tilelang"),
@@ -86,21 +86,21 @@ def _rendered_server(plan: Plan, inputs: Mapping[str, bytes], host: str | None) 
     if not plan.patches:
         return Artifacts(plan=plan, command=command, build=None)
     sources = source_patches(plan, inputs)
-    tables = {name: table_in(_ASKED, value) for name, value in command.env if value in sources.tables}
+    tables = {name: table_in(_PLACEHOLDER, value) for name, value in command.env if value in sources.tables}
     env = tuple((name, value) for name, value in command.env if name not in tables)
     script = (
         "# `deploy up` makes a copy of the interpreter's sglang and sees to these patches in it, by content:",
         *(f"#   {patch.id}" for patch in sources.patches),
-        f': "${{{_ASKED[1:]}:?the absolute path of that copy, a folder below packages in the home of deploy}}"',
-        f'export {_PATH}="{_ASKED}/python${{{_PATH}:+:${_PATH}}}"',
+        f': "${{{_PLACEHOLDER[1:]}:?the absolute path of that copy, a folder below packages in the home of deploy}}"',
+        f'export {_PATH}="{_PLACEHOLDER}/python${{{_PATH}:+:${_PATH}}}"',
         *(f'export {name}="{path}"' for name, path in tables.items()),
     )
     return Artifacts(plan=plan, command=replace(command, env=env, script=script), build=None, spec=sources)
 
 
-def _command(plan: Plan, host: str | None, found: DetectedPatches = NO_DETECTED_PATCHES) -> Command:
-    python, host, model = plan.engine.python or "python3", host or plan.server.host, model_path(plan, found)
-    return server_command(plan, model_path=model, host=host, python=python, in_home=True, found=found)
+def _command(plan: Plan, host: str | None, detected: DetectedPatches = NO_DETECTED_PATCHES) -> Command:
+    python, host, model = plan.engine.python or "python3", host or plan.server.host, model_path(plan, detected)
+    return server_command(plan, model_path=model, host=host, python=python, in_home=True, detected=detected)
 
 
 def source_patches(plan: Plan, inputs: Mapping[str, bytes]) -> SourcePatches:
@@ -115,9 +115,9 @@ def source_patches(plan: Plan, inputs: Mapping[str, bytes]) -> SourcePatches:
     return SourcePatches(patches=patches, diffs=read_diffs(patches), tables=tables, unexpected=unexpected)
 
 
-def model_path(plan: Plan, found: DetectedPatches = NO_DETECTED_PATCHES) -> str:
+def model_path(plan: Plan, detected: DetectedPatches = NO_DETECTED_PATCHES) -> str:
     """Return the path of the checkpoint, or of its overlay with the patched config.json."""
-    if overlay := overlay_path(plan, found):
+    if overlay := overlay_path(plan, detected):
         return str(PurePosixPath(overlay).parent)
     return plan.model.checkpoint.path if plan.model.checkpoint.source == "local" else f"models/{plan.model.name}"
 
@@ -148,7 +148,7 @@ def prepare(
     script = (f"[ -e {shlex.quote(copy.python_path)}/sglang ] || {{ echo '{gone}' >&2; exit 1; }}",)
     for text in unexpected_patches(plan, copy.receipt):
         warn(text, hint=f"`{copy.folder}` has the details")
-    found = found_at_start(plan, copy.receipt)
+    found = startup_patches(plan, copy.receipt)
 
     def command(server: Plan) -> Command:
         started = _started_by(python, _command(server, host, found))
@@ -159,7 +159,7 @@ def prepare(
         artifacts=made,
         records={"patches.json": asdict(copy.receipt)},
         not_needed=copy.receipt.handled_at_build(plan.patches),
-        found=found,
+        detected_patches=found,
         engine=_engine_python(python, made, host_ref.home, identity=f"{python} {copy.folder}"),
     )
 
@@ -220,7 +220,7 @@ def launcher_files(artifacts: Artifacts, name: str) -> tuple[RenderedFile, ...]:
     return (RenderedFile(path=LAUNCHER, content=content, executable=False),)
 
 
-def own_tables(plan: Plan, home: Home) -> tuple[Path, ...]:
+def aiter_tables(plan: Plan, home: Home) -> tuple[Path, ...]:
     """Return the tables that the interpreter's aiter reads by default. Raises KernelsError if it has none."""
     python = engine_python(plan.engine, home)
     found = find_sources(python).get("aiter")

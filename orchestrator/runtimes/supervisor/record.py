@@ -50,12 +50,12 @@ class Record:
     version: int = RECORD_VERSION
 
     @property
-    def marks(self) -> ProcessMarkers:
+    def markers(self) -> ProcessMarkers:
         """Return the markers that identify its processes."""
         return ProcessMarkers(token=self.token, supervisor=self.supervisor, server=self.server, output=self.output)
 
 
-def parts_of(run_dir: Path) -> tuple[Path, ...]:
+def record_dirs(run_dir: Path) -> tuple[Path, ...]:
     """Return the directories of the records of a run and of its replicas, in their order."""
     try:
         with os.scandir(run_dir) as entries:

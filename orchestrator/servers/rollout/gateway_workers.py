@@ -49,7 +49,7 @@ def make_control_key(run_dir: Path, home: Home) -> Secret:
     return Secret(key)
 
 
-def require_own(url: str, control_key: Secret) -> None:
+def require_own_gateway(url: str, control_key: Secret) -> None:
     """Raise NotReadyError if another gateway answers at the URL: it rejects our control key.
 
     On a node of a cluster, where no free port is chosen, it may have run before.

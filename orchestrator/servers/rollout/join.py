@@ -39,10 +39,10 @@ def _open_gateway(servers: Servers, plan: Plan, gateway: str, name: str) -> Serv
     if (key := theirs.server.api_key_env) != plan.server.api_key_env:
         hint = f"`--set server.api_key_env={key or 'null'}`"
         raise StartError(f"{what}: it forwards its clients' API key, and this server has another", hint=hint)
-    if (ended := exit_problem(gateway, other.runtime.state(other.found))) is not None:
+    if (ended := exit_problem(gateway, other.runtime.state(other.handle))) is not None:
         raise StartError(f"{what}: {ended.message}", hint=ended.hint)
     own = {plan.server.port, *(old.plan.server.port for old in servers.find(name) if old.plan)}
-    listed = saved_workers(other.found).workers()
+    listed = saved_workers(other.handle).workers()
     others = {item.model for item in listed if item.ready and urlsplit(item.url).port not in own}
     if plan.model.served_name in {theirs.model.served_name, *others}:
         hint = "`--set model.served_name=NAME` sets another"
@@ -58,8 +58,8 @@ def join(server: RunningServer, servers: Servers) -> None:
     if (plan := server.plan) is None or (name := plan.server.gateway) is None:
         return
     gateway = _open_gateway(servers, plan, name, server.name)
-    saved_workers(gateway.found, key=gateway.key).uncordon(plan.server.url, server)
-    url = gateway.found.service_url or gateway.url  # a tunnel of this command closes with it
+    saved_workers(gateway.handle, key=gateway.key).uncordon(plan.server.url, server)
+    url = gateway.handle.service_url or gateway.url  # a tunnel of this command closes with it
     info(f"the gateway of `{name}` routes the model `{plan.model.served_name}` at {url}")
 
 

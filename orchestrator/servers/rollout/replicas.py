@@ -15,7 +15,7 @@ from orchestrator.plan.plan import Plan
 from orchestrator.runs.run_dir import RunDir
 from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.servers.group import RunningServer, ServerGroup
-from orchestrator.servers.rollout.gateway_workers import make_control_key, require_own
+from orchestrator.servers.rollout.gateway_workers import make_control_key, require_own_gateway
 from orchestrator.servers.servers import note_gateway
 from orchestrator.servers.soaks import save_report
 from orchestrator.servers.start.request import StartSpec
@@ -59,9 +59,7 @@ class ReplicatedStart:
             info(f"started {self._plan.label_of(number)} of `{name}`; log: {RunDir(folder).log}")
         for number, replica in enumerate(artifacts.replicas):
             others = partial(self._require_others, self._servers[number])
-            self._servers[number] = self.runtime.wait_for_placement(
-                self._servers[number], replica.plan, meanwhile=others
-            )
+            self._servers[number] = self.runtime.wait_for_placement(self._servers[number], replica.plan, on_wait=others)
         for number, (server, replica) in enumerate(zip(self._servers, artifacts.replicas, strict=True), start=1):
             seconds = wait_for_server(
                 server,
@@ -90,7 +88,7 @@ class ReplicatedStart:
         count = len(self._servers)
         wait_for_gateway(own.url, servers=count, state=lambda: self.runtime.state(own))
         if CONTROL_KEY in secrets:
-            require_own(own.url, secrets[CONTROL_KEY])
+            require_own_gateway(own.url, secrets[CONTROL_KEY])
         note_gateway(self.run, self._seconds)
         whole = replace(own, replicas=(*self._servers,))
         if self._plan.roles:

@@ -23,7 +23,7 @@ from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import rolling_update_blocker
 from orchestrator.plan.units import is_alone, server_numbers
 from orchestrator.render.artifacts import Artifacts
-from orchestrator.runs.run_dir import SMOKE_FILE, RunDir, reserved_room
+from orchestrator.runs.run_dir import SMOKE_FILE, RunDir, reserved_space
 from orchestrator.runtimes.base import HostRef, Status
 from orchestrator.runtimes.replicas import replica_number
 from orchestrator.servers.drain import Drain
@@ -115,7 +115,7 @@ class _RollingUpdate:
     seconds: float = 0.0  # until the new replicas were ready
     surplus: list[RunningServer] = field(default_factory=list)  # replicas that the plan lacks
     _running: dict[int, RunningServer] = field(default_factory=dict)
-    _begun: set[int] = field(default_factory=set)  # replicas that this update replaces or has replaced
+    _started: set[int] = field(default_factory=set)  # replicas that this update replaces or has replaced
     _old_runs: set[Path] = field(default_factory=set)  # of replicas that ran at the beginning
     _checks: dict[int, list[CheckResult]] = field(default_factory=dict)
 
@@ -173,11 +173,11 @@ class _RollingUpdate:
     def replace_replica(self, number: int) -> None:
         """Replace one replica; if that fails or is interrupted, no new replica is left."""
         step = _Step()
-        self._begun.add(number)
+        self._started.add(number)
         with defer_signals():
             try:
                 with allow_signals():
-                    with reserved_room(self.servers.home, self.start.name):
+                    with reserved_space(self.servers.home, self.start.name):
                         self._stop_old(number, step)
                     new = self._start_new(number, step)
                 self.workers.uncordon(self._address(number, new), new, self._others(new))
@@ -296,10 +296,10 @@ class _RollingUpdate:
                 plan = self._artifacts(number).plan
                 found = run_smoke_test(server, self.runtime, plan=plan, key=self.start.key)
                 self._checks[number] = prefix_replica(self._plan.server_names[number - 1], found)
-        url, whole = self.workers.url, self.servers.open(self.start.name).found
+        url, server = self.workers.url, self.servers.open(self.start.name).handle
         if self._plan.roles:
-            return [*run_smoke_test(whole, self.runtime, plan=self._plan, key=self.start.key).checks]
-        workers = self._plan.replicas + count_other_models(whole)
+            return [*run_smoke_test(server, self.runtime, plan=self._plan, key=self.start.key).checks]
+        workers = self._plan.replicas + count_other_models(server)
         return gateway_checks(target_of(self._plan, url=url, api_key=self.start.key), workers)
 
     def report(self, more: Sequence[CheckResult] = ()) -> SmokeReport:
@@ -309,7 +309,7 @@ class _RollingUpdate:
 
     def result(self, report: SmokeReport) -> UpResult:
         """Return the running server."""
-        found = self.servers.open(self.start.name).found
+        found = self.servers.open(self.start.name).handle
         return UpResult(handle=found, served_name=self._plan.model.served_name, smoke=report, seconds=self.seconds)
 
     def record_ended_runs(self) -> None:
@@ -334,7 +334,7 @@ class _RollingUpdate:
         """Return in words which replicas have which plan."""
         plans = {number: self._artifacts(number).plan.digest for number in self._running}
         right = sum(server.plan_digest == plans[number] for number, server in self._running.items())
-        old, down = len(self._running) - right, len(self._begun - set(self._running))
+        old, down = len(self._running) - right, len(self._started - set(self._running))
         waiting = self._plan.replicas - len(self._running) - down
         words = [f"{right} of {self._plan.replicas} replicas have this plan"]
         words += [f"{old} {'has' if old == 1 else 'have'} another plan"] if old else []

@@ -17,7 +17,7 @@ from orchestrator.core.errors import HostError, Problem, ProfileError
 from orchestrator.core.files import write_cache
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName
-from orchestrator.engine.server_args import ArgumentRefusal, ArgumentVerdict, read_verdicts
+from orchestrator.engine.server_args import ArgumentRejection, ArgumentVerdict, read_verdicts
 from orchestrator.images.argument_checker import argument_checker
 from orchestrator.images.client import DockerCli
 from orchestrator.plan.plan import Plan
@@ -29,7 +29,7 @@ from orchestrator.runtimes.image import engine_in
 from orchestrator.servers.start.prepare import known_checkpoint
 
 Locate = Callable[[tuple[str, ...]], str]  # maps a key path of the profile to `file:line`
-_SHOWN: Final = 300  # characters of the error of a program
+_MAX_SHOWN: Final = 300  # characters of the error of a program
 
 
 def engine_files(plan: Plan, host_ref: HostRef, *, fetch: bool) -> dict[str, str] | None:
@@ -64,12 +64,12 @@ def require_accepted(
         note(f"arguments not checked by sglang: {error}")
         return
     problems = [
-        _problem(verdict.refusal, argv, plan, locate)
+        _problem(verdict.rejection, argv, plan, locate)
         for argv, verdict in servers.items()
-        if verdict.refusal is not None
+        if verdict.rejection is not None
     ]
     if problems:
-        message = f"sglang {plan.engine.version} refuses arguments of `{plan.profile}`"
+        message = f"sglang {plan.engine.version} rejects arguments of `{plan.profile}`"
         raise ProfileError(message, problems=dict.fromkeys(problems))
     for reason in dict.fromkeys(verdict.unchecked for verdict in verdicts if verdict.unchecked):
         note(f"arguments not checked by sglang: {reason}")
@@ -89,12 +89,12 @@ def require_accepted_by_image(
     require_accepted(artifacts, engine, home, engine_files(artifacts.plan, host_ref, fetch=True), locate)
 
 
-def _problem(refusal: ArgumentRefusal, argv: Sequence[str], plan: Plan, locate: Locate) -> Problem:
+def _problem(rejection: ArgumentRejection, argv: Sequence[str], plan: Plan, locate: Locate) -> Problem:
     """Return the problem for a refusal, located at the settings that cause it."""
     requested = [word.removeprefix("--") for word in argv if word.startswith("--")]
-    keys = refusal.keys(requested)
+    keys = rejection.keys(requested)
     hint = "" if keys else f"`deploy show {profile_words(plan.profile)}` shows each option with its origin"
-    return Problem(refusal.text, ", ".join(dict.fromkeys(filter(None, map(locate, keys)))), hint)
+    return Problem(rejection.text, ", ".join(dict.fromkeys(filter(None, map(locate, keys)))), hint)
 
 
 def _check_arguments(
@@ -127,5 +127,5 @@ def _ask(program: str, question: str, engine: EnginePython) -> str:
         done = engine.run(program, question)
     if not done.ok:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.code}"])[-1]
-        raise ValueError(last[:_SHOWN])
+        raise ValueError(last[:_MAX_SHOWN])
     return done.stdout

@@ -112,7 +112,7 @@ def preflight_host(
         freed=freed,
         rank=rank,
     )
-    return preflight(plan, access, kind.checks, here=kind.is_local)
+    return preflight(plan, access, kind.checks, local=kind.is_local)
 
 
 def require_host(plan: Plan, servers: Servers, name: str, host_ref: HostRef, *, stage: bool) -> PreflightReport:

@@ -72,13 +72,13 @@ class StartKernels:
         in_image = prepared.image.labels.get(_LABEL, "") if prepared.image else ""
         return cls(plan, host_ref, runtime_class(plan.runtime).kernel_store(prepared, host_ref), in_image)
 
-    def take(self) -> None:
+    def unpack(self) -> None:
         """Unpack what the start lacks. Raises KernelsError for an archive of the profile that does not match.
 
         A problem with an archive in the home directory is a warning: the server then compiles its kernels.
         """
         if self.plan.engine.compiled_kernels is not None:
-            self._take_named(self.plan.engine.compiled_kernels)
+            self._unpack_named(self.plan.engine.compiled_kernels)
         elif self.store is not None and any(self.host_ref.home.compiled_kernels.glob(f"*{SUFFIX}")):
             with _warning("cannot use the saved kernels"):
                 if self._path.is_file():
@@ -123,14 +123,14 @@ class StartKernels:
     def _path(self) -> Path:
         return self.host_ref.home.compiled_kernels / FileName(f"{self._use.key}{SUFFIX}")
 
-    def _take_named(self, reference: str) -> None:
+    def _unpack_named(self, reference: str) -> None:
         if reference.rpartition("@")[2] == self.in_image:
             return
         if self.store is None:
             if not runtime_class(self.plan.runtime).cluster_managed:  # `require_archive` has read the image of a pod
                 note(f"`{reference}` is not unpacked: the image of the job must have its kernels; this is not checked")
             return
-        archive = named_archive(reference, self.host_ref)
+        archive = archive_of(reference, self.host_ref)
         driver = self._use.driver if self._knows_node else archive.receipt.driver
         _require_match(archive, replace(self._use, driver=driver))
         try:
@@ -144,11 +144,11 @@ class StartKernels:
             note(f"compiled kernels: {self.added} files added from {archive.path}")
 
 
-def take_kernels(prepared: PreparedRun, host_ref: HostRef) -> StartKernels:
-    """Unpack what a start lacks on each of its hosts, and return the kernels of the first. See `StartKernels.take`."""
+def unpack_kernels(prepared: PreparedRun, host_ref: HostRef) -> StartKernels:
+    """Unpack what a start lacks on each of its hosts, and return the kernels of the first host."""
     kernels = [StartKernels.of(prepared, node) for node in host_ref.nodes]
     for kernel in kernels:
-        kernel.take()
+        kernel.unpack()
     return kernels[0]
 
 
@@ -158,7 +158,7 @@ def image_with_kernels(docker: DockerCli, built: BuiltImage, plan: Plan, host_re
     A build knows no driver, so that is not compared.
     """
     reference = plan.engine.compiled_kernels or ""
-    archive, digest = named_archive(reference, host_ref), reference.rpartition("@")[2]
+    archive, digest = archive_of(reference, host_ref), reference.rpartition("@")[2]
     names, own = {built.tag, *known_digests(docker, built.tag)}, archive.receipt
     image = own.engine["image"] if own.engine.get("image") in names else built.tag
     use = KernelUse(arch=plan.hardware.arch, driver=own.driver, engine={"image": image}, plan=kernel_plan(plan))
@@ -200,7 +200,7 @@ def require_archive(plan: Plan, host_ref: HostRef, *, of_run: bool = False, offl
     in_container = plan.slurm and plan.slurm.container != "none"
     if reference is None or reference.startswith(OCI) or plan.prebuilt_image or in_container:
         return
-    archive = named_archive(reference, host_ref)
+    archive = archive_of(reference, host_ref)
     own = archive.receipt
     use = KernelUse(arch=plan.hardware.arch, driver=own.driver, engine=own.engine, plan=next(iter(own.plans), ""))
     _require_match(archive, use)
@@ -226,7 +226,7 @@ def _require_in_image(plan: Plan, reference: str, *, offline: bool) -> None:
         raise KernelsError(message, hint=f"`{build}` adds them and prints the image for `--image`; or {_WITHOUT}")
 
 
-def named_archive(reference: str, host_ref: HostRef) -> KernelArchive:
+def archive_of(reference: str, host_ref: HostRef) -> KernelArchive:
     """Return the archive of a reference with a digest; one in a registry is downloaded. Raises KernelsError."""
     name, _, digest = reference.rpartition("@")
     if name.startswith(OCI):

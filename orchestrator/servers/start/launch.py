@@ -49,7 +49,7 @@ def _fill(run: RunDir, start: StartSpec, home: Home) -> None:
     run.save_state(REQUEST_FILE, request.to_record(start.name))
 
 
-def bring_up(start: StartSpec, servers: Servers) -> UpResult:
+def start_server(start: StartSpec, servers: Servers) -> UpResult:
     """Start a server, wait until it is ready and verify it. A failure stops it and raises a DeployError."""
     name, plan, key = start.name, start.artifacts.plan, start.key
     runtime = servers.runtimes[plan.runtime]
@@ -81,7 +81,9 @@ def bring_up(start: StartSpec, servers: Servers) -> UpResult:
         except BaseException as error:
             if joining is not None and not start.request.keep_failed:
                 leave(joining, servers, seconds=0)
-            _give_up(error, handle or _started(runtime, name, run), runtime, run=run, keep=start.request.keep_failed)
+            _stop_and_explain(
+                error, handle or _started(runtime, name, run), runtime, run=run, keep=start.request.keep_failed
+            )
             raise
     return UpResult(handle=handle, served_name=plan.model.served_name, smoke=report, seconds=seconds)
 
@@ -100,7 +102,7 @@ def _log_location(request: UpRequest, run: RunDir, name: str) -> str:
     return f"`{quote(['deploy', 'logs', name, *(['--host', request.host] if request.host else [])])}`"
 
 
-def _give_up(
+def _stop_and_explain(
     error: BaseException, handle: RunningServer | None, runtime: ServerGroup, *, run: RunDir, keep: bool
 ) -> None:
     """Stop the server, and add to the error what is left and the diagnosis of the log.

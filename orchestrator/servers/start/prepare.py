@@ -91,22 +91,22 @@ def plan_to_build(
     home: Home,
     *,
     base: str | None,
-    given: Mapping[str, Path],
+    input_paths: Mapping[str, Path],
     allow_untuned: bool,
     host: str | None = None,
 ) -> tuple[Plan, dict[str, bytes]]:
     """Return the plan of an image build and its input files, with the kernel table that `up` would make.
 
-    A table in `given` replaces it. `base` replaces the base image of the engine; `host` is where the image is built.
+    A table in `inputs` replaces it. `base` replaces the base image of the engine; `host` is where the image is built.
     Raises as `make_table` and `check_table`.
     """
     overrides = (*overrides, *(base_overrides(base) if base else ()))
-    source = profile_source(profile, overrides, home, given=given)
+    source = profile_source(profile, overrides, home, inputs=input_paths)
     plan, inputs = source.planned()
     source.valid.note_deprecated()
     host_ref = resolve_host_ref(plan.runtime, home, host)
     tables = partial(builtin_tables, plan, home, host_ref)
-    if MOE_TABLE not in given and make_table(plan, home, tables, allow_untuned=allow_untuned):
+    if MOE_TABLE not in input_paths and make_table(plan, home, tables, allow_untuned=allow_untuned):
         plan, inputs = source.planned()
     if MOE_TABLE in inputs and needs_table(plan):
         check_table(plan, inputs[MOE_TABLE], home, allow_untuned=allow_untuned)
@@ -136,7 +136,7 @@ def prepare_overlay(prepared: PreparedRun, host_ref: HostRef) -> None:
     is written, from the local copy of the headers; the start copies it there.
     """
     plan = prepared.artifacts.plan
-    if (overlay := overlay_path(plan, prepared.found or NO_DETECTED_PATCHES)) is None:
+    if (overlay := overlay_path(plan, prepared.detected_patches or NO_DETECTED_PATCHES)) is None:
         return
     ids = {patch.id for patch in plan.patches} - prepared.not_needed
     applied = [patch.apply for patch in read_ledger() if patch.id in ids]

@@ -70,7 +70,7 @@ def preview(request: UpRequest, home: Home) -> Preview:
         _require_tuned(plan, home)
     capacity = None
     if isinstance(source, ProfileSource) and not source.has_fixed_plan:
-        capacity = source.valid.capacity_for(source.valid.shown_load)
+        capacity = source.valid.capacity_for(source.valid.displayed_load)
     return Preview(
         plan=plan,
         name=request.name or plan.profile,

@@ -31,7 +31,7 @@ from orchestrator.runs.run_dir import (
     open_run,
     read_plan,
     require_version,
-    reserved_room,
+    reserved_space,
 )
 from orchestrator.runtimes.base import Status
 from orchestrator.servers.down import grace_of
@@ -43,8 +43,8 @@ from orchestrator.servers.rollout.update import require_rollable, rolling_update
 from orchestrator.servers.servers import Servers, api_key, open_servers, replicas_on_other_plan
 from orchestrator.servers.start.decisions import decide_beforehand, prepare_start
 from orchestrator.servers.start.host import require_host, require_ready_host, resolve_host_ref
-from orchestrator.servers.start.kernels import require_archive, take_kernels
-from orchestrator.servers.start.launch import bring_up
+from orchestrator.servers.start.kernels import require_archive, unpack_kernels
+from orchestrator.servers.start.launch import start_server
 from orchestrator.servers.start.request import StartSpec, UpRequest, UpResult
 from orchestrator.servers.start.verify import await_healthy
 from orchestrator.verify.gateway import is_alive
@@ -88,24 +88,24 @@ def up(
         prepared = prepare_start(request, source, first, host_ref)
         made, records = prepared.artifacts, prepared.records
         report_warnings(made.plan, name=name, image=prepared.image, before=made.plan)
-        kernels = take_kernels(prepared, host_ref)
+        kernels = unpack_kernels(prepared, host_ref)
         request = replace(request, image=made.plan.prebuilt_image) if source.image else request
         start = StartSpec(name=name, request=request, artifacts=made, records=records, key=key, on_verified=on_verified)
         if running is not None:
-            with _room_for(home, name, made):
+            with _reserved_space(home, name, made):
                 pass
             done = rolling_update(start, servers, running, host_ref)
             kernels.save()
             return done
         with ExitStack() as room:
             if servers.find(name):
-                room.enter_context(_room_for(home, name, made))
+                room.enter_context(_reserved_space(home, name, made))
             with _recovery_hint(servers, name, recovery_command):
                 _stop_old(servers, name, request)
                 room.close()
                 machine = require_ready_host(made.plan, host_ref, before)
                 start = replace(start, records={**records, "preflight.json": redact_data(machine.to_dict())})
-                done = bring_up(start, servers)
+                done = start_server(start, servers)
             kernels.save()
             return done
 
@@ -182,9 +182,9 @@ def _already_up(servers: Servers, name: str, *, plan: Plan, request: UpRequest) 
 
 
 @contextmanager
-def _room_for(home: Home, name: str, artifacts: Artifacts) -> Iterator[None]:
+def _reserved_space(home: Home, name: str, artifacts: Artifacts) -> Iterator[None]:
     """Reserve the disk space of a start while the block stops the old server. Raises HostError before it."""
-    with reserved_room(home, name, replicas=artifacts.plan.replicas):
+    with reserved_space(home, name, replicas=artifacts.plan.replicas):
         run = open_run(home, name, artifacts.plan)
         try:
             run.write(rendered_files(artifacts, name))

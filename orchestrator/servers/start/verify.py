@@ -20,11 +20,11 @@ from orchestrator.core.url import Address
 from orchestrator.diagnose.match import diagnose
 from orchestrator.diagnose.report import legend
 from orchestrator.engine.client import EngineClient
-from orchestrator.engine.disaggregation import ROLES, refuses_alone
+from orchestrator.engine.disaggregation import ROLES, direct_request_problem
 from orchestrator.engine.endpoints import MODELS
 from orchestrator.engine.first_sample import SAMPLE_LIMIT
-from orchestrator.engine.foreign import UNKNOWN, is_foreign, read_engine, require_engine
 from orchestrator.engine.gateway import WORKERS, GatewayWorker, parse_workers
+from orchestrator.engine.other_engines import UNKNOWN, is_other_engine, read_engine, require_engine
 from orchestrator.engine.responses import NoResponseError, UnauthorizedError, UnexpectedResponseError
 from orchestrator.kernels.plan_table import kernel_gate
 from orchestrator.plan.plan import Plan
@@ -81,7 +81,7 @@ def await_healthy(handle: RunningServer, runtime: ServerGroup, *, deadline: floa
     replicas, began = len(handle.replicas) or 1, time.monotonic()
     kind = "servers" if handle.has_roles else "replicas"
 
-    def look() -> tuple[int, str]:
+    def probe() -> tuple[int, str]:
         state = runtime.state(handle)
         if ended := state.exit_summary if state.status is not Status.RUNNING else dead_processes(runtime, handle):
             return 0, ended
@@ -94,7 +94,7 @@ def await_healthy(handle: RunningServer, runtime: ServerGroup, *, deadline: floa
 
     with Progress() as progress:
         healthy, ended = poll_until(
-            lambda seen: bool(seen[1]) or seen[0] == replicas, look, timeout=deadline, interval=_INTERVAL, on_tick=show
+            lambda seen: bool(seen[1]) or seen[0] == replicas, probe, timeout=deadline, interval=_INTERVAL, on_tick=show
         )
     if ended:
         raise NotReadyError(ended)
@@ -142,14 +142,14 @@ def _wait_until_routed(
     """
     began = time.monotonic()
 
-    def look() -> tuple[bool, str]:
+    def probe() -> tuple[bool, str]:
         now = state()
         ended = now.detail or now.exit_summary if now.status is not Status.RUNNING or now.restarts else ""
         return not ended and runtime.is_ready(handle), ended
 
     with Progress() as progress:
         ready, ended = poll_until(
-            any, look, timeout=limit, interval=_INTERVAL, on_tick=lambda _: progress.update(FIRST_SAMPLE)
+            any, probe, timeout=limit, interval=_INTERVAL, on_tick=lambda _: progress.update(FIRST_SAMPLE)
         )
     if ended:
         raise NotReadyError(f"the server ended during its {FIRST_SAMPLE}: {ended}")
@@ -265,10 +265,10 @@ def smoke_server(servers: Servers, name: str, *, strict_kernels: bool, soak: flo
     if lost := server.dead_processes():
         raise SmokeError(f"`{name}` failed its smoke test: {lost}", hint=RESTART_HINT.format(name=name))
     knee = knee_requests(run)
-    report = run_smoke_test(server.found, server.runtime, plan=plan, key=server.key, soak=soak, knee=knee)
+    report = run_smoke_test(server.handle, server.runtime, plan=plan, key=server.key, soak=soak, knee=knee)
     try:
         save_report(run, report)
-        kernel_gate(server.runtime.logs(server.found, follow=False), plan=plan, run=run, strict=strict_kernels)
+        kernel_gate(server.runtime.logs(server.handle, follow=False), plan=plan, run=run, strict=strict_kernels)
     except HostError as error:  # a full disk: the result still matters
         warn(f"cannot save all results: {error.message}", hint=error.hint)
     return report
@@ -288,11 +288,11 @@ def smoke_url(
         with EngineClient(url, key=key) as server:
             if workers := _workers_with_roles(server):
                 return _smoke_pair_url(url, workers, key=key, soak=soak)
-            if plan is not None and not is_foreign(engine or _listed_engine(server)):
+            if plan is not None and not is_other_engine(engine or _listed_engine(server)):
                 return smoke_test(_with_soak(target_of(plan, url=url, api_key=key), soak), faults=None)
             target = describe(server, url=url, api_key=key, engine=engine)
             if target.role:
-                problem, hint = refuses_alone(target.role)
+                problem, hint = direct_request_problem(target.role)
                 raise SmokeError(f"cannot test `{url}`: {problem}", hint=hint)
     except (NoResponseError, UnexpectedResponseError) as error:
         raise unidentified_server(url, error, key=key) from error

@@ -8,7 +8,7 @@ from orchestrator.core.errors import DeployError, HostError, Interrupted, NameTa
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secrets import redact
-from orchestrator.runs.run_dir import RunDir, latest_run, name_lock, read_plan, reserved_room
+from orchestrator.runs.run_dir import RunDir, latest_run, name_lock, read_plan, reserved_space
 from orchestrator.servers.exit_record import RESTARTS_FILE
 from orchestrator.servers.rollback import restart
 from orchestrator.servers.servers import Servers, requested_host
@@ -57,7 +57,7 @@ def _disk_full(home: Home, name: str) -> str:
     """Return why the disk has no room for a start of `name`; "" if it has."""
     plan = read_plan(latest_run(home, name))
     try:
-        with name_lock(home, name), reserved_room(home, name, replicas=plan.replicas if plan else 1):
+        with name_lock(home, name), reserved_space(home, name, replicas=plan.replicas if plan else 1):
             return ""
     except NameTakenError:  # that command holds disk space of its own
         return ""

@@ -42,7 +42,7 @@ EnvironmentFile=-{secrets}
 ExecStart={command}
 Restart=always
 RestartSec=5
-# what it has given up on, and what a restart of it cannot mend, waits for a person
+# no restart after exit codes that a restart does not change: usage, failed start, gave up
 RestartPreventExitStatus={usage} {start} {given_up}
 SuccessExitStatus={interrupted}
 # a server that it has started again belongs to this unit's group and stays when the watch is stopped
@@ -73,9 +73,9 @@ def unit_text(names: Sequence[str], home: Home, *, command: str | None) -> str:
         names=" ".join(names),
         user=_user(),
         directory=_specifier(str(Path.cwd())),  # a command may be written as it is seen from here
-        environment="\n".join(f"Environment={_word(f'{name}={value}')}" for name, value in passed.items()),
+        environment="\n".join(f"Environment={_quoted(f'{name}={value}')}" for name, value in passed.items()),
         secrets=_specifier(str(secrets)),
-        command=" ".join(_word(word).replace("$", "$$") for word in words),
+        command=" ".join(_quoted(word).replace("$", "$$") for word in words),
         usage=UsageError.exit_code,
         start=StartError.exit_code,
         given_up=RestartLimitError.exit_code,
@@ -120,7 +120,7 @@ def _watched_plan(home: Home, name: str) -> Plan:
     return plan
 
 
-def _word(text: str) -> str:
+def _quoted(text: str) -> str:
     """One word of a unit's line (systemd.syntax(7)). Raises UsageError for one that a line cannot hold."""
     text = _specifier(text)
     if not _NEEDS_QUOTES.search(text):

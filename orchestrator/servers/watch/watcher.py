@@ -334,12 +334,12 @@ class Watcher:
                 rank.problem = ""
                 self._note_rejection(rank, "" if answer == _OK else f"rejects a request for a token: {answer}", now)
             else:
-                self._mark_problem(rank, answer if isinstance(answer, str) else f"HTTP {answer}", since=now)
+                self._set_problem(rank, answer if isinstance(answer, str) else f"HTTP {answer}", since=now)
                 self._next_snapshot = min(self._next_snapshot, max(now, self._snapshot_at + _RECHECK))
         if rank.probe is None and now - rank.probed_at >= PROBE_INTERVAL:
             rank.probed_at, rank.probe = now, self.backend.probe_rank(self.snapshot, rank.number)
         elif rank.probe is not None and not rank.problem and now - rank.probed_at >= SLOW_AFTER_S:
-            self._mark_problem(rank, "no answer", since=now - SLOW_AFTER_S)
+            self._set_problem(rank, "no answer", since=now - SLOW_AFTER_S)
             if now - self._slow_seen_at >= _SLOW_RECHECK:
                 self._slow_seen_at, self._next_snapshot = now, min(self._next_snapshot, now)
         if self._stall_summary(now) and self._events.last not in {None, EventKind.UNHEALTHY}:
@@ -350,7 +350,7 @@ class Watcher:
             self._next_snapshot = min(self._next_snapshot, now)
         rank.rejection = rejection
 
-    def _mark_problem(self, rank: _Rank, problem: str, *, since: float) -> None:
+    def _set_problem(self, rank: _Rank, problem: str, *, since: float) -> None:
         if not rank.problem:
             rank.stalled_since = since
         rank.problem = problem

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Final
 
-from orchestrator.core.streams import drop_when_stalled, ignore_sigpipe, take_streams, write
+from orchestrator.core.streams import drop_when_stalled, ignore_sigpipe, install_streams, write
 from orchestrator.servers.watch.snapshot import RestartResult, ServerSnapshot, SnapshotFailure
 
 _INTERRUPTED: Final = 130  # `core.errors.Interrupted`
@@ -20,7 +20,7 @@ _INTERRUPTED: Final = 130  # `core.errors.Interrupted`
 
 def main() -> int:
     """Run one program, see the module. During imports, Ctrl-C ends it at once."""
-    take_streams()
+    install_streams()
     ignore_sigpipe()
     drop_when_stalled()
     what, *words = sys.argv[1:]

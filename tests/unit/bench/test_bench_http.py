@@ -73,7 +73,9 @@ def test_token_counts_in_response_text_are_ignored() -> None:
 def test_only_chunks_with_text_count_without_usage() -> None:
     answer = StreamedResponse(TOKENS)
     for text in ("", "a", "b"):
-        answer.feed((HEAD if not answer.framing.begun else b"") + chunk(f'{{"choices": [{{"text": "{text}"}}]}}'), 1.0)
+        answer.feed(
+            (HEAD if not answer.framing.has_data else b"") + chunk(f'{{"choices": [{{"text": "{text}"}}]}}'), 1.0
+        )
     assert answer.chunk_tokens == [None, None]
 
 

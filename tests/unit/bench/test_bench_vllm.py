@@ -7,7 +7,9 @@ from orchestrator.bench.prompts import prompts
 from orchestrator.bench.run import ClaimedHardware
 from orchestrator.bench.workload import Workload
 from orchestrator.core.errors import UsageError
-from orchestrator.engine.foreign import (
+from orchestrator.engine.metrics import Metric, read_metrics
+from orchestrator.engine.options import Meaning
+from orchestrator.engine.other_engines import (
     UNKNOWN,
     choose_model,
     option_name,
@@ -16,8 +18,6 @@ from orchestrator.engine.foreign import (
     read_ranks,
     speculates,
 )
-from orchestrator.engine.metrics import Metric, read_metrics
-from orchestrator.engine.options import Meaning
 
 # Written by hand with the names and labels that vLLM 0.32.0 exports with `--data-parallel-size 2`; not a recording.
 METRICS = """\

@@ -95,7 +95,7 @@ def test_command_help_is_well_formatted(words: tuple[str, ...]) -> None:
     [
         ("status --hots", "no such option: --hots", "did you mean `--host`?"),
         ("stat", "no such command `stat`", "did you mean `status`, "),
-        ("top", "missing argument `NAME`", "`deploy top -h` shows what it takes"),
+        ("top", "missing argument `NAME`", "`deploy top -h` shows arguments and options"),
         ("cache ls", "no such command `cache`", "did you mean `deploy prune --caches`?"),
         ("--install-completion", "no such option: --install-completion", "did you mean `--show-completion`?"),
         ("kernels foo", "no such command `foo`", "`deploy kernels -h` shows"),

@@ -30,7 +30,7 @@ def test_invalid_server_name_is_rejected_before_writing(
     monkeypatch.setenv("DEPLOY_HOME", str(tmp_path / "home"))
     for more in ((), ("--dry-run",)):
         assert deploy(monkeypatch, "up", "--profile", "cpu-tiny", "--name", name, *more) == 2
-        assert f"a server cannot be called `{name}`" in capsys.readouterr().err
+        assert f"`{name}` is not a valid server name" in capsys.readouterr().err
         assert not list(tmp_path.iterdir())
 
 
@@ -55,7 +55,9 @@ def test_commands_reject_a_path_as_server_name(
     monkeypatch.setenv("DEPLOY_HOME", str(tmp_path / "home"))
     path = "../../otherhome/runs/victim"
     assert deploy(monkeypatch, *(path if word == "NAME" else word for word in verb)) == 2
-    wanted = f"no log file or server `{path}` found" if verb[0] == "diagnose" else f"be called `{path}`"
+    wanted = (
+        f"no log file or server `{path}` found" if verb[0] == "diagnose" else f"`{path}` is not a valid server name"
+    )
     assert wanted in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 

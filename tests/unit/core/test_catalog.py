@@ -102,7 +102,7 @@ def test_invalid_user_entry_is_an_error_without_fallback(
         load("cpu-tiny", catalog=Catalog.of(Home(tmp_path)))
     (problem,) = refused.value.problems_or_self()
     assert problem.message == f"`{path}` {message}"
-    assert problem.hint == "remove it to use the one that ships, or put a file in its place"
+    assert problem.hint == "remove it to use the built-in entry, or replace it with a file"
 
 
 def test_profiles_path_must_be_a_directory(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def bounded(log: Path) -> Iterator[Bounded]:
     made: list[RotatingLog] = []
 
     def make(piece: int, most: int) -> RotatingLog:
-        made.append(RotatingLog(log, private, piece=piece, most=most))
+        made.append(RotatingLog(log, private, segment_bytes=piece, max_segments=most))
         return made[-1]
 
     yield make
@@ -212,7 +212,7 @@ def test_foreign_log_ignores_rotated_siblings(log: Path) -> None:
     append(log, "now\n")
     for number in (1, 3):
         log.with_name(f"server.log.{number}").write_text(f"before {number}\n")
-    assert list(LogTail(log, alone=True).to_end()) == ["now"]
+    assert list(LogTail(log, single_file=True).to_end()) == ["now"]
     assert list(LogTail(log).to_end()) == ["before 1", "(1 x 128 MiB of this log are not kept)", "before 3", "now"]
 
 

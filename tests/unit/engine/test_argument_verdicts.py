@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.engine.launch import PROFILE_KEYS, Launch, launch_argv
-from orchestrator.engine.server_args import ArgumentQuestion, ArgumentRefusal, read_verdicts, server_arguments
+from orchestrator.engine.server_args import ArgumentQuestion, ArgumentRejection, read_verdicts, server_arguments
 
 GIVEN = (
     "tp-size",
@@ -21,8 +21,8 @@ GIVEN = (
 
 def refusal(
     message: str, *, kind: str = "ValueError", line: str = "", options: tuple[str, ...] = ()
-) -> ArgumentRefusal:
-    return ArgumentRefusal(kind=kind, message=message, location="server_args.py:1", line=line, options=options)
+) -> ArgumentRejection:
+    return ArgumentRejection(kind=kind, message=message, location="server_args.py:1", line=line, options=options)
 
 
 @pytest.mark.parametrize(
@@ -45,8 +45,8 @@ def refusal(
         (refusal("it names dcp_size", options=("model-path",)), ("dcp-size",)),
     ],
 )
-def test_refusal_names_the_options_involved(said: ArgumentRefusal, named: tuple[str, ...]) -> None:
-    assert said.named_options(GIVEN) == named
+def test_refusal_names_the_options_involved(said: ArgumentRejection, named: tuple[str, ...]) -> None:
+    assert said.rejected_options(GIVEN) == named
 
 
 def test_assertion_without_message_shows_its_condition() -> None:
@@ -76,8 +76,8 @@ def test_verdicts_are_read_from_the_last_line() -> None:
         (True, ""),
         (False, "OSError: no draft model"),
     ]
-    assert read[3].refusal is not None
-    assert read[3].refusal.options == ("dcp-size",)
+    assert read[3].rejection is not None
+    assert read[3].rejection.options == ("dcp-size",)
 
 
 @pytest.mark.parametrize("printed", ["", "Traceback", "{}", "[]", '{"verdicts": [{"refused": {"kind": "x"}}]}'])

@@ -21,22 +21,22 @@ def problems(*settings: str, profile: str = "mi355x-tp8") -> tuple[Problem, ...]
         ("mem-fraction-static=0", "takes a number above 0 and below 1, found `0`", ""),
         ("mem-fraction-static=1.5", "takes a number above 0 and below 1, found `1.5`", ""),
         ("max-running-requests=-5", "takes a number of at least 1, found `-5`", ""),
-        ("page-size=16", "has pages of 64 tokens", "leave it out"),
+        ("page-size=16", "uses pages of 64 tokens", "remove `page-size`"),
         ("speculative-num-draft-tokens=9", "sglang verifies steps + 1 = 6 tokens, not 9", "set it to 6"),
         ("context-length=2000000", "is longer than the model's 1048576", ""),
         ("nnodes=2", "`nnodes` cannot be set as a flag", "set `layout.nodes` instead"),
         ("help=true", "has no option `--help`", ""),
-        ("speculative-algorithm=STANDALONE", "drafts with a model of its own", "is `EAGLE`"),
+        ("speculative-algorithm=STANDALONE", "needs a draft model", "is `EAGLE`"),
         ("speculative-algorithm=[a,b]", "of sglang 0.5.16 takes one value, found `['a', 'b']`", ""),
         ("disaggregation-mode=prefill", "cannot be set as a flag", "`layout.prefill` and `layout.decode`"),
         ("cuda-graph-max-bs-decode=1e308", "takes a whole number, found `1e308`", ""),
-        ("load-format=dummy", "the weights are random numbers", "leave it out"),
-        ("grpc-mode=true", "nothing answers over HTTP", "leave it out"),
-        ("is-embedding=true", "the server generates no text", "leave it out"),
-        ("delete-ckpt-after-loading=true", "the checkpoint is deleted", "leave it out"),
-        ("skip-tokenizer-init=true", "takes and returns token ids", "leave it out"),
-        ("attention-backend=trtllm_mla", "has no kernels for rocm", "leave it out"),
-        ("moe-runner-backend=flashinfer_cutlass", "has no kernels for rocm", "leave it out"),
+        ("load-format=dummy", "uses random weights", "remove `load-format`"),
+        ("grpc-mode=true", "has no HTTP API", "remove `grpc-mode`"),
+        ("is-embedding=true", "the server generates no text", "remove `is-embedding`"),
+        ("delete-ckpt-after-loading=true", "deletes the checkpoint", "remove `delete-ckpt-after-loading`"),
+        ("skip-tokenizer-init=true", "accepts and returns only token ids", "remove `skip-tokenizer-init`"),
+        ("attention-backend=trtllm_mla", "has no kernels for rocm", "remove `attention-backend`"),
+        ("moe-runner-backend=flashinfer_cutlass", "has no kernels for rocm", "remove `moe-runner-backend`"),
         ("config=more.yaml", "cannot be set as a flag", "`flags`"),
     ],
 )
@@ -69,7 +69,7 @@ def test_colon_in_name_and_high_port_are_rejected() -> None:
     found = problems("model.served_name=a:b", "server.port=60000", profile="mi355x-tp8-july")
     messages = [problem.message for problem in found]
     assert messages == [
-        "`a:b` has a colon, which in sglang parts a model from an adapter",
+        "`a:b` has a colon, which separates model and adapter in sglang",
         "port 60000 is too high: sglang 0.5.14 checks 70000 too, which is above 65535",
     ]
     assert load("mi355x-tp8", overrides=["server.port=60000"]).plan.server.port == 60000

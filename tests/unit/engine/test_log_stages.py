@@ -110,7 +110,7 @@ LOGS = sorted(Path(__file__).parents[1].rglob("*.log"))
 
 
 def state(reader: StartupLogParser) -> tuple[object, ...]:
-    return reader.names, reader.count, reader.port_taken, reader._loads, list(reader._last_lines)
+    return reader.names, reader.count, reader.port_in_use, reader._loads, list(reader._last_lines)
 
 
 @pytest.mark.parametrize("at_once", [7, 100_000])
@@ -159,8 +159,8 @@ def test_health_probes_in_log_are_ignored(end: str) -> None:
 
 
 def test_occupied_port_is_detected() -> None:
-    assert read(PORTS).port_taken
-    assert not read("Uvicorn running on").port_taken
+    assert read(PORTS).port_in_use
+    assert not read("Uvicorn running on").port_in_use
 
 
 def test_last_lines_are_kept_within_limits() -> None:

@@ -24,8 +24,10 @@ PLANTED = 4  # running 16
 OWN = {"flags.running": 1, "flags.policy": 0, "flags.chunk": 0}
 
 
-def search(folder: Path, goal: Goal = GOAL, *, seed: int = 1, space: SearchSpace = SPACE, begun: str = "one") -> Search:
-    return Search(folder / "journal.log", space, goal, seed=seed, begun={"profile": begun})
+def search(
+    folder: Path, goal: Goal = GOAL, *, seed: int = 1, space: SearchSpace = SPACE, sweep_identity: str = "one"
+) -> Search:
+    return Search(folder / "journal.log", space, goal, seed=seed, sweep_identity={"profile": sweep_identity})
 
 
 def tok_s(point: dict[str, int]) -> float:
@@ -72,7 +74,7 @@ def test_search_resumes_from_its_journal(tmp_path: Path) -> None:
     assert not [point for point in more if point in first]
     assert [trial.is_baseline for trial in again.trials].count(True) == 1
     with pytest.raises(UsageError, match="started with another profile"):
-        search(tmp_path, begun="two")
+        search(tmp_path, sweep_identity="two")
 
 
 def test_every_point_is_tried_once(tmp_path: Path) -> None:
@@ -82,7 +84,7 @@ def test_every_point_is_tried_once(tmp_path: Path) -> None:
     while (asked := found.ask(None)) is not None:
         tried.append(asked.point["flags.policy"])
         found.record_trial(
-            asked, SweepTrial(number=len(tried), point=asked.point, outcome=TrialOutcome.REFUSED, reason="no room")
+            asked, SweepTrial(number=len(tried), point=asked.point, outcome=TrialOutcome.INFEASIBLE, reason="no room")
         )
     assert sorted(tried) == [0, 1, 2]
     assert found.best() == ()

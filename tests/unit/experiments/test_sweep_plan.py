@@ -82,7 +82,7 @@ def test_preview_reports_profile_outside_the_space(home: Home) -> None:
     sweep = planned(home, "flags: {max-running-requests: [32, 64]}")
     told = preview_text(sweep, preview_sweep(sweep))
     assert "32, 64  16" in told
-    assert "`mi355x-tp8` itself is not a trial; to compare with it, add `16` to `flags.max-running-requests`" in told
+    assert "`mi355x-tp8` is not in the space; to compare with it, add `16` to `flags.max-running-requests`" in told
     assert "is not a trial" not in preview_text(planned(home), preview_sweep(planned(home)))
 
 
@@ -172,7 +172,7 @@ def trial(number: int, outcome: TrialOutcome = TrialOutcome.MEASURED, seconds: f
 
 
 def test_budget_spans_resumed_sweeps(home: Home) -> None:
-    two = (trial(1), trial(2, TrialOutcome.FAILED), trial(3, TrialOutcome.REFUSED, 0.0))
+    two = (trial(1), trial(2, TrialOutcome.FAILED), trial(3, TrialOutcome.INFEASIBLE, 0.0))
     for budget, why in (
         (Budget(trials=2), "the limit of 2 trials is reached"),
         (Budget(trials=3), ""),
@@ -186,7 +186,7 @@ def test_budget_spans_resumed_sweeps(home: Home) -> None:
         kept = spent_of(two, planned(home, budget=Budget(hours=hours), repeats=2), confirmed=confirmed)
         assert (kept == "") is goes_on, "a quarter is kept for measuring the best again"
     assert spent_of((), planned(home, budget=Budget(hours=0.01))) == "", "one trial is made, and finished"
-    refused = tuple(trial(number, TrialOutcome.REFUSED, 60.0) for number in range(70))
+    refused = tuple(trial(number, TrialOutcome.INFEASIBLE, 60.0) for number in range(70))
     assert spent_of(refused, planned(home)) == "", "a refused point is no trial"
     assert spent_of(refused, planned(home, budget=Budget(hours=1))).endswith("1 hours: 70 min were used")
     assert spent_of(tuple(map(trial, range(20))), planned(home)) == "the limit of 20 trials is reached"
@@ -196,7 +196,7 @@ def test_budget_spans_resumed_sweeps(home: Home) -> None:
 @pytest.mark.parametrize(
     ("error", "outcome"),
     [
-        (ProfileError("sglang 0.5.16 refuses arguments"), TrialOutcome.REFUSED),
+        (ProfileError("sglang 0.5.16 refuses arguments"), TrialOutcome.INFEASIBLE),
         (StartError("the server exited"), TrialOutcome.FAILED),
     ],
 )
@@ -430,11 +430,11 @@ def test_existing_user_profile_is_not_overwritten(home: Home) -> None:
 
 def test_sweep_directory_allows_one_command_at_a_time(home: Home) -> None:
     sweep = planned(home)
-    with pytest.raises(UsageError, match="nothing to resume"), open_search(planned(home, resume=True)):
+    with pytest.raises(UsageError, match="no sweep to resume found"), open_search(planned(home, resume=True)):
         pass
     with open_search(sweep):
         pass
-    with pytest.raises(UsageError, match="a sweep already"), open_search(sweep):
+    with pytest.raises(UsageError, match="already has a sweep"), open_search(sweep):
         pass
     again = planned(home, resume=True)
     with open_search(again), pytest.raises(HostError, match="another `deploy sweep`"), open_search(again):

@@ -17,7 +17,7 @@ def amd(machine: str) -> GpuInventory:
 
 def test_healthy_mi355x_node_is_parsed() -> None:
     node = amd("mi355x-healthy")
-    assert (node.tool, node.driver, node.toolkit, node.faults) == ("amd-smi", "6.16.13", "7.2.0", ())
+    assert (node.tool, node.driver, node.toolkit, node.errors) == ("amd-smi", "6.16.13", "7.2.0", ())
     assert [gpu.index for gpu in node.gpus] == list(range(8))
     first = node.gpus[0]
     assert (first.arch, first.compute_units, first.vram_bytes, first.vram_used) == (
@@ -45,15 +45,15 @@ def test_text_before_json_is_skipped() -> None:
 def test_unreadable_tool_output_is_reported() -> None:
     node = amd("mi355x-truncated")
     assert node.gpus == ()
-    assert len(node.faults) == 1
-    assert node.faults[0].startswith("`amd-smi static` printed no JSON")
-    assert "driver not initialized" in amd("mi355x-no-driver").faults[0]
+    assert len(node.errors) == 1
+    assert node.errors[0].startswith("`amd-smi static` printed no JSON")
+    assert "driver not initialized" in amd("mi355x-no-driver").errors[0]
 
 
 def test_tool_timeout_is_reported() -> None:
     node = read_amd(Survey({"amd-smi static": Section(124, "")}))
     assert node is not None
-    assert "`amd-smi static` did not respond within 30 s" in node.faults
+    assert "`amd-smi static` did not respond within 30 s" in node.errors
 
 
 @pytest.mark.parametrize("value", ['"N/A"', "null", '{"value": "N/A", "unit": "MB"}', "[]"])
@@ -81,7 +81,7 @@ def test_nvidia_smi_without_driver_is_reported() -> None:
     node = read_nvidia(Survey({"nvidia gpus": Section(9, said)}))
     assert node is not None
     assert node.gpus == ()
-    assert "couldn't communicate" in node.faults[0]
+    assert "couldn't communicate" in node.errors[0]
 
 
 def test_host_without_gpus_has_no_node() -> None:

@@ -176,7 +176,7 @@ def test_truncated_tool_output_is_not_reported_as_no_gpus() -> None:
     report = look("mi355x-truncated")
     assert only(report, "gpus").level is Level.FAIL
     assert "`amd-smi static` printed no JSON" in only(report, "gpu tool").value
-    assert only(report, "gpu tool").hint == "run it by hand and read its output"
+    assert only(report, "gpu tool").hint == "run the GPU tool by hand and read its output"
 
 
 def test_host_without_matching_gpus_fails_preflight() -> None:

@@ -117,7 +117,7 @@ def test_build_without_required_table_fails_with_command() -> None:
 
 
 def test_table_recorded_in_plan_must_be_provided() -> None:
-    with pytest.raises(BuildError, match="that is not given now"):
+    with pytest.raises(BuildError, match="which the plan has"):
         context(plan(table=TABLE))
 
 

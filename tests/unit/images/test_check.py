@@ -7,7 +7,7 @@ import pytest
 from orchestrator.cli.patches.check import command as check_patches
 from orchestrator.core.errors import PatchError, UsageError
 from orchestrator.core.subprocesses import CompletedProgram
-from orchestrator.images.patch_check import PatchState, SourceChecker, aiter_beside, fetch_wheel, package_in
+from orchestrator.images.patch_check import PatchState, SourceChecker, fetch_wheel, package_in, sibling_aiter
 
 
 def make(root: Path, *packages: str) -> None:
@@ -32,15 +32,15 @@ def test_aiter_is_found_next_to_sglang(
     make(tmp_path, sglang, beside)
 
     assert package_in(tmp_path / given) == tmp_path / sglang
-    assert aiter_beside(tmp_path / sglang, tmp_path / given) == tmp_path / beside
+    assert sibling_aiter(tmp_path / sglang, tmp_path / given) == tmp_path / beside
     monkeypatch.chdir(tmp_path / given)
-    assert aiter_beside(package_in(Path()), Path()) == tmp_path / beside
+    assert sibling_aiter(package_in(Path()), Path()) == tmp_path / beside
 
 
 def test_missing_aiter_has_no_substitute(tmp_path: Path) -> None:
     make(tmp_path, "sglang")
 
-    assert not aiter_beside(tmp_path / "sglang", tmp_path).exists()
+    assert not sibling_aiter(tmp_path / "sglang", tmp_path).exists()
 
 
 @pytest.mark.parametrize("version", ["*", "0.5.*", "newest", "0.5.14 --index-url http://nowhere"])

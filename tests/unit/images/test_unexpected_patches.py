@@ -7,7 +7,7 @@ import pytest
 from orchestrator.core.errors import BuildError
 from orchestrator.core.paths import Home
 from orchestrator.images.build import BuiltImage
-from orchestrator.images.patch_drift import found_at_start, require_version, unexpected_patches
+from orchestrator.images.patch_drift import require_version, startup_patches, unexpected_patches
 from orchestrator.images.receipt import ImageReceipt, PatchRecord, SourceRecord
 from orchestrator.plan.plan import NO_DETECTED_PATCHES, Plan
 from orchestrator.planner.planning import load, render_artifacts
@@ -55,7 +55,7 @@ def test_expected_patch_states_are_not_reported() -> None:
         eagle_verify_broadcast="applied", dsa_topk_v2_off="not applicable", aiter_fp4_moe_table="needed",
     )  # fmt: skip
     assert list(unexpected_patches(july(), found)) == []
-    assert found_at_start(july(), found) == NO_DETECTED_PATCHES
+    assert startup_patches(july(), found) == NO_DETECTED_PATCHES
 
 
 def test_each_unexpected_patch_state_has_a_reason() -> None:
@@ -71,7 +71,7 @@ def test_each_unexpected_patch_state_has_a_reason() -> None:
         ),
     ]
     newer = load("mi355x-tp8").plan
-    assert "cannot tell whether the sources need" in next(
+    assert "cannot determine whether the sources need" in next(
         iter(unexpected_patches(newer, receipt("0.5.16", rocm_cuda_runtime_guard="conflict")))
     )
 
@@ -107,8 +107,8 @@ def test_detected_config_patch_mounts_overlay(
     mounts = [mount.source for mount in spec_of(made.artifacts).mounts]
     assert any("overlays/" in source for source in mounts)
     assert not any("overlays/" in mount.source for mount in spec_of(render_artifacts(plan)).mounts)
-    assert made.found is not None
-    assert made.found.ids == {EXCLUDE}
+    assert made.detected_patches is not None
+    assert made.detected_patches.ids == {EXCLUDE}
     assert EXCLUDE not in made.not_needed
 
 

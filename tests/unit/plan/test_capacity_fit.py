@@ -290,7 +290,7 @@ def test_unknown_capacity_has_a_reason() -> None:
         ("model.kv_cache.kv_lora_rank=512", "expected `head_dim`, or `kv_lora_rank` and `qk_rope_head_dim`"),
         (
             "model.kv_cache.index_head_dim=128",
-            "`index_head_dim` beside `head_dim` needs `index_layers` or `compressed`",
+            "`index_head_dim` with `head_dim` needs `index_layers` or `compressed`",
         ),
         ("model.sparse_attention=true", "`kv_cache.index_head_dim` is for `sparse_attention: true`"),
         ("workload=random-4k", "no workload `random-4k`"),
@@ -354,7 +354,7 @@ def test_unsupported_window_options_make_capacity_unknown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layers", "said"), [("36", "`sliding_layers` and `linear.layers` are fewer than"), ("null", "go together")]
+    ("layers", "said"), [("36", "`sliding_layers` and `linear.layers` are fewer than"), ("null", "require each other")]
 )
 def test_invalid_sliding_layer_count_is_rejected(layers: str, said: str) -> None:
     with pytest.raises(ProfileError) as caught:

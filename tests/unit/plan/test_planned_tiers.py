@@ -120,9 +120,9 @@ def test_tier_with_negative_savings_does_not_help() -> None:
     dear = outlook(4000, 40_000, prefixes=16, costs=PUBLISHED)
     assert not dear.helps
     assert dear.saved_us < 0
-    assert dear.reason.startswith("it pays from 13.6 uses of a stored token on, and there are ")
+    assert dear.reason.startswith("the tier pays off from 13.6 uses per stored token; the load has ")
     never = TierCosts(retrieve=80, store=1, recompute=71, source="")
-    assert outlook(4000, 40_000, prefixes=16, costs=never).reason.startswith("it pays never")
+    assert outlook(4000, 40_000, prefixes=16, costs=never).reason.startswith("the tier never pays off")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 from plan_samples import plan_of
 
 from orchestrator.core.errors import Problem, ProfileError
-from orchestrator.engine.disaggregation import transfer_fault
+from orchestrator.engine.disaggregation import transfer_problem
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans, rolling_update_blocker
 from orchestrator.plan.units import Role
@@ -67,14 +67,19 @@ def test_transfer_backend_sets_environment_with_source() -> None:
     [
         (GPUS, (*PAIR[:1], *PAIR[2:]), "`layout.prefill` cannot serve without `layout.decode`", "`layout.decode"),
         (GPUS, (*PAIR[1:], SAID), "`layout.decode` cannot serve without `layout.prefill`", "`layout.prefill: {}`"),
-        (GPUS, (*PAIR[:2], SAID), "`layout.transfer` is missing: how the KV cache crosses", "network: tcp"),
+        (
+            GPUS,
+            (*PAIR[:2], SAID),
+            "`layout.transfer` is missing: the network and backend that transfer the KV cache",
+            "network: tcp",
+        ),
         (
             GPUS,
             (*PAIR[:3], "layout.transfer.network=tcp", SAID),
             "mori cannot send over TCP, only by RDMA",
             "backend: mooncake`",
         ),
-        (GPUS, PAIR, "a decode server has no prefix cache unless the profile says so", "to true, or to false"),
+        (GPUS, PAIR, "a decode server has no prefix cache unless the profile sets one", "to true, or to false"),
         (
             GPUS,
             (*PAIR, SAID, *(f"layout.prefill.flags.speculative-{name}=false" for name in (
@@ -122,21 +127,21 @@ def test_mooncake_on_rocm_requires_disabled_hip() -> None:
 def test_roles_of_different_plans_cannot_be_mixed() -> None:
     old, new = plan_of(CPU), plan_of(CPU, "flags.max-running-requests=3")
     assert rolling_update_blocker(old, old) == ""
-    assert "do not understand each other" in rolling_update_blocker(old, new)
+    assert "with different plans cannot work together" in rolling_update_blocker(old, new)
 
 
 @pytest.mark.parametrize(
     ("lines", "backend", "tcp", "fault"),
     [
         (["TcpTransport: listen on port 16161"], "mooncake", True, ""),
-        (["TcpTransport: listen on port 16161"], "mooncake", False, "crosses over TCP"),
+        (["TcpTransport: listen on port 16161"], "mooncake", False, "transferred over TCP"),
         (["x", "installTransport, type=rdma"], "mooncake", False, ""),
-        (["installTransport, type=rdma"], "mooncake", True, "the profile says TCP"),
-        (["x"], "mooncake", False, "no line of the log says that RDMA is in use"),
+        (["installTransport, type=rdma"], "mooncake", True, "the profile sets TCP"),
+        (["x"], "mooncake", False, "no line of the log shows the use of RDMA"),
         (["x"], "mori", False, ""),
     ],
 )
 def test_transfer_network_is_detected_from_log(lines: list[str], backend: str, *, tcp: bool, fault: str) -> None:
-    found = transfer_fault(lines, backend=backend, tcp=tcp)
+    found = transfer_problem(lines, backend=backend, tcp=tcp)
     assert bool(found) == bool(fault)
     assert fault in found

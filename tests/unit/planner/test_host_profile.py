@@ -49,7 +49,7 @@ def inventory(*gpus: tuple[str | None, str, int], vendor: str = "nvidia") -> Gpu
         for index, (arch, name, size) in enumerate(gpus)
     )
     return GpuInventory(
-        vendor=vendor, tool="nvidia-smi", driver=None, toolkit=None, gpus=listed, processes=(), faults=()
+        vendor=vendor, tool="nvidia-smi", driver=None, toolkit=None, gpus=listed, processes=(), errors=()
     )
 
 

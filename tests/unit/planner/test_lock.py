@@ -34,7 +34,7 @@ from orchestrator.planner.lock import (
 )
 from orchestrator.planner.planning import load
 from orchestrator.report.diff import diff, diff_text, resolve_side
-from orchestrator.servers.rollback import decided_before
+from orchestrator.servers.rollback import resolve_request
 from orchestrator.servers.start.preview import preview
 
 GLM = "mi355x-tp8"
@@ -147,7 +147,7 @@ def test_lockfile_round_trips(home: Home) -> None:
 def test_up_locked_uses_the_locked_plan(home: Home) -> None:
     path = written(home, "cpu-tiny", "server.port=31000")
     assert locked(path, home) == load("cpu-tiny", overrides=["server.port=31000"]).plan
-    asked = decided_before(request_of(profile=str(path)), home, run=None, locked=True)
+    asked = resolve_request(request_of(profile=str(path)), home, run=None, locked=True)
     assert (asked.profile, asked.overrides, asked.lock) == ("cpu-tiny", ("server.port=31000",), str(path))
     script = next(file for file in preview(asked, home).files if file.path == "server.sh")
     assert b"--port 31000" in script.content
@@ -266,7 +266,7 @@ def test_run_lock_is_written_without_network(home: Home, monkeypatch: pytest.Mon
 )
 def test_invalid_locked_request_is_rejected(home: Home, asked: dict[str, object], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        decided_before(request_of(**asked), home, run=None, locked=True)
+        resolve_request(request_of(**asked), home, run=None, locked=True)
 
 
 def test_lock_and_up_locked_accept_profile_name(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ def test_given_table_replaces_built_table(tmp_path: Path) -> None:
     built.write_text("built")
     table = tmp_path / "table.csv"
     table.write_text("given")
-    assert profile_source("mi355x-tp8", (), Home(tmp_path), given={"moe-table": table}).files() == {
+    assert profile_source("mi355x-tp8", (), Home(tmp_path), inputs={"moe-table": table}).files() == {
         "moe-table": b"given"
     }
 

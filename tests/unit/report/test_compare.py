@@ -44,7 +44,7 @@ def compared(result: BenchResult, prices: PriceBook = TCO) -> Comparison:
 def test_agreement_respects_metric_direction(
     measured: float | None, higher_is_better: bool, agreement: Agreement
 ) -> None:
-    terms = ComparisonTerms(tolerance=0.15, judged=True)
+    terms = ComparisonTerms(tolerance=0.15, comparable=True)
     assert terms.compare(measured, 100.0, higher_is_better=higher_is_better).agreement is agreement
 
 

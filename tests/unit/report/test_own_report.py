@@ -232,8 +232,8 @@ def test_every_plot_has_a_caption(tmp_path: Path) -> None:
 
     assert len(drawn) >= 3
     assert page.count("<figcaption>") == len(drawn)
-    says = {chart.id: chart.says for chart in drawn}
-    assert says["ttft-p95"] == "95 % of the requests get their first token within this time."
+    description = {chart.id: chart.description for chart in drawn}
+    assert description["ttft-p95"] == "95 % of the requests get their first token within this time."
 
 
 def test_errors_are_listed_by_kind_and_rate(tmp_path: Path) -> None:

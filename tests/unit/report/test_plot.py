@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.report import plot
-from orchestrator.report.plot import Chart, Limit, Line, line_chart, log_ticks, nice_ticks, spread
+from orchestrator.report.plot import Chart, Limit, Line, line_chart, log_ticks, nice_ticks, spread_labels
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_ticks_start_at_zero_and_cover_maximum(high: float) -> None:
 
 @given(st.lists(st.floats(0, 200), min_size=1, max_size=8))
 def test_labels_keep_distance_and_order(heights: list[float]) -> None:
-    placed = spread(sorted(heights), low=0, high=200)
+    placed = spread_labels(sorted(heights), low=0, high=200)
     assert all(below - above >= 13.999 for above, below in pairwise(placed))
     assert max(placed) <= 200
 

@@ -121,7 +121,7 @@ def test_comparability_issue_is_not_called_noise(tmp_path: Path) -> None:
 
     assert shown.startswith("No verdict on after and before: after is NOT COMPARABLE (client-lagged).\n")
     assert "are noise" not in shown
-    assert "\nBoth have the same configuration; what makes one NOT COMPARABLE may explain the differences.\n" in shown
+    assert "\nBoth have the same configuration; the reason for NOT COMPARABLE may explain the differences.\n" in shown
 
 
 def test_no_verdict_without_common_load(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_scaling_bounds_and_triggers_follow_settings() -> None:
     )
     assert (cache["metricType"], cache["metadata"]["threshold"]) == ("Value", "0.8")
     text = manifest_texts(plan, "served")["kubernetes.yaml"]
-    assert "# a start takes 300 s: a burst that is shorter is not answered by more replicas" in text
+    assert "# a start takes 300 s: autoscaling cannot help in shorter bursts" in text
 
 
 @pytest.mark.parametrize(

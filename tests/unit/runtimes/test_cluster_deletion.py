@@ -37,7 +37,7 @@ def unit(part: str, uid: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def deleted(cluster: Namespace, meant: dict[str, str]) -> list[str]:
-    Removal(cast("Cluster", cluster), "pair", meant).carry_out(0)
+    Removal(cast("Cluster", cluster), "pair", meant).run(0)
     return cluster.deleted
 
 

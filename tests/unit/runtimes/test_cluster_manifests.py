@@ -203,7 +203,7 @@ def test_pods_meet_the_stated_pod_security_standard(profile: str, settings: tupl
     specs = [each["spec"]["template"]["spec"] for each in all_objects(plan) if each["kind"] == "Deployment"]
     assert min(map(admitted, specs), key=LEVELS.index) == level
     text = manifest_texts(plan)["kubernetes.yaml"]
-    assert f"# the namespace has to admit the Pod Security Standard {level}: " in text
+    assert f"# the namespace must admit the Pod Security Standard {level}: " in text
     for spec in specs:  # the file with the key is root's, and a pod has one user
         [key] = [each["secret"]["defaultMode"] for each in spec["volumes"] if each["name"] == "key"]
         assert key == (0o444 if "runAsUser" in spec.get("securityContext", {}) else 0o400)
@@ -359,7 +359,7 @@ def test_node_local_image_is_never_pulled() -> None:
     [
         ("{}", 2, "no checkpoint location is set for the pods"),
         ("\n  service_type: LoadBalancer\n  weights: {pvc: models}", 3, "outside the cluster"),
-        ("\n  weights: {pvc: models, host_path: /srv}", 3, "two places"),
+        ("\n  weights: {pvc: models, host_path: /srv}", 3, "mutually exclusive"),
         ("\n  tolerations: [nonsense]", 3, "nonsense"),
         ("\n  namespace: Not.One", 3, "Not.One"),
     ],

@@ -133,7 +133,7 @@ def test_rdma_transfer_uses_host_network() -> None:
         assert ("NetworkPolicy", part) not in found  # none holds in the network of a node
     assert "hostNetwork" not in pod_of(found, "gateway")["spec"]
     text = manifest_texts(cluster_plan(RDMA, CLAIM, KEY))["kubernetes.yaml"]
-    assert "# the namespace has to admit the Pod Security Standard privileged: " in text
+    assert "# the namespace must admit the Pod Security Standard privileged: " in text
     assert "the KV cache crosses by RDMA" in text
 
 
@@ -172,7 +172,7 @@ def test_multi_node_role_is_a_leader_worker_set() -> None:
         (
             CPU,
             (CLAIM, *SCALED),
-            "autoscaling needs equal replicas; prefill and decode are apart",
+            "autoscaling does not support prefill and decode servers",
             "autoscaling=null",
         ),
     ],

@@ -137,8 +137,8 @@ def test_rejected_arguments_make_pod_unschedulable(states: dict[str, Any]) -> No
     told = {key: {"terminated": ended} if "terminated" in state else state for key, state in states.items()}
     found = state_of(pod(initContainerStatuses=[{"name": "arguments", **told}]))
     assert (found.status, found.unschedulable) == (Status.PENDING, True)
-    assert found.refusal is not None
-    assert found.refusal.options == ("enable-eplb",)
+    assert found.rejection is not None
+    assert found.rejection.options == ("enable-eplb",)
     assert found.detail == "sglang rejected its arguments: `assert self.ep_size > 1` (server_args.py:5383)"
 
 
@@ -151,7 +151,7 @@ def test_rejected_arguments_make_pod_unschedulable(states: dict[str, Any]) -> No
 )
 def test_other_init_container_failures_are_not_refusals(ended: dict[str, Any], words: str) -> None:
     found = state_of(pod(initContainerStatuses=[{"name": "arguments", "state": {"terminated": ended}}]))
-    assert (found.refusal, found.unschedulable, found.detail) == (None, False, words)
+    assert (found.rejection, found.unschedulable, found.detail) == (None, False, words)
 
 
 def test_running_argument_check_is_pending() -> None:

@@ -77,5 +77,5 @@ def test_start_reports_differing_object_name(
         about = {"name": deployment_name(name, part), "labels": {NAME: name}}
         create_deployment(Cluster("", "default"), {"metadata": about})
     called = object_name("owl-5.3")
-    said = f"note: the objects of `owl-5.3` are called `{called}`: a cluster takes no dot and no long name\n"
+    said = f"note: the objects of `owl-5.3` are named `{called}`: Kubernetes allows no dots and no long names\n"
     assert capsys.readouterr().err == 2 * said

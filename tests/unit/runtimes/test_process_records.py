@@ -87,7 +87,7 @@ def test_server_processes_include_session_and_descendants(proc: Path) -> None:
     runs(proc, 14, parent=1, session=14, started=104)  # somebody else
     runs(proc, 15, parent=11, session=10, started=105, state="Z")
 
-    assert pids(RECORD.marks) == [10, 11, 12, 13]
+    assert pids(RECORD.markers) == [10, 11, 12, 13]
 
 
 def test_session_with_reused_supervisor_pid_is_not_included(proc: Path) -> None:
@@ -95,7 +95,7 @@ def test_session_with_reused_supervisor_pid_is_not_included(proc: Path) -> None:
     runs(proc, 20, parent=1, session=10, started=300)
     bears(proc, 20, token="/elsewhere", output="pipe:[8]")
 
-    assert pids(RECORD.marks) == []
+    assert pids(RECORD.markers) == []
 
 
 def test_orphans_are_identified_by_inherited_token_and_output(proc: Path) -> None:
@@ -109,7 +109,7 @@ def test_orphans_are_identified_by_inherited_token_and_output(proc: Path) -> Non
     runs(proc, 25, parent=1, session=25, started=104)
     bears(proc, 25, token="/home/runs/tiny/10")
 
-    assert pids(RECORD.marks) == [21, 22, 23]
+    assert pids(RECORD.markers) == [21, 22, 23]
     assert pids(procfs.ProcessMarkers(token="/home/runs/tiny/1")) == [21, 24]
 
 
@@ -117,7 +117,7 @@ def test_orphans_are_identified_by_inherited_token_and_output(proc: Path) -> Non
 def test_reused_pid_is_not_the_recorded_process(proc: Path, identified: str) -> None:
     runs(proc, 10, parent=1, session=10, started=100)
 
-    assert pids(replace(RECORD, supervisor=identified, server=None).marks) == []
+    assert pids(replace(RECORD, supervisor=identified, server=None).markers) == []
     assert procfs.find_process(identified) is None
     assert procfs.process_identity(10) == "boot/10/100"
 
@@ -326,7 +326,7 @@ def test_signal_skips_processes_with_reused_pid(proc: Path, monkeypatch: pytest.
     monkeypatch.setattr("os.kill", lambda pid, _: sent.append(pid))
     for pid in (10, 11, 12):
         runs(proc, pid, parent=1, session=10, started=100)
-    known = procfs.server_processes(RECORD.marks)
+    known = procfs.server_processes(RECORD.markers)
     runs(proc, 11, parent=1, session=11, started=300)
     runs(proc, 12, parent=1, session=10, started=100, state="Z")
 

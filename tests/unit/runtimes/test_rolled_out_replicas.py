@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.planner.planning import load
 from orchestrator.runtimes.replicas import may_coexist, with_roles
-from orchestrator.servers.group import RunningServer, join_replicas, joined, run_dirs
+from orchestrator.servers.group import RunningServer, join_replicas, merge_updates, run_dirs
 
 BLANK = RunningServer(runtime="process", name="pair", profile="p", plan_digest="", url="", run_dir="", runtime_id="")
 
@@ -37,11 +37,11 @@ def gateway(start: Path, *numbers: int) -> RunningServer:
 def test_replicas_of_one_run_belong_to_it(first: Path) -> None:
     whole = gateway(first, 1, 2)
     assert (whole.run_dir, whole.log_dir, whole.plan_digest) == (str(first), str(first), "of the first")
-    assert joined([whole]) == [whole]
+    assert merge_updates([whole]) == [whole]
 
 
 def test_newest_replicas_join_gateway_of_first_run(first: Path, later: Path) -> None:
-    [whole] = joined([gateway(first, 1, 2), join_replicas(None, [replica(later, 2)])])
+    [whole] = merge_updates([gateway(first, 1, 2), join_replicas(None, [replica(later, 2)])])
     assert [server.run_dir for server in whole.replicas] == [str(first / "replica-1"), str(later / "replica-2")]
     assert (whole.run_dir, whole.log_dir, whole.url) == (str(later), str(first), "http://127.0.0.1:1")
     assert whole.plan_digest == load("cpu-tiny").plan.digest, "of the last start"
@@ -53,14 +53,14 @@ def test_run_that_removed_replicas_hides_no_replica(first: Path, later: Path) ->
     last = later.with_name("20260103T000000Z-cccccccc")
     last.mkdir()
     (last / "smoke.json").write_text("{}")
-    [whole] = joined([gateway(first, 1, 2), join_replicas(None, [replica(later, 2)])])
+    [whole] = merge_updates([gateway(first, 1, 2), join_replicas(None, [replica(later, 2)])])
     assert [server.run_dir for server in whole.replicas] == [str(first / "replica-1"), str(later / "replica-2")]
     assert (whole.run_dir, whole.log_dir) == (str(last), str(first))
 
 
 def test_replicas_without_gateway_are_an_incomplete_start(later: Path) -> None:
     cut = join_replicas(None, [replica(later, 1)])
-    assert joined([cut]) == [cut]
+    assert merge_updates([cut]) == [cut]
     assert cut.runtime_id == ""
 
 

@@ -41,7 +41,7 @@ def findings(*settings: str, profile: str = "mi355x-tp8", missing: str = "", **s
     shape = () if profile == "mi355x-1p1d" else ("layout.tp=2", "flags.context-length=131072")
     plan = plan_of(profile, *NODE, *shape, *settings)
     access = HostAccess(runner=runner, environ={}, spaces=(), checkpoint=None, in_container=False)
-    report = preflight(plan, access, kind.checks, here=kind.is_local)
+    report = preflight(plan, access, kind.checks, local=kind.is_local)
     return {finding.check: finding for finding in report.findings}
 
 

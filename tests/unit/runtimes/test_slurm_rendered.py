@@ -228,8 +228,8 @@ def test_slurm_server_requires_api_key_unless_allowed() -> None:
         (["slurm.sbatch_options=[--mail-user=hf_abcdefghijklmnopqrstuvwxyzABCDEFGH]"], "looks like a secret"),
         (["slurm.container=pyxis"], "`pyxis` needs an image"),
         (["slurm.image=/i.sif"], "`slurm.image` needs `slurm.container`"),
-        (["slurm.time_limit=soon"], "`slurm.time_limit` is not written as it has to be, found `soon`"),
-        (["slurm.sbatch_options=[-p]"], "`slurm.sbatch_options.0` is not written as it has to be, found `-p`"),
+        (["slurm.time_limit=soon"], "`slurm.time_limit` has an invalid format, found `soon`"),
+        (["slurm.sbatch_options=[-p]"], "`slurm.sbatch_options.0` has an invalid format, found `-p`"),
     ],
 )
 def test_invalid_slurm_settings_are_rejected_with_location(settings: list[str], message: str) -> None:
@@ -274,7 +274,7 @@ def test_start_file_is_kept_only_for_requeue(tmp_path: Path) -> None:
     }
     for requeue in (True, False):
         (tmp_path / "job-start.json").write_text(job.start_file(request, requeue=requeue))
-        taken = job._take_request(tmp_path)
+        taken = job._consume_request(tmp_path)
         assert (taken.argv, taken.record, taken.url.endswith(":30000")) == (("a",), "job.json", True)
         assert (tmp_path / "job-start.json").exists() == requeue
     assert json.loads(job.start_file(request, requeue=True))["keep"] is True

@@ -54,7 +54,7 @@ def test_rejected_arguments_are_a_located_profile_error(tmp_path: Path) -> None:
     with pytest.raises(ProfileError) as caught:
         judge(Answers(NO_EPLB), tmp_path)
     assert caught.value.exit_code == 3
-    assert caught.value.message == "sglang 0.5.14 refuses arguments of `cpu-tiny`"
+    assert caught.value.message == "sglang 0.5.14 rejects arguments of `cpu-tiny`"
     [problem] = caught.value.problems_or_self()
     assert (problem.message, problem.location) == (
         "`assert self.ep_size > 1` (server_args.py:5383)",
@@ -125,11 +125,11 @@ def test_failed_argument_check_is_reported_and_not_cached(
 
 def test_missing_interpreter_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def missing(_program: str, _question: str) -> CompletedProgram:
-        raise HostError("there is no program `/shared/python` on this machine")
+        raise HostError("no program `/shared/python` found on this host")
 
     artifacts = render_artifacts(load("cpu-tiny").plan)
     require_accepted(artifacts, EnginePython(identity=None, run=missing), Home(tmp_path), None, lambda _: "")
-    assert "arguments not checked by sglang: there is no program" in capsys.readouterr().err
+    assert "arguments not checked by sglang: no program" in capsys.readouterr().err
 
 
 def test_mutable_engine_is_checked_each_time(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def test_failed_start_leaves_no_server_unless_kept(
     failing(monkeypatch, failure)
     runtime = Recording()
     with pytest.raises(shown):
-        launch.bring_up(start(keep=keep), Servers(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
+        launch.start_server(start(keep=keep), Servers(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
     assert bool(runtime.servers) == keep
 
 
@@ -123,7 +123,7 @@ def test_ctrl_c_reports_remaining_server(
     failing(monkeypatch, KeyboardInterrupt())
     servers = Servers(Home(tmp_path), {"process": Recording(stops=stops)})  # type: ignore[dict-item]
     with pytest.raises(Interrupted) as caught:
-        launch.bring_up(start(keep=False), servers)
+        launch.start_server(start(keep=False), servers)
     assert hint in (caught.value.hint or capsys.readouterr().err)
 
 
@@ -132,7 +132,7 @@ def test_failed_server_is_stopped_even_without_diagnosis(monkeypatch: pytest.Mon
     failing(monkeypatch, NotReadyError("the server exited"))
     runtime = Recording(flapping=True)
     with pytest.raises(NotReadyError, match="the server exited") as caught:
-        launch.bring_up(start(keep=False), Servers(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
+        launch.start_server(start(keep=False), Servers(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
     assert runtime.servers == []
     assert runtime.asked == ["stop", "logs"]
     assert "the daemon does not answer" in str(caught.value.details)
@@ -146,7 +146,7 @@ def test_start_error_is_raised_when_stop_fails(
     failing(monkeypatch, failure)
     runtime = Recording(flapping=True, stops=False)
     with pytest.raises(type(failure)) as caught:
-        launch.bring_up(start(keep=False), Servers(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
+        launch.start_server(start(keep=False), Servers(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
     assert caught.value is failure
     said = capsys.readouterr().err
     assert "warning: `tiny` may still run: the daemon does not answer" in said
@@ -161,7 +161,7 @@ def test_unreadable_log_does_not_hide_start_error(monkeypatch: pytest.MonkeyPatc
 
     failing(monkeypatch, NotReadyError("the server exited"))
     with pytest.raises(NotReadyError, match="the server exited") as caught:
-        launch.bring_up(start(keep=False), Servers(Home(tmp_path), {"process": Unreadable()}))  # type: ignore[dict-item]
+        launch.start_server(start(keep=False), Servers(Home(tmp_path), {"process": Unreadable()}))  # type: ignore[dict-item]
     assert "cannot read the log" in caught.value.details
 
 
@@ -171,7 +171,7 @@ def test_interrupt_during_runtime_start_leaves_no_server(tmp_path: Path) -> None
             raise KeyboardInterrupt
 
     with pytest.raises(Interrupted) as caught:
-        launch.bring_up(start(keep=False), Servers(Home(tmp_path), {"process": Refusing()}))  # type: ignore[dict-item]
+        launch.start_server(start(keep=False), Servers(Home(tmp_path), {"process": Refusing()}))  # type: ignore[dict-item]
     assert str(caught.value) == "interrupted; no server was started"
     assert caught.value.hint == "nothing is left running"
 
@@ -239,12 +239,12 @@ def test_second_ctrl_c_during_cleanup_leaves_no_server(monkeypatch: pytest.Monke
         return give_up(*arguments, **options)  # type: ignore[arg-type]
 
     failing(monkeypatch, KeyboardInterrupt())
-    give_up = launch._give_up
-    monkeypatch.setattr(launch, "_give_up", impatient)
+    give_up = launch._stop_and_explain
+    monkeypatch.setattr(launch, "_stop_and_explain", impatient)
     runtime, before = Recording(), signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            launch.bring_up(start(keep=False), Servers(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
+            launch.start_server(start(keep=False), Servers(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
     finally:
         signal.signal(signal.SIGINT, before)
     assert runtime.asked == ["stop"]
@@ -262,7 +262,7 @@ def test_verified_start_is_not_interrupted(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setattr(launch, "kernel_gate", lambda *_, **__: None)
     runtime, before = Recording(), {number: signal.signal(number, interrupt) for number in TERMINATION_SIGNALS}
     try:
-        launch.bring_up(start(keep=False), Servers(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
+        launch.start_server(start(keep=False), Servers(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
         for number in TERMINATION_SIGNALS:
             signal.raise_signal(number)
     finally:
@@ -283,7 +283,7 @@ def test_ctrl_c_stops_log_reading_after_server_stopped(monkeypatch: pytest.Monke
     runtime, before = Talkative(), signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(NotReadyError) as caught:
-            launch.bring_up(start(keep=False), Servers(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
+            launch.start_server(start(keep=False), Servers(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
     finally:
         signal.signal(signal.SIGINT, before)
     assert runtime.asked == ["stop", "logs"]
@@ -298,7 +298,7 @@ def test_server_started_during_interrupt_is_stopped(tmp_path: Path) -> None:
 
     runtime = Interrupted()
     with pytest.raises(DeployError):
-        launch.bring_up(start(keep=False), Servers(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
+        launch.start_server(start(keep=False), Servers(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
     assert runtime.servers == []
 
 

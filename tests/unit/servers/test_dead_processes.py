@@ -114,7 +114,7 @@ def test_dead_rank_is_reported_without_querying_server(
         ("unhealthy", "rank DP1 has ended while the server runs")
     ]
     with pytest.raises(SmokeError, match="`two` is running but unhealthy: rank DP1 has ended"):
-        require_healthy(servers, found, named=True)
+        require_healthy(servers, found, explicit=True)
     with pytest.raises(SmokeError, match="`two` failed its smoke test: rank DP1 has ended"):
         smoke_server(servers, "two", strict_kernels=False)
 
@@ -140,7 +140,7 @@ def test_partly_healthy_replicas_are_reported(
     behind = tuple(replace(handle, run_dir=str(run_dir / f"replica-{number}")) for number in (1, 2))
     servers = Servers(Home(tmp_path), {"process": OneServer(replace(handle, replicas=behind), READY)})  # type: ignore[dict-item]
     with pytest.raises(SmokeError, match="not all 2 replicas are healthy at its gateway"):
-        require_healthy(servers, statuses(servers, "two", check_health=True), named=True)
+        require_healthy(servers, statuses(servers, "two", check_health=True), explicit=True)
 
 
 def test_replica_without_readable_record_fails_smoke_test(

@@ -72,7 +72,7 @@ def test_run_of_another_home_is_ignored(home: Home, servers: Servers, tmp_path: 
     """What names its directory, a label say, may name any."""
     past_run(home, 1, running=True)
     elsewhere = past_run(Home(tmp_path / "other"), 1)
-    server = servers.server(replace(servers.open("owl").found, run_dir=str(elsewhere.path)))
+    server = servers.server(replace(servers.open("owl").handle, run_dir=str(elsewhere.path)))
     assert server.run is None
     with pytest.raises(StartError, match="is not in this home"):
         server.require_own_run()

@@ -141,13 +141,13 @@ class World:
         """Add the server whose gateway the others join."""
         return self.add("pair", "replicas=2", state=state)
 
-    def bring_up(self, **request: object) -> launch.UpResult:
+    def start_server(self, **request: object) -> launch.UpResult:
         """Start `second` without the smoke test."""
         artifacts = render_artifacts(load("cpu-tiny", overrides=JOINS).plan)
         start = launch.StartSpec(
             name="second", request=request_of(*JOINS, **request), artifacts=artifacts, records={}, key=None
         )
-        return launch.bring_up(start, self.servers)
+        return launch.start_server(start, self.servers)
 
 
 @pytest.fixture
@@ -220,14 +220,14 @@ def test_failed_join_leaves_no_worker_or_server(
     world.pair()
     world.gateway.failure = failure
     with pytest.raises(raised):
-        world.bring_up()
+        world.start_server()
     assert (world.gateway.listed, world.gateway.removed) == ((), [(URL, 0)])
     assert [each.name for each in world.runtime.servers] == ["pair"]
 
 
 def test_restart_succeeds_without_running_gateway(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     world.pair(Status.EXITED)
-    assert world.bring_up(run="/runs/second/1").handle in world.runtime.servers
+    assert world.start_server(run="/runs/second/1").handle in world.runtime.servers
     said = capsys.readouterr().err
     assert "no gateway routes to `second`: cannot join the gateway of `pair`: `pair` is not running" in said
     assert "`deploy restart pair` restarts it" in said
@@ -277,14 +277,14 @@ def test_status_shows_url_of_routing_gateway(world: World) -> None:
         "the gateway of `pair` is not running",
     )
     with pytest.raises(SmokeError, match="the gateway of `pair` is not running") as caught:
-        status.require_healthy(world.servers, [alone], named=True)
+        status.require_healthy(world.servers, [alone], explicit=True)
     assert "`deploy restart pair` restarts it" in caught.value.hint
 
     pair = world.pair()
     [unrouted] = status.statuses(world.servers, "second", check_health=True)
     assert (unrouted.url, unrouted.detail) == (second.url, "the gateway of `pair` does not route to it")
     with pytest.raises(SmokeError) as caught:
-        status.require_healthy(world.servers, [unrouted], named=True)
+        status.require_healthy(world.servers, [unrouted], explicit=True)
     assert "`deploy restart second` restarts it" in caught.value.hint
 
     join.join(second, world.servers)

@@ -57,7 +57,7 @@ def of_version(run: RunDir, version: object, file: str = "request.json") -> RunD
 
 def is_named(run: RunDir, version: int, said: str) -> bool:
     """Whether a message names the run, both versions, and what to do."""
-    told = f"the run `owl/{run.path.name}`: it has version {version}, and this `deploy` reads version {RECORD_VERSION}"
+    told = f"the run `owl/{run.path.name}`: record version {version}; this `deploy` reads version {RECORD_VERSION}"
     return told in said and "`deploy down owl` stops its server" in said and f"rm -r {run.path}" in said
 
 
@@ -99,7 +99,7 @@ def test_rolling_update_rejects_run_of_another_version(
     """Their plan is not known: whether they can give way one by one cannot be told."""
     run = of_version(past_run(home, 1, running=True), version)
     servers = servers_of(home)
-    monkeypatch.setattr(up, "_replicated_server", lambda *_, **__: servers.open("owl").found)
+    monkeypatch.setattr(up, "_replicated_server", lambda *_, **__: servers.open("owl").handle)
     with pytest.raises(StartError) as caught:
         up._server_to_roll(servers, "owl", plan=plan_of("cpu-tiny"), request=request_of())
     assert is_named(run, version, f"{caught.value.message} {caught.value.hint}")
@@ -120,7 +120,7 @@ def test_prune_keeps_run_of_another_version(home: Home, version: int) -> None:
         past_run(home, 2, name=name)
     kept = {each.run_dir: each.keep_reason for each in prune(servers_of(home), None, keep=1, since=datetime.now(UTC))}
     assert kept[str(gone.path)] == ""
-    assert f"it has version {version}, and this `deploy` reads version {RECORD_VERSION}" in kept[str(run.path)]
+    assert f"record version {version}; this `deploy` reads version {RECORD_VERSION}" in kept[str(run.path)]
     assert f"rm -r {run.path}" in kept[str(run.path)]
     assert (run.path.exists(), gone.path.exists()) == (True, False)
 
@@ -131,7 +131,7 @@ def test_history_lists_run_of_another_version(home: Home, version: int) -> None:
     of_version(past_run(home, 1), version)
     newest, other = history(servers_of(home), None)
     assert newest.ended == "stopped"
-    assert other.ended == f"not read: it has version {version}, and this `deploy` reads version {RECORD_VERSION}"
+    assert other.ended == f"not read: record version {version}; this `deploy` reads version {RECORD_VERSION}"
 
 
 @OTHERS
@@ -141,7 +141,7 @@ def test_process_record_of_another_version_is_unknown(home: Home, version: int) 
     found = {each.name: each for each in statuses(servers_of(home), None, check_health=False)}
     assert found["hen"].status == Status.RUNNING
     assert found["owl"].status == Status.UNKNOWN
-    told = f"process.json`: it has version {version}, and this `deploy` reads version {RECORD_VERSION}"
+    told = f"process.json`: record version {version}; this `deploy` reads version {RECORD_VERSION}"
     assert told in found["owl"].detail
     assert "`deploy down owl` stops the known processes of the server" in found["owl"].detail
     runtime = ProcessRuntime(home)

@@ -54,7 +54,7 @@ def test_restart_uses_last_successful_plan(tmp_path: Path, asked: list[UpRequest
 
 def test_missing_server_hints_at_restart_command(tmp_path: Path) -> None:
     home = Home(tmp_path)
-    for came_up, hint in ((False, "`deploy diagnose owl` tells why"), (True, "`deploy restart owl` starts it")):
+    for came_up, hint in ((False, "`deploy diagnose owl` shows why"), (True, "`deploy restart owl` starts it")):
         ran(home, request_of(), came_up=came_up)
         with pytest.raises(StartError, match="no server `owl` found") as raised:
             Servers(home, {}).open("owl")

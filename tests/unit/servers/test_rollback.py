@@ -24,7 +24,7 @@ from orchestrator.planner.source import run_source
 from orchestrator.runs.run_dir import RunDir
 from orchestrator.runtimes.base import HostRef, PreparedRun
 from orchestrator.servers import rollback as command
-from orchestrator.servers.rollback import named_run, request_from, rollback
+from orchestrator.servers.rollback import request_from, require_run, rollback
 from orchestrator.servers.start import decisions
 from orchestrator.servers.start.preview import preview
 from orchestrator.servers.start.request import UpRequest
@@ -200,10 +200,10 @@ def test_run_accepts_three_forms_of_name(home: Home, tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     run = past_run(home, 1)
     for text in (str(run.path), f"owl/{run.path.name}", run.path.name):
-        assert named_run(home, text) == run
+        assert require_run(home, text) == run
     for text in ("owl", "", "..", "owl/..", "../owl", f"../runs/owl/{run.path.name}", "/"):
         with pytest.raises(UsageError, match=r"no run .* found"):
-            named_run(home, text)
+            require_run(home, text)
 
 
 def test_up_from_run_rejects_profile_and_settings(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

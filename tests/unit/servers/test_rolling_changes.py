@@ -79,7 +79,7 @@ class Rollout:
     url = "http://127.0.0.1:9"
 
     @property
-    def found(self) -> RunningServer | None:
+    def handle(self) -> RunningServer | None:
         return self.gateway
 
     def call(self, words: str) -> None:

@@ -65,10 +65,10 @@ def test_empty_host_loads_saved_kernels(plan: Plan, tmp_path: Path, capsys: pyte
     home = tmp_path / "home"
     kernels(plan, home, compiled(tmp_path / "first")).save()
     assert "saved 1 files of compiled kernels" in capsys.readouterr().err
-    kernels(plan, home, caches(tmp_path / "second")).take()
+    kernels(plan, home, caches(tmp_path / "second")).unpack()
     assert (tmp_path / "second/.triton/cache/K/kernel.cubin").read_bytes() == b"code"
     assert "1 files added" in capsys.readouterr().err
-    kernels(plan, home, caches(tmp_path / "second")).take()
+    kernels(plan, home, caches(tmp_path / "second")).unpack()
     assert capsys.readouterr().err == ""  # nothing was missing
 
 
@@ -90,7 +90,7 @@ def test_newly_compiled_kernels_are_added_to_archive(plan: Plan, tmp_path: Path)
     """On an H100 the second host compiled 110 files more (sglang 0.5.16): Inductor finds its code, Triton does not."""
     kernels(plan, tmp_path, compiled(tmp_path / "first")).save()
     second = kernels(plan, tmp_path, caches(tmp_path / "second"))
-    second.take()
+    second.unpack()
     compiled(tmp_path / "second", "L")
     second.save()
     assert len(read_archive(saved(tmp_path)[0]).sizes) == 2
@@ -98,7 +98,7 @@ def test_newly_compiled_kernels_are_added_to_archive(plan: Plan, tmp_path: Path)
 
 def test_kernels_of_other_versions_are_not_loaded(plan: Plan, tmp_path: Path) -> None:
     kernels(plan, tmp_path, compiled(tmp_path / "first")).save()
-    kernels(plan, tmp_path, caches(tmp_path / "second", {"sglang": "0.5.16"})).take()
+    kernels(plan, tmp_path, caches(tmp_path / "second", {"sglang": "0.5.16"})).unpack()
     assert not (tmp_path / "second").exists()
 
 
@@ -107,7 +107,7 @@ def test_no_archive_is_saved_without_kernels(plan: Plan, tmp_path: Path) -> None
         raise AssertionError("the engine is asked only if there is something to save")
 
     kernels(plan, tmp_path, replace(caches(tmp_path / "user"), engine=versions)).save()
-    kernels(plan, tmp_path, replace(caches(tmp_path / "user"), engine=versions)).take()
+    kernels(plan, tmp_path, replace(caches(tmp_path / "user"), engine=versions)).unpack()
     assert not (tmp_path / "compiled-kernels").exists()
 
 
@@ -119,7 +119,7 @@ def test_failure_to_save_or_load_kernels_warns(plan: Plan, tmp_path: Path, capsy
     assert "cannot save the compiled kernels: no interpreter" in capsys.readouterr().err
     kernels(plan, tmp_path, caches(tmp_path / "user")).save()
     saved(tmp_path)[0].write_bytes(b"damaged")
-    kernels(plan, tmp_path, caches(tmp_path / "second")).take()
+    kernels(plan, tmp_path, caches(tmp_path / "second")).unpack()
     assert "cannot use the saved kernels" in capsys.readouterr().err
 
 
@@ -129,10 +129,10 @@ def test_named_archive_is_verified_by_digest(plan: Plan, tmp_path: Path) -> None
     other = tmp_path / "elsewhere.tar.gz"
     archive.rename(other)
     reference = f"{other}@{read_archive(other).digest}"
-    kernels(named(plan, reference), tmp_path / "new", caches(tmp_path / "second")).take()
+    kernels(named(plan, reference), tmp_path / "new", caches(tmp_path / "second")).unpack()
     assert (tmp_path / "second/.triton/cache/K/kernel.cubin").is_file()
     with pytest.raises(KernelsError, match="has the digest sha256:"):
-        kernels(named(plan, f"{other}@sha256:{'0' * 64}"), tmp_path, caches(tmp_path / "third")).take()
+        kernels(named(plan, f"{other}@sha256:{'0' * 64}"), tmp_path, caches(tmp_path / "third")).unpack()
     assert not (tmp_path / "third").exists()
 
 
@@ -142,7 +142,7 @@ def test_mismatched_archive_is_rejected_with_each_field(plan: Plan, tmp_path: Pa
     other = named(plan, f"{archive}@{read_archive(archive).digest}")
     other = replace(other, layout=replace(other.layout, tp=2), hardware=replace(other.hardware, arch="gfx950"))
     with pytest.raises(KernelsError, match="are not for this start") as refused:
-        kernels(other, tmp_path, caches(tmp_path / "second", {"sglang": "0.5.14", "torch": "2.10.0"})).take()
+        kernels(other, tmp_path, caches(tmp_path / "second", {"sglang": "0.5.14", "torch": "2.10.0"})).unpack()
     found = "\n".join(problem.message for problem in refused.value.problems)
     assert "`arch`: compiled for `x86_64`, this start has `gfx950`" in found
     assert "`engine.torch`: compiled for `2.9.1`, this start has `2.10.0`" in found
@@ -183,14 +183,14 @@ def test_slurm_ignores_driver_version_of_archive(plan: Plan, tmp_path: Path) -> 
     use = KernelUse(arch=plan.hardware.arch, driver="580.159", engine=VERSIONS, plan=kernel_plan(plan))
     write_archive(archive, use, (), compiled(tmp_path / "node").files())
     slurm = named(replace(plan, runtime="slurm"), f"{archive}@{read_archive(archive).digest}")
-    kernels(slurm, tmp_path, caches(tmp_path / "second")).take()
+    kernels(slurm, tmp_path, caches(tmp_path / "second")).unpack()
     assert (tmp_path / "second/.triton/cache/K/kernel.cubin").is_file()
     with pytest.raises(KernelsError, match="are not for this start"):
-        kernels(replace(slurm, runtime="process"), tmp_path, caches(tmp_path / "third")).take()
+        kernels(replace(slurm, runtime="process"), tmp_path, caches(tmp_path / "third")).unpack()
 
 
 def test_slurm_image_kernels_are_not_checked(plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kernels(named(replace(plan, runtime="slurm"), f"/x@sha256:{'0' * 64}"), tmp_path, None).take()
+    kernels(named(replace(plan, runtime="slurm"), f"/x@sha256:{'0' * 64}"), tmp_path, None).unpack()
     assert "the image of the job must have its kernels; this is not checked" in capsys.readouterr().err
 
 

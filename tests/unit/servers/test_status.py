@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from orchestrator.cli.status import _named_notes
+from orchestrator.cli.status import _startup_notes
 from orchestrator.runs.run_dir import RunDir
 from orchestrator.servers.soaks import save_report
 from orchestrator.servers.status import ServerStatus, startup_seconds, startup_text, status_table
@@ -78,7 +78,7 @@ def test_startup_stages_are_shown_with_shares(tmp_path: Path) -> None:
 
 def test_startup_stages_are_shown_per_replica() -> None:
     one = replace(server(""), name="owl/replica-1", startup={"loading weights": 4.0})
-    told = [*_named_notes([replace(server("healthy"), replicas=(one,))])]
+    told = [*_startup_notes([replace(server("healthy"), replicas=(one,))])]
     assert told == ["`owl/replica-1` took 4 s to start: loading weights 4.0 s (100%)"]
 
 

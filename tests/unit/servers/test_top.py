@@ -49,7 +49,7 @@ class Scripted:
             runtime="docker", name=name, profile="mi355x-tp8", plan_digest="", url="http://x", runtime_id="",
             run_dir=str(self.run_dir),
         )  # fmt: skip
-        return Server(found=found, runtime=self, run=None)  # type: ignore[arg-type]
+        return Server(handle=found, runtime=self, run=None)  # type: ignore[arg-type]
 
     def state(self, _: RunningServer) -> ServerState:
         return ServerState(status=Status.RUNNING, exit_code=None, restarts=self.restarts, started_at=None, detail="")
@@ -164,12 +164,12 @@ def test_local_gpus_are_hidden_for_cluster_servers(
     server: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: str, shown: int
 ) -> None:
     found = GpuInventory(
-        vendor="amd", tool="amd-smi", driver=None, toolkit=None, processes=(), faults=(),
+        vendor="amd", tool="amd-smi", driver=None, toolkit=None, processes=(), errors=(),
         gpus=tuple(gpu(index, 10) for index in range(8)),
     )  # fmt: skip
     monkeypatch.setattr(top, "read_gpus", lambda *_: found)
     owl = server.open("owl")
-    elsewhere = replace(owl, found=replace(owl.found, runtime=runtime))
+    elsewhere = replace(owl, handle=replace(owl.handle, runtime=runtime))
     monkeypatch.setattr(server, "open", lambda _: elsewhere)
     server.counters = exported(requests=0)
     assert len(looking(server, tmp_path).sample().gpus) == shown
@@ -196,7 +196,7 @@ def test_only_gpus_of_server_are_sampled_periodically(monkeypatch: pytest.Monkey
         looks.append(1)
         found = tuple(gpu(index, 10 * len(looks)) for index in range(8))
         return GpuInventory(
-            vendor="amd", tool="amd-smi", driver=None, toolkit=None, gpus=found, processes=(), faults=()
+            vendor="amd", tool="amd-smi", driver=None, toolkit=None, gpus=found, processes=(), errors=()
         )
 
     readings = iter([(0.0, (0.0,) * 4), (20.0, (14_000.0, 2_000.0, 0.0, -1.0))])

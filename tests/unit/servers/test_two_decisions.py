@@ -74,12 +74,14 @@ def prepared(request: UpRequest, home: Home, monkeypatch: pytest.MonkeyPatch) ->
     """The plan that is started."""
     started: list[Plan] = []
 
-    def bring_up(start: StartSpec, _servers: Servers) -> NoReturn:
+    def start_server(start: StartSpec, _servers: Servers) -> NoReturn:
         started.append(start.artifacts.plan)
         raise Reached
 
     with pytest.raises(Reached):
-        brought_up(request, home, monkeypatch, bring_up=bring_up, require_ready_host=lambda plan, *_: _ready(plan))
+        brought_up(
+            request, home, monkeypatch, start_server=start_server, require_ready_host=lambda plan, *_: _ready(plan)
+        )
     return started[0]
 
 

@@ -15,7 +15,7 @@ from orchestrator.core.paths import Home
 from orchestrator.core.record_version import RECORD_VERSION
 from orchestrator.core.secrets import Secret
 from orchestrator.planner.planning import load
-from orchestrator.runs.run_dir import RunDir, is_locked, name_lock, reserved_room
+from orchestrator.runs.run_dir import RunDir, is_locked, name_lock, reserved_space
 from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.servers import rollback
 from orchestrator.servers.exit_record import STOPPED_FOR_RESTART, UP_FAILED, failure_reason, record_exit
@@ -165,7 +165,7 @@ def test_restart_is_superseded_by_user_action(tmp_path: Path, asked: list[UpRequ
 def test_restart_keeps_disk_space_reserved_by_another_command(tmp_path: Path, asked: list[UpRequest]) -> None:
     home = Home(tmp_path)
     dead = started(home)
-    with name_lock(home, "owl"), reserved_room(home, "owl"):
+    with name_lock(home, "owl"), reserved_space(home, "owl"):
         restarts.restart_dead(home, "owl", dead.path.name, "killed")
         assert list(home.runs.glob("owl/.reserved-*/0"))
     assert len(asked) == 1
@@ -184,7 +184,7 @@ def test_restart_is_postponed_without_disk_space(
             raise HostError("no space")
         yield
 
-    monkeypatch.setattr(restarts, "reserved_room", room_for_one)
+    monkeypatch.setattr(restarts, "reserved_space", room_for_one)
     restarted = restarts.restart_dead(home, "owl", dead.path.name, "killed")
     assert (restarted.message, restarted.outcome, asked) == ("no space", "postponed", [])
 

@@ -52,21 +52,21 @@ NO_LEAKS: dict[str, Callable[[float], float]] = {
 @pytest.mark.parametrize("used", LEAKS.values(), ids=LEAKS)
 def test_continuous_memory_growth_is_a_fault(used: Callable[[float], float]) -> None:
     watch = watched(used)
-    (fault,) = watch.faults()
+    (fault,) = watch.problems()
     assert fault.startswith("host memory keeps growing: 2,0"), fault
 
 
 @pytest.mark.parametrize("used", NO_LEAKS.values(), ids=NO_LEAKS)
 def test_bounded_memory_use_is_no_fault(used: Callable[[float], float]) -> None:
     watch = watched(used)
-    assert list(watch.faults()) == []
-    assert next(watch.shown()).startswith("host memory 2,0")
+    assert list(watch.problems()) == []
+    assert next(watch.summaries()).startswith("host memory 2,0")
 
 
 def test_growth_within_cache_size_is_no_fault() -> None:
-    assert list(watched(lambda at: 2000 + at / 20).faults())
-    assert not list(watched(lambda at: 2000 + at / 20, token_bytes=64).faults())
-    assert not list(watched(lambda at: 2000 + at / 20, token_bytes=1, host_bytes=20 * MIB).faults())
+    assert list(watched(lambda at: 2000 + at / 20).problems())
+    assert not list(watched(lambda at: 2000 + at / 20, token_bytes=64).problems())
+    assert not list(watched(lambda at: 2000 + at / 20, token_bytes=1, host_bytes=20 * MIB).problems())
 
 
 @pytest.mark.parametrize(
@@ -84,12 +84,12 @@ def test_host_cache_size_is_read_from_server_info(states: object, expected: floa
 
 
 def test_unwatched_memory_is_reported_with_reason() -> None:
-    assert list(watched(lambda _: None).shown()) == ["host memory not watched: it could not be read"]
-    assert list(watched(lambda at: 9 * at, seconds=10).shown()) == [
+    assert list(watched(lambda _: None).summaries()) == ["host memory not watched: it could not be read"]
+    assert list(watched(lambda at: 9 * at, seconds=10).summaries()) == [
         "host memory not watched: the soak is shorter than 20 s"
     ]
     unread = MemoryGauge(name="GPU memory", unwatched="the slurm runtime starts servers on other hosts")
     watch = MemoryWatch((unread,), SECONDS, cached_tokens=0)
     watch.sample_gauges()
-    assert list(watch.shown()) == ["GPU memory not watched: the slurm runtime starts servers on other hosts"]
-    assert list(watch.faults()) == []
+    assert list(watch.summaries()) == ["GPU memory not watched: the slurm runtime starts servers on other hosts"]
+    assert list(watch.problems()) == []

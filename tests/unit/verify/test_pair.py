@@ -108,7 +108,7 @@ def test_corrupt_transfer_changes_the_answer(
 def test_unexpected_transfer_network_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     found = verdicts(World(), monkeypatch, log="installTransport, type=rdma")["network"]
     assert found[0] == "failed"
-    assert found[1].startswith("prefill 1: the profile says TCP")
+    assert found[1].startswith("prefill 1: the profile sets TCP")
 
 
 @pytest.mark.parametrize(

@@ -90,8 +90,8 @@ def test_cpu_kernels_are_deterministic() -> None:
     [
         ("filler_words: 64", "filler_words: a page", "expected `chunk`, or a number of words"),
         ("filler_words: 64", "filler_words: -1", "expected `chunk`, or a number of words"),
-        ("    filler_words: 64\n", "", "`{filler}` belongs into a question that has `filler_words`, and into no other"),
-        ('"{filler} Where', '"Where', "`{filler}` belongs into a question that has `filler_words`, and into no other"),
+        ("    filler_words: 64\n", "", "`{filler}` and `filler_words` require each other"),
+        ('"{filler} Where', '"Where', "`{filler}` and `filler_words` require each other"),
         ("tokens: 12", "tokens: 0", "greater than or equal to 1"),
         ("expected: quest", "expcted: quest", "expcted"),
     ],

@@ -211,7 +211,7 @@ PARSED = dataclasses.replace(TARGET, reasoning_parser="qwen3", tool_parser="qwen
         ({"calls": "as text"}, "tool call parsed", Verdict.FAILED, "`tool-call-parser` qwen left a call in the text"),
         ({"calls": "of another"}, "tool call parsed", Verdict.FAILED, "called `get_time`, not `get_weather`"),
         ({}, "tool call parsed", Verdict.SKIPPED, "the model called no tool"),
-        ({"thoughts": "apart"}, "reasoning separated", Verdict.PASSED, "11 characters of reasoning apart"),
+        ({"thoughts": "apart"}, "reasoning separated", Verdict.PASSED, "11 characters of reasoning, separate"),
         (
             {"thoughts": "in the answer"},
             "reasoning separated",
@@ -268,7 +268,7 @@ def test_endless_model_gets_a_small_token_limit(content: str, asked: list[int]) 
         ),
         ("So two weeks. And so on", None, "length", Verdict.SKIPPED, "the reasoning did not end in 512 tokens"),
         (None, "So two weeks. And so on", "length", Verdict.SKIPPED, "no reasoning seen, and no end in 512 tokens"),
-        ("Twice seven.", "14", "length", Verdict.PASSED, "12 characters of reasoning apart from the answer"),
+        ("Twice seven.", "14", "length", Verdict.PASSED, "12 characters of reasoning, separate from the answer"),
     ],
 )
 def test_unfinished_reasoning_does_not_verify_parser(
@@ -332,11 +332,15 @@ FAULTY = {
     "500 for a malformed request": (
         engine(malformed_status=500),
         "bad requests rejected",
-        "broken JSON to `/generate` is answered 500",
+        "broken JSON to `/generate` returns status 500",
     ),
-    "200 for a malformed request": (engine(malformed_status=200), "bad requests rejected", "is answered 200"),
-    "500 for an over-long prompt": (engine(overlong_status=500), "overlong prompt rejected", "is answered 500"),
-    "an over-long prompt cut in silence": (engine(overlong_status=200), "overlong prompt rejected", "answered 200"),
+    "200 for a malformed request": (engine(malformed_status=200), "bad requests rejected", "returns status 200"),
+    "500 for an over-long prompt": (engine(overlong_status=500), "overlong prompt rejected", "returns status 500"),
+    "an over-long prompt cut in silence": (
+        engine(overlong_status=200),
+        "overlong prompt rejected",
+        "returns status 200",
+    ),
     "a shorter second answer": (
         engine(gives_fewer_tokens_per_call=True),
         "greedy deterministic",
@@ -437,12 +441,17 @@ UNSURE = dataclasses.replace(TIERED, nondeterministic=(CAUSE,))
             {"keeps": ("host",), "loses_bits": "host"},
             TIERED,
             Verdict.FAILED,
-            "the tokens from host, the answer differs",
+            "the answer differs with tokens from host",
         ),
-        ({"keeps": ("host",), "loses_bits": "host"}, UNSURE, Verdict.WARNING, "the answer differs at token"),
-        ({"keeps": ("host", "storage"), "loses_bits": "storage"}, TIERED, Verdict.FAILED, "the tokens from storage"),
+        (
+            {"keeps": ("host",), "loses_bits": "host"},
+            UNSURE,
+            Verdict.WARNING,
+            "the answer differs with tokens from host at token",
+        ),
+        ({"keeps": ("host", "storage"), "loses_bits": "storage"}, TIERED, Verdict.FAILED, "with tokens from storage"),
         ({"keeps": ("host", "storage"), "refuses_flush": True}, TIERED, Verdict.WARNING, "storage was not read"),
-        ({"keeps": ("host",)}, TARGET, Verdict.SKIPPED, "the server has no tier"),
+        ({"keeps": ("host",)}, TARGET, Verdict.SKIPPED, "the server has no cache tier"),
     ],
 )
 def test_cache_tier_check_uses_evicted_prompt(
@@ -458,7 +467,7 @@ def test_truncated_tier_answer_fails_despite_nondeterminism(monkeypatch: pytest.
     monkeypatch.setattr(tier_checks, "_ANSWER", 32)  # tokens of the answers that the server cuts
     found = named(run(engine(keeps=("host",), gives_fewer_tokens_per_call=True), UNSURE), "cache tiers")
     assert found.verdict is Verdict.FAILED
-    assert "with the tokens from host, the answer differs at token" in found.evidence
+    assert "the answer differs with tokens from host at token" in found.evidence
 
 
 def test_storage_tier_is_verified_with_prompt_of_earlier_run() -> None:
@@ -721,7 +730,7 @@ def test_truncated_stream_fails_despite_nondeterministic_kernels(
 def test_server_ignoring_its_api_key_fails() -> None:
     closed = dataclasses.replace(TARGET, api_key=Secret("sk-0123456789"))
     found = failures(run(engine(key="sk-0123456789", forgets_to_check_the_key=True), closed))
-    assert found == {"API key required": "a request without the key is answered 200"}
+    assert found == {"API key required": "a request without the key returns status 200"}
 
 
 def test_rank_that_never_serves_fails() -> None:
@@ -797,7 +806,7 @@ def test_checks_of_missing_features_are_skipped() -> None:
         "metrics",
         "clean log",
     }
-    assert {check.evidence for check in report.checks if check.name == "soak"} == {"not asked for: `--soak MINUTES`"}
+    assert {check.evidence for check in report.checks if check.name == "soak"} == {"not requested: `--soak MINUTES`"}
     assert report.ok
 
 

@@ -10,7 +10,7 @@ import pytest
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import NotReadyError, ProfileError
 from orchestrator.core.secrets import Secret
-from orchestrator.engine.server_args import ArgumentRefusal
+from orchestrator.engine.server_args import ArgumentRejection
 from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.verify.readiness import StartingServer, wait_until_ready
 
@@ -248,7 +248,7 @@ def test_error_details_contain_last_log_lines() -> None:
 
 def test_rejected_arguments_are_a_profile_error() -> None:
     """A pod's first step refuses them; its server would be started again and again with the same ones."""
-    refusal = ArgumentRefusal(
+    refusal = ArgumentRejection(
         kind="AssertionError",
         message="AssertionError",
         location="server_args.py:5383",
@@ -262,7 +262,7 @@ def test_rejected_arguments_are_a_profile_error() -> None:
         started_at=None,
         detail="sglang rejected its arguments",
         unschedulable=True,
-        refusal=refusal,
+        rejection=refusal,
     )
 
     class Refused(Server):

@@ -48,7 +48,7 @@ def choose_model(models: Mapping[str, int | None]) -> tuple[str, int | None] | N
     return next(iter(models.items()), None)
 
 
-def is_foreign(engine: str) -> bool:
+def is_other_engine(engine: str) -> bool:
     """Return whether an engine is known and not sglang."""
     return engine not in {"sglang", UNKNOWN}
 
