@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from orchestrator.cli.profiles import Format
 from orchestrator.cli.profiles import command as profiles
 from orchestrator.core.paths import data_root
 
@@ -81,7 +80,7 @@ def test_runner_without_space_fails_before_pulling(tmp_path: Path) -> None:
 def test_matrix_disk_size_exceeds_unpacked_image(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    profiles(format_=Format.GITHUB_MATRIX)
+    profiles(format_="github-matrix")
     entries = json.loads(capsys.readouterr().out)["include"]
     needed = {entry["profile"]: entry["disk_gib"] for entry in entries}["mi355x-tp8"]
     assert needed << 30 > UNPACKED_BYTES
