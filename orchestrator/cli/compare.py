@@ -13,7 +13,7 @@ from orchestrator.report.document import Report
 from orchestrator.report.text import comparison_text
 from orchestrator.report.write import find_results, make_report
 
-PublishedAskedOption: TypeAlias = Annotated[str | None, published_option("none")]
+PublishedOption: TypeAlias = Annotated[str | None, published_option("none")]
 
 OUTPUT: Final = JsonOutput(Report, omits_null=True)
 
@@ -21,7 +21,7 @@ OUTPUT: Final = JsonOutput(Report, omits_null=True)
 def command(
     results: Annotated[list[Path], typer.Argument(metavar="RESULT", help="result files or directories of results")],
     *,
-    published: PublishedAskedOption = None,
+    published: PublishedOption = None,
     price: PriceOption = None,
     json: Json = False,
 ) -> None:

@@ -269,5 +269,5 @@ class Progress:
         width = terminal_width(self._stream)
         if width is None or len(line) < width:
             return line
-        behind = f"…  {transient}".rstrip()
-        return f"{text[: max(width - 1 - len(behind), 0)]}{behind}"[: width - 1]
+        suffix = f"…  {transient}".rstrip()
+        return f"{text[: max(width - 1 - len(suffix), 0)]}{suffix}"[: width - 1]

@@ -57,13 +57,13 @@ class _SignatureState:
             self.evidence.append(_evidence(*context))
         self.evidence.append(_evidence(number, line))
 
-    def match(self, *, foreign: bool) -> Match | None:
-        """Return the match; None if the log is `foreign`, of another engine, and only sglang has this failure."""
+    def match(self, *, other_engine: bool) -> Match | None:
+        """Return the match; None if the log is of another engine (`other_engine`) and only sglang has this failure."""
         known = self.signature
-        if foreign and known.elsewhere is None:
+        if other_engine and known.elsewhere is None:
             return None
         about = known.model_dump(include={"id", "effect", "cause", "source"})
-        hint = expand_commands((known.elsewhere if foreign else "") or known.hint)
+        hint = expand_commands((known.elsewhere if other_engine else "") or known.hint)
         return Match(**about, hint=hint, count=self.count, evidence=tuple(self.evidence))
 
 
@@ -118,8 +118,8 @@ def diagnose(lines: Iterable[str]) -> Diagnosis:
         total = search.see(batch, before=total)
         tail.extend(line[:_MAX_LINE_CHARACTERS] for line in last_lines(batch, TAIL_LINES))
     seen = [watch for watch in watches if watch.count]
-    foreign = any(watch.signature.id == OTHER_ENGINE for watch in seen)
-    matches = filter(None, (watch.match(foreign=foreign) for watch in seen))
+    other_engine = any(watch.signature.id == OTHER_ENGINE for watch in seen)
+    matches = filter(None, (watch.match(other_engine=other_engine) for watch in seen))
     return Diagnosis(
         matches=tuple(sorted(matches, key=Match.order)),
         lines=total,

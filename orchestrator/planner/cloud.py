@@ -33,16 +33,16 @@ def rental_files(
     API key. It runs from the engine's own image, or from a virtual environment if the engine has a requirements file.
     """
     entries = (value for key, _, value in (override.partition("=") for override in overrides) if key in _ENTRY_KEYS)
-    load_asked = cache(partial(load, profile, overrides=overrides, catalog=Catalog.of(home)))
+    load_profile = cache(partial(load, profile, overrides=overrides, catalog=Catalog.of(home)))
     require_all(
         f"cannot rent a machine for profile `{profile}`",
         (
             partial(_require_package, tool),
             partial(_require_names, (profile, *entries), home),
-            lambda: _require_rentable(load_asked()),
+            lambda: _require_rentable(load_profile()),
         ),
     )
-    credentials = load_asked()
+    credentials = load_profile()
     remote_overrides = (*overrides, *_remote_settings(credentials.plan))
     plan = load(profile, overrides=remote_overrides, catalog=Catalog.of(home)).plan
     package = _require_package(tool)

@@ -51,11 +51,11 @@ def find_evals(
     named = {path.resolve() for path in baselines}
     found = []
     for path in dict.fromkeys(path for directory in directories for path in sorted(directory.rglob("eval-*.json"))):
-        beside = path.parent / BASELINE_DIR / path.name
-        is_beside = path.parent.name == BASELINE_DIR and (path.parent.parent / path.name).exists()
-        if path.resolve() not in named and not is_beside:
+        sibling = path.parent / BASELINE_DIR / path.name
+        is_sibling = path.parent.name == BASELINE_DIR and (path.parent.parent / path.name).exists()
+        if path.resolve() not in named and not is_sibling:
             outcome = load_eval_result(path)
-            saved = load_eval_result(beside) if beside.exists() else None
+            saved = load_eval_result(sibling) if sibling.exists() else None
             found.append((known.get(outcome.suite, saved), outcome))
     return tuple(found)
 

@@ -104,8 +104,8 @@ def may_coexist(run_dir: Path, others: Sequence[Unit]) -> bool:
     """Return whether a unit may start beside others of its name: in the same run, or as their gateway's replica."""
     top = run_root(run_dir)
     apart = [other for other in others if run_root(Path(other.run_dir)) != top]
-    behind = run_dir != top and any(other.role is Role.GATEWAY for other in others)
-    return not apart or (behind and all(run_root(Path(other.run_dir)).parent == top.parent for other in apart))
+    has_gateway = run_dir != top and any(other.role is Role.GATEWAY for other in others)
+    return not apart or (has_gateway and all(run_root(Path(other.run_dir)).parent == top.parent for other in apart))
 
 
 @dataclass(frozen=True, kw_only=True)

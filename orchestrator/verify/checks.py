@@ -132,8 +132,8 @@ def correct_answers(client: SmokeClient) -> CheckOutcome:
         return warning(
             f"all {len(questions)}, no prompt longer than a prefill chunk ({chunk} tokens): up to {longest} tokens"
         )
-    behind = f"one of them after {longest} tokens" + (f" (a prefill chunk has {chunk})" if chunk else "")
-    return passed(f"all {len(questions)}, {behind}")
+    longest_text = f"one of them after {longest} tokens" + (f" (a prefill chunk has {chunk})" if chunk else "")
+    return passed(f"all {len(questions)}, {longest_text}")
 
 
 def sampling_varies(client: SmokeClient) -> CheckOutcome:

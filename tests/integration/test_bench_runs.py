@@ -76,7 +76,7 @@ def test_warmup_targets_every_rank_but_load_is_unpinned(tmp_path: Path) -> None:
 
 
 def test_vllm_warmup_targets_every_rank_by_header(tmp_path: Path) -> None:
-    script = Script(foreign=True, replicas=2)
+    script = Script(other_engine=True, replicas=2)
     result = bench(script, tmp_path, engine="vllm")
     assert sorted(rank for rank in script.pinned if rank is not None) == [0, 0, 1, 1]
     assert script.pinned[5:] == [None] * 30  # after the question whether ids are taken, and the warm-up
@@ -86,11 +86,11 @@ def test_vllm_warmup_targets_every_rank_by_header(tmp_path: Path) -> None:
 
 def test_generate_api_is_rejected_for_vllm(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match="vllm has no `/generate`"):
-        bench(Script(foreign=True), tmp_path, engine="vllm", api="generate")
+        bench(Script(other_engine=True), tmp_path, engine="vllm", api="generate")
 
 
 def test_url_ending_in_v1_gets_a_hint(tmp_path: Path) -> None:
-    with scripted(Script(foreign=True)) as server, pytest.raises(BenchError) as raised:
+    with scripted(Script(other_engine=True)) as server, pytest.raises(BenchError) as raised:
         measure(order(server, tmp_path, url=f"{server.url}/v1"), lambda _text, _far: None)
     assert raised.value.hint == f"omit `/v1` at the end: `{server.url}`"
 
@@ -104,7 +104,7 @@ def test_same_seed_sends_identical_requests(tmp_path: Path) -> None:
 
 
 def test_unflushable_cache_gets_different_prompts_in_each_run(tmp_path: Path) -> None:
-    first, second = Script(foreign=True), Script(foreign=True)
+    first, second = Script(other_engine=True), Script(other_engine=True)
     result = bench(first, tmp_path / "1")
     bench(second, tmp_path / "2")
     assert "caches cannot be flushed: prompts varied by " in result.run.warmup

@@ -65,7 +65,7 @@ class Script:
     prefixes: set[bytes] | None = None  # the pages that its prefix cache holds; None: no cache, see `cached_tokens`
     returns_ids: bool = True  # the ids of the answer, to who asks for them
     flushes: bool = True  # its caches when it is told to; False: it says that requests are running
-    foreign: bool = False  # another engine: it has none of sglang's own paths
+    other_engine: bool = False  # another engine: it has none of sglang's own paths
     pinned: list[int | None] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
     heads: list[bytes] = field(default_factory=list)  # of the same requests
@@ -153,7 +153,7 @@ class ScriptedServer:
             script.pinned.append(json.loads(content).get("routed_dp_rank", rank))
             await self._generate(path, content, writer, script.answer(script.served - 1))
             return
-        if script.foreign and path in {"/server_info", "/flush_cache"}:
+        if script.other_engine and path in {"/server_info", "/flush_cache"}:
             writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
             await writer.drain()
             return
@@ -173,7 +173,7 @@ class ScriptedServer:
 
     def _metrics(self) -> str:
         script = self.script
-        ranks = range(script.replicas if script.foreign else 0)
+        ranks = range(script.replicas if script.other_engine else 0)
         return "".join(f'vllm:num_requests_running{{engine="{rank}"}} 0.0\n' for rank in ranks) + (
             f'sglang:prompt_tokens_total{{model_name="scripted"}} {script.prompt_tokens}\n'
             f'sglang:generation_tokens_total{{model_name="scripted"}} {script.output_tokens}\n'

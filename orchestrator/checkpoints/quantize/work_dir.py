@@ -99,8 +99,8 @@ class WorkDir:
     def _require_owned(self) -> None:
         """Raise UsageError for a link, or a directory that this tool did not create: it is removed at the end."""
         names = {entry.name for entry in self.root.iterdir()} if self.root.is_dir() else set()
-        foreign = {name for name in names if name != _LOCK and not name.startswith(f".{_JOB}.")}
-        if self.root.is_symlink() or (foreign and _JOB not in names):
+        unexpected = {name for name in names if name != _LOCK and not name.startswith(f".{_JOB}.")}
+        if self.root.is_symlink() or (unexpected and _JOB not in names):
             raise UsageError(
                 "the directory was not made by `deploy quantize`",
                 location=str(self.root),

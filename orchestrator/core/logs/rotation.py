@@ -57,9 +57,9 @@ class RotatingLog:
     def _rotate(self) -> None:
         """Begin a new segment. Raises OSError; later writes then still go to the old segment."""
         full = segments(self._path)
-        fresh = self._open(beside := self._path.with_name(f"{self._path.name}.new"))
+        fresh = self._open(new_path := self._path.with_name(f"{self._path.name}.new"))
         move(self._path, segment_path(self._path, full[-1] + 1 if full else 1))
-        move(beside, self._path)
+        move(new_path, self._path)
         self._file.close()
         self._file, self._size = fresh, 0
         for number in full[1 : len(full) - self._max_segments + 3]:  # 3: the first, the one just filled, the new one

@@ -19,7 +19,7 @@ class SweepRow:
     """One trial in the table of trials."""
 
     trial: SweepTrial
-    settings: tuple[str, ...]  # one value per knob
+    settings: tuple[str, ...]  # one value per parameter
     value: str
     comparability_issues: tuple[str, ...]  # comparability issues of its result
     best: bool

@@ -99,7 +99,7 @@ class Sweep:
 
     @property
     def values(self) -> dict[str, list[str]]:
-        """The values of each knob as text."""
+        """The values of each parameter as text."""
         return {
             parameter.key: [parameter.display(index) for index in range(len(parameter.values))]
             for parameter in self.space.parameters

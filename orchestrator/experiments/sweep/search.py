@@ -235,7 +235,7 @@ class Search:
         return tuple(trial for trial in measured if trial.values[0] == best)
 
     def importances(self) -> dict[str, float]:
-        """Return the importance of each of several knobs for the first objective, from 0 to 1 (PED-ANOVA), if known."""
+        """Return the importance of each parameter for the first objective, from 0 to 1 (PED-ANOVA), if known."""
         if sum(bool(trial.values) for trial in self.trials) < _MIN_WEIGHED:
             return {}
         with warnings.catch_warnings():

@@ -15,7 +15,7 @@ from orchestrator.experiments.sweep.objective import Objective
 from orchestrator.profiles.schema import Profile
 from orchestrator.profiles.settings import Scalar
 
-LAYOUT: Final = "layout"  # key of the knob for layouts
+LAYOUT: Final = "layout"  # key of the parameter for layouts
 _MAX_VALUES: Final = 1000  # of a range
 
 
@@ -107,7 +107,7 @@ class SpaceFile(StrictModel):
 
 @dataclass(frozen=True, kw_only=True)
 class SweepParameter:
-    """One knob: `layout`, or the key of a setting, with its values."""
+    """One parameter: `layout`, or the key of a setting, with its values."""
 
     key: str
     values: tuple[Value | LayoutChoice, ...]
@@ -132,12 +132,12 @@ class SweepParameter:
         return show_value(self.values[index]) or '""'
 
 
-Point: TypeAlias = Mapping[str, int]  # index of a value, by key of the knob
+Point: TypeAlias = Mapping[str, int]  # index of a value, by key of the parameter
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSpace:
-    """All configurations: one value of each knob."""
+    """All configurations: one value of each parameter."""
 
     parameters: tuple[SweepParameter, ...]
     flags: Mapping[str, object] = field(default_factory=dict)  # of the profile
@@ -150,19 +150,19 @@ class SearchSpace:
     def points(self) -> Iterator[Point]:
         """Yield all points."""
         keys = [parameter.key for parameter in self.parameters]
-        for chosen in product(*(range(len(knob.values)) for knob in self.parameters)):
+        for chosen in product(*(range(len(parameter.values)) for parameter in self.parameters)):
             yield dict(zip(keys, chosen, strict=True))
 
     def settings(self, point: Point) -> dict[tuple[str, str], Value]:
         """Return the settings of a point by section and key, with the options that must change with them."""
-        found = dict(pair for knob in self.parameters for pair in knob.settings(point[knob.key]))
+        found = dict(pair for parameter in self.parameters for pair in parameter.settings(point[parameter.key]))
         varied = {key: value for (section, key), value in found.items() if section == "flags"}
         return found | {("flags", key): value for key, value in coupled_flags(varied, self.flags).items()}
 
     @property
     def coupled(self) -> tuple[str, ...]:
         """The options that change with those of the space."""
-        first = {knob.key: 0 for knob in self.parameters}
+        first = {parameter.key: 0 for parameter in self.parameters}
         return tuple(key for section, key in self.settings(first) if section == "flags" and f"flags.{key}" not in first)
 
     def overrides(self, point: Point) -> tuple[str, ...]:
@@ -171,22 +171,28 @@ class SearchSpace:
         return tuple(f"{section}.{key}={show_value(value)}" for (section, key), value in found)
 
     def display(self, point: Point) -> dict[str, str]:
-        """Return the value of each knob at a point, for display."""
-        return {knob.key: knob.display(point[knob.key]) for knob in self.parameters}
+        """Return the value of each parameter at a point, for display."""
+        return {parameter.key: parameter.display(point[parameter.key]) for parameter in self.parameters}
 
     def display_profile(self, profile: Profile) -> dict[str, str]:
         """Return the values of a profile for display, including values outside the space."""
-        return {knob.key: show_value(_profile_value(profile, knob.key)) or '""' for knob in self.parameters}
+        return {
+            parameter.key: show_value(_profile_value(profile, parameter.key)) or '""' for parameter in self.parameters
+        }
 
     def point_of_profile(self, profile: Profile) -> Point | None:
         """Return the point of a profile; None if one of its values is not in the space."""
         point = {}
-        for knob in self.parameters:
-            own = _profile_value(profile, knob.key)
-            same = [index for index, value in enumerate(knob.values) if _same(value, own, text=knob.key[:4] == "env.")]
+        for parameter in self.parameters:
+            own = _profile_value(profile, parameter.key)
+            same = [
+                index
+                for index, value in enumerate(parameter.values)
+                if _same(value, own, text=parameter.key[:4] == "env.")
+            ]
             if not same:
                 return None
-            point[knob.key] = same[0]
+            point[parameter.key] = same[0]
         return point
 
 

@@ -87,10 +87,10 @@ def _of_unit(plan: Plan, image: str, name: str, unit_name: str) -> dict[str, obj
     cluster, nodes = cluster_of(plan), 1 if unit_name == GATEWAY else plan.layout.nodes
     of_role, bootstrap = plan.role is not Role.SERVER, plan.serving.bootstrap_port
     ports = gateway.pod_annotations(plan.server.port, bootstrap) if of_role else {}
-    behind = unit_name not in {"", GATEWAY}  # only the gateway may reach a replica
+    is_replica = unit_name not in {"", GATEWAY}  # only the gateway may reach a replica
     beyond = cluster.service_type != "ClusterIP"  # clients outside the cluster have no labels
     own = selected(name, "" if of_role else GATEWAY)  # the KV cache crosses at ports that sglang chooses
-    clients = own if behind else None if beyond else pairs(cluster.allowed_clients)
+    clients = own if is_replica else None if beyond else pairs(cluster.allowed_clients)
     is_open = not unit_name and beyond  # every client may connect, so scrapers need no rule of their own
     return {
         "gateway": unit_name == GATEWAY,
@@ -105,13 +105,13 @@ def _of_unit(plan: Plan, image: str, name: str, unit_name: str) -> dict[str, obj
         "serving": selected(name, unit_name) | ({_WORKER: "0"} if nodes > 1 else {}),
         "host_network": unit_name != GATEWAY and uses_host_network(plan),
         # Equal servers have the same port, those of roles have their own.
-        "apart": selected(name, unit_name) if of_role else selected(name) | ({ROLE: REPLICA} if behind else {}),
+        "apart": selected(name, unit_name) if of_role else selected(name) | ({ROLE: REPLICA} if is_replica else {}),
         "clients": clients,
         "of_role": of_role,
         "bootstrap_port": bootstrap,
         "scrapers": pairs(cluster.allowed_scrapers) if cluster.allowed_scrapers and not is_open else None,
         "metrics_port": plan.gateway.metrics_port if plan.gateway else plan.server.port,
-        "service_type": "ClusterIP" if behind else cluster.service_type,
+        "service_type": "ClusterIP" if is_replica else cluster.service_type,
         "port": plan.server.port,
         "progress_limit": progress_limit(plan),
         "gateway_limit": GATEWAY_LIMIT,

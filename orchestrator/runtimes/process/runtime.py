@@ -165,10 +165,10 @@ class ProcessRuntime(Runtime):
         try:
             record = read_record(run_dir)
         except HostError as error:
-            marks = ProcessMarkers(token=run_marker(run_dir))
-            if not server_processes(marks) and not isinstance(error.__cause__, OtherVersionError):
+            markers = ProcessMarkers(token=run_marker(run_dir))
+            if not server_processes(markers) and not isinstance(error.__cause__, OtherVersionError):
                 raise
-            terminate(unit.name, marks, grace=grace)
+            terminate(unit.name, markers, grace=grace)
             quarantine_record(unit.name, run_dir)
             return
         if record is None and not run_dir.exists():
