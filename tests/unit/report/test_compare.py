@@ -78,7 +78,7 @@ def test_comparability_issue_prevents_every_agreement(kind: IssueKind) -> None:
     found = {
         figure.agreement
         for row in comparison.rows
-        for figure in (row.of(metrics.OUTPUT), row.of(metrics.TTFT_P50), row.of(metrics.TTFT_P95))
+        for figure in (row.of(metrics.OUTPUT), row.of(metrics.BY_KEY["ttft_p50_s"]), row.of(metrics.TTFT_P95))
     }
     assert found == {Agreement.NOT_COMPARABLE}
 
