@@ -29,7 +29,7 @@ WITH_DEAF_THREADS = {
     "verify/soak.py",
 }
 HOLDING = {"bench/benchmark.py", "experiments/sweep/trial.py", "servers/start/launch.py", "runtimes/process/runtime.py"}
-HOLDING |= {"core/polling.py", "engine/client.py"}  # they import tenacity when they need it
+HOLDING |= {"core/polling.py"}  # it imports tenacity when it needs it
 HOLDING |= {"cli/fanout.py", "servers/rollout/update.py", "runtimes/kubernetes/runtime.py"}
 HOLDING |= {
     "checkpoints/quantize/assemble.py",
