@@ -214,4 +214,4 @@ def test_documentation_pages_stay_short() -> None:
     for folder in ("profiles", "patches", "images", "tests"):
         assert (ROOT / folder / "README.md").read_text().count("\n") <= 40, folder
     pages = [page for page in PAGES if page.name != "CHANGELOG.md"]  # which grows with each change
-    assert sum(len(re.findall(r"[A-Za-z0-9][^\s|]*", page.read_text())) for page in pages) <= 18_100
+    assert sum(len(re.findall(r"[A-Za-z0-9][^\s|]*", page.read_text())) for page in pages) <= 18_250
