@@ -114,7 +114,7 @@ def test_started_server_is_monitored_by_its_plan(home: Home) -> None:
     [
         ({}, UsageError, "no server specified"),
         ({"name": "owls"}, StartError, "no previous run of `owls`"),
-        ({"name": "../owl"}, UsageError, "cannot be called"),
+        ({"name": "../owl"}, UsageError, "is not a valid server name"),
         ({"name": "owl", "profile": "cpu-tiny"}, UsageError, "never started"),
         ({"profile": "cpu-tiny", "overrides": ("flags.enable-metrics=false",)}, UsageError, "exports no metrics"),
         (
@@ -124,7 +124,7 @@ def test_started_server_is_monitored_by_its_plan(home: Home) -> None:
         ),
         ({"profile": "cpu-tiny", "target": "http://x:1"}, UsageError, "is not an address"),
         ({"profile": "cpu-tiny", "gpu_exporter": "x"}, UsageError, "is not an address"),
-        ({"profile": "cpu-tiny", "overrides": ("replicas=2",), "target": "x:1"}, UsageError, "`cpu-tiny` is 2 servers"),
+        ({"profile": "cpu-tiny", "overrides": ("replicas=2",), "target": "x:1"}, UsageError, "`cpu-tiny` has 2 replicas"),
     ],
 )
 def test_unmonitorable_server_is_rejected(

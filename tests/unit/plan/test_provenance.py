@@ -58,7 +58,7 @@ def test_overridden_hardware_fact_has_user_origin() -> None:
 
 
 def test_source_of_catalog_entry_cannot_be_overridden() -> None:
-    with pytest.raises(ProfileError, match="source of a file's facts is not set"):
+    with pytest.raises(ProfileError, match="cannot set the source of a file's facts"):
         load("mi355x-tp8", overrides=["hardware.source=wafer.ai"])
 
 

@@ -72,7 +72,7 @@ def test_headline_judges_only_comparable_results() -> None:
     assert report(tp4dp2(), marked(tp8(), IssueKind.KERNEL_MISS)).headline == (
         "No verdict on TP8 and TP4×DP2: TP8 is NOT COMPARABLE (kernel-miss).",
         "1 of 2 results must not be compared with the publication.",
-        "TP4×DP2 on 8×MI355X: 2.4 rps at the knee beside 2.4 published: within tolerance.",
+        "TP4×DP2 on 8×MI355X: 2.4 rps at the knee, published 2.4: within tolerance.",
     )
 
 
