@@ -89,7 +89,7 @@ def test_only_first_100_problems_are_reported(section: str, tmp_path: Path) -> N
     keys = "\n".join(f"  no-such-{number}: {number}" for number in range(20_000))
     began = time.process_time()
     problems = refused(tmp_path, f"{GOOD}{section}:\n{keys}\n").problems
-    assert time.process_time() - began < 6
+    assert time.process_time() - began < 15  # 20,000 names would take 20 s on a quiet machine
     assert [problem.message for problem in problems[100:]] == ["only the first 100 problems are shown"]
 
 
