@@ -124,7 +124,11 @@ def test_started_server_is_monitored_by_its_plan(home: Home) -> None:
         ),
         ({"profile": "cpu-tiny", "target": "http://x:1"}, UsageError, "is not an address"),
         ({"profile": "cpu-tiny", "gpu_exporter": "x"}, UsageError, "is not an address"),
-        ({"profile": "cpu-tiny", "overrides": ("replicas=2",), "target": "x:1"}, UsageError, "`cpu-tiny` has 2 replicas"),
+        (
+            {"profile": "cpu-tiny", "overrides": ("replicas=2",), "target": "x:1"},
+            UsageError,
+            "`cpu-tiny` has 2 replicas",
+        ),
     ],
 )
 def test_unmonitorable_server_is_rejected(
