@@ -10,7 +10,15 @@ from orchestrator.images.base import image_id, known_digests, pull
 from orchestrator.images.build import verify_inside
 from orchestrator.images.client import DockerCli
 from orchestrator.images.patch_drift import require_version
-from orchestrator.images.receipt import ImageReceipt, PatchRecord, labels, parse_receipt, read_receipt
+from orchestrator.images.receipt import (
+    BASE_DIGEST,
+    BASE_NAME,
+    ImageReceipt,
+    PatchRecord,
+    labels,
+    parse_receipt,
+    read_receipt,
+)
 from orchestrator.patches.ledger import patch_digest, read_diffs, read_ledger
 from orchestrator.patches.schema import AddedFile
 from orchestrator.plan.plan import Plan
@@ -139,6 +147,7 @@ def _differences(plan: Plan, image: PrebuiltImage) -> Iterator[Problem]:
         message = error.message.replace(f"`{plan.engine.image}`", "the image", 1)
         yield Problem(message, f"engine {plan.engine.name}", error.hint)
     yield from _aiter(plan, image)
+    yield from _base(plan, image)
     yield from _patches(plan, image)
     yield from _gateway(plan, image)
 
@@ -161,6 +170,18 @@ def _gateway(plan: Plan, image: PrebuiltImage) -> Iterator[Problem]:
         found = f"gateway {version}; the plan needs {plan.gateway.version}" if version else "no gateway"
         hint = f"`deploy build PROFILE --set replicas={plan.replicas}` adds it"
         yield Problem(f"the image contains {found}", "replicas", hint)
+
+
+def _base(plan: Plan, image: PrebuiltImage) -> Iterator[Problem]:
+    """Compare the base image by name, and by digest if the engine pins one and the build recorded one."""
+    engine, name, digest = plan.engine, image.labels.get(BASE_NAME, ""), image.labels.get(BASE_DIGEST, "")
+    location = f"engine {engine.name}: image"
+    if name != engine.image:
+        message = f"the image was built on `{name or 'an unknown base'}`; the engine names `{engine.image}`"
+        yield Problem(message, location, f"`--set engine.image={name}`, or an image built on this base")
+    elif engine.image_digest and digest and digest != engine.image_digest:
+        message = f"the image was built on {digest[:19]}…; the engine pins {engine.image_digest[:19]}…"
+        yield Problem(message, location, f"`--set engine.image_digest={digest}`, or an image built on that base")
 
 
 def _patches(plan: Plan, image: PrebuiltImage) -> Iterator[Problem]:

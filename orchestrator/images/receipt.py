@@ -14,6 +14,7 @@ from orchestrator.plan.plan import PlannedPatch
 RECEIPT_LABEL: Final = "deploy.receipt"
 _AT_START: Final = "applied at startup"  # the applier's state for a needed patch that changes no file of the image
 BASE_LABEL: Final = "deploy.base"  # id of the base image
+BASE_NAME: Final = "org.opencontainers.image.base.name"
 BASE_DIGEST: Final = "org.opencontainers.image.base.digest"
 
 

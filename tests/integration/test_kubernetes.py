@@ -19,8 +19,8 @@ from waits import wait_for
 
 from orchestrator.core.errors import NameTakenError
 from orchestrator.core.paths import Home
-from orchestrator.images.receipt import RECEIPT_LABEL
-from orchestrator.planner.planning import render_artifacts
+from orchestrator.images.receipt import BASE_NAME, RECEIPT_LABEL
+from orchestrator.planner.planning import load, render_artifacts
 from orchestrator.runtimes.base import Unit
 from orchestrator.runtimes.kubernetes.runtime import KubernetesRuntime
 
@@ -179,6 +179,7 @@ def test_image_without_named_kernels_is_rejected_before_creating_objects(
     more = (*HOST_PATH, "--set", "kubernetes.node_selector=[gpu=none]", "--set", f"engine.compiled_kernels={kernels}")
 
     def started(**labels: str) -> tuple[int, str]:
+        labels |= {BASE_NAME: load("cpu-tiny").plan.engine.image}
         labels |= {RECEIPT_LABEL: json.dumps({"python": "3.12", "sources": {}, "patches": []})}
         config = {"architecture": "amd64", "os": "linux", "config": {"Labels": labels}}
         kind = "application/vnd.oci.image.config.v1+json"

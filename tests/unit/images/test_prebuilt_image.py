@@ -15,6 +15,8 @@ from orchestrator.core.errors import BuildError, KernelsError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.images.prebuilt import PrebuiltImage, require_matches_plan
 from orchestrator.images.receipt import (
+    BASE_DIGEST,
+    BASE_NAME,
     ImageReceipt,
     PatchedFile,
     PatchRecord,
@@ -65,8 +67,9 @@ def ready(plan: Plan, *, version: str = "0.5.14", pinned: str | None = None, **s
         "aiter": SourceRecord(root="/aiter", version=None, commit=pinned or engine.aiter_commit),
         "sglang": SourceRecord(root="/sglang", version=version, commit=None),
     }
+    labels = {BASE_NAME: engine.image or "", BASE_DIGEST: engine.image_digest or ""}
     receipt = ImageReceipt(python="3.10", sources=sources, patches=records(plan, **states))
-    return PrebuiltImage(reference="ghcr.io/me/tp8@sha256:1", receipt=receipt, labels={})
+    return PrebuiltImage(reference="ghcr.io/me/tp8@sha256:1", receipt=receipt, labels=labels)
 
 
 def without(name: str, image: PrebuiltImage) -> PrebuiltImage:
@@ -103,6 +106,11 @@ def test_image_built_from_plan_is_accepted() -> None:
             "9127" * 10,
         ),
         (
+            lambda plan: labeled(BASE_NAME, "mine:1", ready(plan)),
+            "the image was built on `mine:1`; the engine names `lmsysorg/sglang-rocm:v0.5.14-rocm720-mi35x-20260626`",
+            "`--set engine.image=mine:1`",
+        ),
+        (
             lambda plan: without(GUARD, ready(plan)),
             f"the image was not checked for patch `{GUARD}`",
             "`deploy build PROFILE`",
@@ -122,6 +130,14 @@ def test_mismatching_image_is_rejected_with_hint(
     [problem] = caught.value.problems
     assert message in problem.message
     assert hint in problem.hint
+
+
+def test_pinned_base_digest_must_match_image() -> None:
+    plan = july(f"engine.image_digest={PINNED}")
+    require_matches_plan(plan, ready(plan))
+    with pytest.raises(BuildError) as caught:
+        require_matches_plan(plan, labeled(BASE_DIGEST, "sha256:" + "b" * 64, ready(plan)))
+    assert "the engine pins sha256:aaaaaaaaaaaa…" in caught.value.problems[0].message
 
 
 def test_image_with_unplanned_patch_is_rejected() -> None:
