@@ -1,10 +1,12 @@
 """The docker command-line client. Builds use it because the Docker SDK for Python does not support BuildKit."""
 
+import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import HostError
@@ -68,21 +70,18 @@ class DockerCli:
 
 
 def find_docker(host: str | None = None) -> DockerCli:
-    """Return the docker client on the PATH.
+    """Return the first docker client on the PATH that supports BuildKit, else the first client.
 
     A client of version 23 or later needs the buildx plugin for BuildKit; distributions package the plugin separately.
     An older client has BuildKit built in. Raises HostError if there is no client or the daemon does not respond.
     """
-    at, program = docker_endpoint(host), shutil.which("docker")
-    version = re.search(r"version (\d+)([\w.+-]*)", run([program, "--version"]).stdout) if program else None
-    if program is None or version is None:
+    at = docker_endpoint(host)
+    clients = [client for program in _programs() if (client := _client(program, at))]
+    if not clients:
         raise HostError(
             "docker is not installed", hint="`apt-get install docker.io`, or docs.docker.com/engine/install"
         )
-    buildkit = int(version[1]) < 23 or run([program, "buildx", "version"]).ok
-    docker = DockerCli(
-        program=program, version=version[1] + version[2], builder="buildkit" if buildkit else "classic", host=at
-    )
+    docker = next((client for client in clients if client.builder == "buildkit"), clients[0])
     server = docker.run("version", "--format", "{{.Server.Version}}")
     if not server.ok:
         raise HostError(
@@ -91,3 +90,18 @@ def find_docker(host: str | None = None) -> DockerCli:
             details=f"  {server.stderr.strip()}",
         )
     return docker
+
+
+def _programs() -> Iterator[str]:
+    for folder in os.environ.get("PATH", "").split(os.pathsep):
+        if program := shutil.which("docker", path=folder):
+            yield str(Path(program))
+
+
+def _client(program: str, host: str) -> DockerCli | None:
+    version = re.search(r"version (\d+)([\w.+-]*)", run([program, "--version"]).stdout)
+    if version is None:
+        return None
+    buildkit = int(version[1]) < 23 or run([program, "buildx", "version"]).ok
+    builder = "buildkit" if buildkit else "classic"
+    return DockerCli(program=program, version=version[1] + version[2], builder=builder, host=host)

@@ -1,6 +1,7 @@
 """The state of every patch in other sources than an image that `deploy` built: a wheel, a directory, any image."""
 
 import errno
+import os
 import re
 import sys
 import tempfile
@@ -13,7 +14,7 @@ from typing import Final
 
 from packaging.version import InvalidVersion, Version
 
-from orchestrator.core.errors import BuildError, UsageError
+from orchestrator.core.errors import BuildError, HostError, UsageError
 from orchestrator.core.files import move, unpack
 from orchestrator.core.safe_paths import UnsafeValueError
 from orchestrator.core.subprocesses import CompletedProgram, python_module_argv, quote, run
@@ -171,7 +172,7 @@ def wheel_version(wheel: Path) -> str | None:
 def fetch_wheel(version: str, folder: Path) -> Path:
     """Return the wheel of an sglang version in `folder`, and download it if it is missing.
 
-    Raises UsageError if the version is invalid, or pip cannot download it.
+    Raises UsageError if the version is invalid, or pip cannot download it; HostError if the disk is full.
     """
     try:
         version = str(Version(version))
@@ -184,6 +185,12 @@ def fetch_wheel(version: str, folder: Path) -> Path:
         options = ["--quiet", "--no-deps", "--only-binary=:all:", *_TARGET, "--dest", partial]
         result = run(python_module_argv("pip", "download", *options, f"sglang=={version}"), env={"TMPDIR": partial})
         wheels = sorted(Path(partial).glob("sglang-*.whl"))
+        if "No space left on device" in result.stderr or "No usable temporary directory" in result.stderr:
+            raise HostError(
+                os.strerror(errno.ENOSPC),
+                location=str(folder),
+                hint="`deploy prune --caches` frees disk space, or set DEPLOY_HOME",
+            )
         if not result.ok or not wheels:
             raise UsageError(
                 f"cannot download a wheel of sglang {version}",

@@ -65,7 +65,7 @@ def test_all_engine_facts_are_read_from_image(engine: docker.DockerClient, image
         "rocm-cuda-runtime-guard": "needed",
     }
     assert engine.containers.list(all=True, filters={"ancestor": image}) == []
-    assert json.loads(deploy(said["next"].removeprefix("deploy ") + " --json"))["engine"]["aiter_commit"] == COMMIT
+    assert json.loads(deploy("show mi355x-tp8 --set engine=own --json"))["engine"]["aiter_commit"] == COMMIT
     assert f"FROM {image}" in deploy("render mi355x-tp8 --set engine=own")
 
 

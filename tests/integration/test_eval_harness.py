@@ -186,7 +186,7 @@ def test_hostile_answers_are_discarded_and_damaged_dataset_fails(
         adding_model(aside="\x1b]0;OWNED\x07 <script>OWNED</script> Authorization: Bearer OWNED") as target,
         together(
             {
-                "hostile": partial(ask, target, limit=5, notify=said.append),
+                "hostile": partial(ask, target, limit=5, say=said.append),
                 "damaged": partial(run_eval, target, options, home=engine_home, notify=lambda _: None),
             }
         ) as asked,

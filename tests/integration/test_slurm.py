@@ -179,7 +179,7 @@ def test_pending_job_of_killed_up_starts_and_is_found(
 ) -> None:
     up = with_gpus("patient", gpu_python)
     with taken(slurm_cluster, NODES), deploy.running(*up) as command:
-        command.wait_for(r"\(Resources\)")
+        command.wait_for("pending: Resources")
         command.send(signal.SIGKILL)
         command.wait()
         twin = deploy.run(*up)

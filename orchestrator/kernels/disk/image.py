@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from orchestrator.core.console import warn
 from orchestrator.core.errors import KernelsError, PathNotFoundError, Problem
 from orchestrator.images.base import image_id, known_digests
 from orchestrator.images.client import DockerCli, find_docker
@@ -48,8 +49,11 @@ def read_image(image: str, aiter_dir: str, remote: str | None = None) -> ImageTa
             raise KernelsError(none, details=error.details) from error
         with suppress(PathNotFoundError):  # no git directory
             copy_from_image(docker, image, f"{aiter_dir}/.git/HEAD", folder)
-        if not (tables := [path for path in tables_below(folder / "configs") if _is_copied(path, folder)]):
+        found = tables_below(folder / "configs")
+        if not (tables := [path for path in found if _is_copied(path, folder)]):
             raise KernelsError(none)
+        for path in (path for path in found if path not in tables):
+            warn(f"`{image}`: `{path.relative_to(folder)}` links to a file outside `{_CONFIGS}`; its rows are not read")
         rows = tuple(_rows(tables, folder))
         commit = _COMMIT.fullmatch(_text(head).strip()) if _is_copied(head, folder) else None  # detached in images
     return ImageTables(rows=rows, files=len(tables), digest=digest, aiter_commit=commit and commit[0])
