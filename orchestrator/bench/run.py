@@ -220,7 +220,7 @@ def _validate_workload(data: Mapping[str, object]) -> Workload:
 def apply_changes(workload: Workload, changes: WorkloadChanges) -> tuple[Workload, tuple[str, ...]]:
     """Return the workload with its overrides, and the names of the overrides that make it incomparable.
 
-    Rates are not among them, as each is compared by itself. Raises UsageError for invalid overrides.
+    Other rates keep it comparable, because each rate is compared separately. Raises UsageError for invalid overrides.
     """
     _check_changes(workload, changes)
     update: dict[str, object] = {key: value for key, value in vars(changes).items() if value is not None}

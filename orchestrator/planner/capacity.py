@@ -77,7 +77,7 @@ def _memory(capacity: Capacity) -> Iterator[tuple[str, str, str]]:
     )
     yield "weights per GPU", gb(memory.weights_bytes), "the checkpoint's, divided by tp"
     yield "static fraction", f"{fraction:g}", f"`{Meaning.MEMORY_FRACTION}`, {memory.fraction_source}"
-    capped = f"; `{Meaning.CACHE_TOKENS}` leaves {gb(capacity.spare_bytes)} of it free" if capacity.spare_bytes else ""
+    capped = f"; `{Meaning.CACHE_TOKENS}` leaves {gb(capacity.spare_bytes)} unused" if capacity.spare_bytes else ""
     yield (
         "cache per GPU",
         gb(memory.cache_bytes),

@@ -35,7 +35,7 @@ Taint: TypeAlias = Annotated[
 
 
 class KubernetesWeights(StrictModel):
-    """Where the pods find the checkpoint, `MODEL` in there; whoever runs the cluster brings it."""
+    """Where the pods find the checkpoint, in a directory `MODEL`. The operator of the cluster fills it."""
 
     pvc: ObjectName | None = Field(default=None, description="PersistentVolumeClaim with a directory per checkpoint")
     host_path: AbsolutePath | None = Field(

@@ -58,7 +58,7 @@ class LogprobReport:
     @computed_field  # type: ignore[prop-decorator]  # mypy knows no decorator of a property
     @property
     def ok(self) -> bool:
-        """Whether no difference is above its limit."""
+        """Whether every difference is within its limit."""
         return not any(row.above_limit for row in self.rows)
 
     def to_dict(self) -> dict[str, object]:

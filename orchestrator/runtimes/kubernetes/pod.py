@@ -44,7 +44,7 @@ def model_path(plan: Plan) -> str:
 
 
 def copy_to_claim(plan: Plan) -> str:
-    """Return where the checkpoint for the plan's claim comes from; whoever runs the cluster copies it."""
+    """Return the instruction to copy the checkpoint into the plan's PVC; `deploy` does not copy it."""
     source = plan.model.checkpoint
     if source.source == "generated":
         origin = f"the checkpoint that `deploy stage {plan.profile}` makes"

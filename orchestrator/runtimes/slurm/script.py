@@ -34,7 +34,7 @@ def job_of(plan: Plan) -> SlurmSection:
 
 
 def job_name(name: str, plan: Plan, unit_name: str = "") -> str:
-    """Return the name of the job of a server, of the replica or role `unit_name` of it, or of its gateway."""
+    """Return the job name of a server, of its replica or role `unit_name`, or of its gateway."""
     return "-".join(filter(None, (name, "gateway" if plan.gateway else unit_name.removeprefix("replica-"))))
 
 
