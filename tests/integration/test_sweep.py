@@ -58,7 +58,7 @@ def test_interrupted_sweep_is_resumed(tmp_path: Path, monkeypatch: pytest.Monkey
     assert report["command"].count("--resume") == report["command"].endswith(" --resume")
     trials = [row["trial"] for row in report["rows"]]
     assert (trials[0]["outcome"], trials[0]["is_baseline"]) == ("measured", True), "the interrupted trial has no number"
-    assert sorted(each["outcome"] for each in trials[1:]) == ["failed", "measured"] + ["refused"] * 3
+    assert sorted(each["outcome"] for each in trials[1:]) == ["failed"] + ["infeasible"] * 3 + ["measured"]
     assert "could not convert" in next(each["diagnosis"] for each in trials if each["outcome"] == "failed")
     [best] = [row["trial"] for row in report["rows"] if row["best"]]
     assert best["values"][0] > 2 * trials[0]["values"][0]
