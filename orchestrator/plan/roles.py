@@ -38,7 +38,8 @@ def role_profiles(profile: "Profile") -> "dict[str, Profile]":
         if section is not None:
             own = {key: value for key in _SPREAD if (value := getattr(section, key)) is not None}
             layout = whole.model_copy(update={**own, "prefill": None, "decode": None, "transfer": None})
-            flags = {**profile.flags, **section.flags}
+            named = {**profile.flags, **section.flags}
+            flags = {name: setting for name, setting in named.items() if setting is not None}
             found[name] = profile.model_copy(update={"layout": layout, "replicas": 1, "flags": flags})
     return found
 

@@ -108,7 +108,9 @@ def _hardware(plan: Plan) -> _Rows:
     shared = {flag.argv for flag in plan.flags}
     for role in plan.roles:
         own = " ".join(word for flag in role.flags if flag.argv not in shared for word in flag.argv)
-        yield role.role, f"{role.count} x {role.layout.label}; {own}"
+        omitted = {flag.name for flag in plan.flags} - {flag.name for flag in role.flags}
+        without = f", without --{' --'.join(sorted(omitted))}" if omitted else ""
+        yield role.role, f"{role.count} x {role.layout.label}; {own}{without}"
     if plan.roles:
         yield "transfer", f"{plan.transfer}; a gateway sends each request to both roles"
 

@@ -1,8 +1,9 @@
 """The merge of layers into one document: hardware, model, engine, profile, `--set`, lowest precedence first.
 
-Scalars replace, mappings merge by key, lists replace, `null` removes. A setting (an entry of `flags`, `env`, `layout`
-or `gateway`) is replaced as a whole, so a value never keeps the origin of the value it replaced. If `--set` changes any
-part of a setting, its origin is the user. Every key keeps the file and line it came from.
+Scalars replace, mappings merge by key, lists replace, `null` removes; among the flags of a role it omits a shared one.
+A setting (an entry of `flags`, `env`, `layout` or `gateway`) is replaced as a whole, so a value never keeps the origin
+of the value it replaced. If `--set` changes any part of a setting, its origin is the user. Every key keeps the file and
+line it came from.
 
 A profile names a catalog entry by name or path, overrides single values of one (`use:`), or contains it inline.
 """
@@ -255,7 +256,8 @@ def _merge(
             _merge(data, locations, (*path, name), item, location)
         return
     _forget(locations, path, parent.pop(key, None))
-    if value is not None:
+    of_role = path[2:3] == ("flags",) and is_setting(path)  # without the null the role has the shared flag
+    if value is not None or of_role:
         parent[key] = value
         _remember(locations, path, value, location)
 

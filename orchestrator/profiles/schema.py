@@ -291,7 +291,9 @@ class RoleSection(StrictModel):
     ep: CountField | None = Field(default=None, description="`layout.ep` of this role")
     dp_attention: SwitchField | None = Field(default=None, description="`layout.dp_attention` of this role")
     nodes: CountField | None = Field(default=None, description="`layout.nodes` of this role")
-    flags: dict[Text, FlagField] = Field(default={}, description="flags of this role")
+    flags: dict[Text, FlagField | None] = Field(
+        default={}, description="flags of this role; `null` omits a flag of both roles"
+    )
 
 
 class TransferSection(StrictModel):

@@ -45,6 +45,14 @@ def test_each_role_has_its_own_gpus_flags_and_ports() -> None:
     assert first["speculative-algorithm"] == second["speculative-algorithm"]  # shared flags are stated once
 
 
+def test_role_omits_a_shared_flag() -> None:
+    prefill, decode = replica_plans(
+        plan_of(CPU, "flags.chunked-prefill-size=64", "layout.decode.flags.chunked-prefill-size=null")
+    )
+    assert flags_of(prefill)["chunked-prefill-size"] == ("64",)
+    assert "chunked-prefill-size" not in flags_of(decode)
+
+
 def test_gateway_command_lists_roles_and_bootstrap_ports() -> None:
     more = ("layout.prefill.replicas=2", "server.port=21000")
     artifacts = render_artifacts(plan_of(CPU, *more))

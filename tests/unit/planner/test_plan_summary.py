@@ -79,6 +79,12 @@ def test_summary_of_replicas_with_api_key(tmp_path: Path) -> None:
     assert found["server"].endswith("the API key of $OWL_KEY")
 
 
+def test_flag_that_a_role_omits_is_shown(tmp_path: Path) -> None:
+    found = summary("cpu-tiny-1p1d", tmp_path, "flags.page-size=1", "layout.decode.flags.page-size=null")
+    assert found["decode"].endswith(", without --page-size")
+    assert "without" not in found["prefill"]
+
+
 def test_summary_omits_absent_sections(tmp_path: Path) -> None:
     found = summary("h200-glm-mtp", tmp_path, "model.questions=null")
     assert found["environment"] == "sglang-cuda-0.5.16.txt"

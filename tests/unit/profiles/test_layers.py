@@ -44,6 +44,20 @@ def test_null_removes_a_setting() -> None:
     assert composed("flags: {}\n", "flags.a=null").data["flags"] == {"b": {"value": 1}}
 
 
+@pytest.mark.parametrize(
+    ("profile", "overrides"),
+    [("layout: {decode: {flags: {a: null}}}\n", ()), ("", ("layout.decode.flags.a=null",))],
+    ids=["profile", "set"],
+)
+def test_null_among_the_flags_of_a_role_omits_a_shared_flag(profile: str, overrides: tuple[str, ...]) -> None:
+    """It was ignored: the role had the flag all the same."""
+    result = composed(profile, *overrides)
+    assert result.data["layout"] == {"decode": {"flags": {"a": None}}}
+    assert result.location(("layout", "decode", "flags", "a")) == (
+        "--set layout.decode.flags.a" if overrides else "p.yaml:1"
+    )
+
+
 def test_set_overrides_profile_with_user_origin() -> None:
     result = composed("flags: {a: {value: 2}}\n", "flags.a=3", "engine.version=0.5.16", "list=[a, 2]")
     assert result.data["flags"] == {
