@@ -85,7 +85,7 @@ def steps_table(steps: Sequence[UpStep]) -> str:
 def _checkpoint(plan: Plan, host_ref: HostRef) -> UpStep:
     model, directory, seconds = plan.model, checkpoint_directory(plan.model, host_ref.home), STEP_SECONDS["stage"]
     if host_ref.remote is not None:
-        missing, what = model.weight_bytes, f"verified on {host_ref.remote}"
+        missing, what = model.weight_bytes, f"verified{_on(host_ref)}"
     elif model.checkpoint.source == "generated":
         generator = Catalog.of(host_ref.home).path(EntryKind.IMAGE_FILE, model.checkpoint.path)
         done = is_generated(directory, generator)
@@ -95,8 +95,7 @@ def _checkpoint(plan: Plan, host_ref: HostRef) -> UpStep:
         missing = max(model.weight_bytes - bytes_present(directory), 0)
         what = f"{directory}: {'verified' if directory.is_dir() else 'not found'}"
     if missing and model.checkpoint.source == "hub":
-        on = f" on {host_ref.remote}" if host_ref.remote else ""
-        what = f"{gb(missing)} of {model.checkpoint.path} to download{on}, at {DOWNLOAD_MB_S:.0f} MB/s"
+        what = f"{gb(missing)} of {model.checkpoint.path} to download{_on(host_ref)}, at {DOWNLOAD_MB_S:.0f} MB/s"
         seconds = missing / (DOWNLOAD_MB_S * 1e6)
     return UpStep(name="checkpoint", what=what, seconds=seconds)
 
@@ -135,9 +134,14 @@ def _image(artifacts: Artifacts, host_ref: HostRef) -> Iterator[UpStep]:
     elif remote is None and local_config(base) is not None:
         yield UpStep(name="image", what=f"{base} patched", seconds=STEP_SECONDS["build"])
     else:
-        on = f" on {remote}, unless done before" if remote else ""
+        on = f"{_on(host_ref)}, unless done before" if remote else ""
         what = f"{base} pulled and patched{on}: up to {IMAGE_BYTES >> 30} GiB of disk"
         yield UpStep(name="image", what=what, seconds=PULL + STEP_SECONDS["build"])
+
+
+def _on(host_ref: HostRef) -> str:
+    """Return the remote hosts of all ranks as the end of a sentence; "" for this host."""
+    return f" on {' and '.join(str(node.remote) for node in host_ref.nodes)}" if host_ref.remote else ""
 
 
 def _start(plan: Plan) -> UpStep:

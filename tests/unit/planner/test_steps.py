@@ -88,3 +88,5 @@ def test_steps_on_remote_host_ignore_local_images(tmp_path: Path, images: set[st
     assert "438.0 GB of amd/GLM-5.2-MXFP4 to download on ssh://node" in found["checkpoint"][0]
     assert "pulled and patched on ssh://node" in found["image"][0]
     assert min(found["checkpoint"][1], found["image"][1]) > 900
+    both = shown(HostRef(home=Home(tmp_path), remote="ssh://node", rank_hosts=("ssh://other",)))
+    assert all(" on ssh://node and ssh://other" in both[step][0] for step in ("checkpoint", "image"))
