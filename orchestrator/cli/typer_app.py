@@ -224,8 +224,11 @@ def _in_our_words(ctx: "Context") -> Iterator[None]:
         message = ": ".join(_begun_small(part) for part in message.partition(" (Possible")[0].split(": "))
         if renamed:
             near = f"did you mean `{renamed}`?"
-        elif not own and (key := get_close_matches(option, PROFILE_KEYS, n=1, cutoff=_NEAR_KEY)):
-            near = f"`--set {PROFILE_KEYS[key[0]]}=VALUE`, for commands with `--set`"
+        elif (key := get_close_matches(option, PROFILE_KEYS, n=1, cutoff=_NEAR_KEY)) and (
+            get_close_matches(option, [*own, *key], n=1) == key
+        ):
+            sets = any("--set" in param.opts for param in ctx.command.params)
+            near = f"`--set {PROFILE_KEYS[key[0]]}=VALUE`{'' if sets else ', for commands with `--set`'}"
         raise UsageError(message, hint=near or _begun_small(more) or help_) from error
 
 

@@ -20,7 +20,7 @@ def refused(*argv: str) -> DeployError:
     ("option", "key"), [("--port", "server.port"), ("--tp", "layout.tp"), ("--workload", "workload")]
 )
 def test_option_matching_profile_key_suggests_set(option: str, key: str) -> None:
-    assert refused("up", "cpu-tiny", option, "1").hint == f"`--set {key}=VALUE`, for commands with `--set`"
+    assert refused("up", "cpu-tiny", option, "1").hint == f"`--set {key}=VALUE`"
 
 
 def test_command_without_set_option_names_profile_key() -> None:
@@ -51,7 +51,10 @@ def test_error_location_is_the_typed_option(given: tuple[str, str]) -> None:
 @pytest.mark.parametrize(
     ("option", "hint"),
     [
-        ("--prot", "`--set server.port=VALUE`, for"),
+        ("--prot", "`--set server.port=VALUE`"),
+        ("--replicas", "`--set replicas=VALUE`"),  # it was like `--max-replicas`
+        ("--repicas", "`--set replicas=VALUE`"),
+        ("--max-replica", "did you mean `--max-replicas`?"),
         ("--hots", "did you mean `--host`?"),
         ("--zz", "`deploy up -h` shows"),
     ],
