@@ -20,6 +20,7 @@ from orchestrator.core.secrets import redact_data
 from orchestrator.core.signals import ignore_signals
 from orchestrator.plan.diff import render_diff
 from orchestrator.plan.plan import Plan
+from orchestrator.plan.replicas import rolling_update_blocker
 from orchestrator.planner.plan_warnings import report_warnings, warn_unpinned
 from orchestrator.planner.planning import rendered_files
 from orchestrator.planner.source import collect_rejections
@@ -153,10 +154,9 @@ def _already_up(servers: Servers, name: str, *, plan: Plan, request: UpRequest) 
                 continue
             raise StartError(f"`{name}`: {state.detail}", hint=hint)
         if handle.plan_digest != plan.digest:
-            old = read_plan(latest_run(servers.home, name))
-            details = render_diff(old.to_dict(), plan.to_dict()) if old else ""
-            ended = "" if state.status is Status.RUNNING else f" and is not running: {state.exit_summary}"
-            raise NameTakenError(f"`{name}` has another plan{ended}", details=details, hint=hint)
+            raise _other_plan(
+                read_plan(latest_run(servers.home, name)), plan, replace(handle, state=state), request, hint
+            )
         if handle.rank_hosts not in {(), request.rank_hosts}:
             raise NameTakenError(f"`{name}` has its other ranks on {', '.join(handle.rank_hosts)}", hint=hint)
         if state.status is Status.PENDING:
@@ -179,6 +179,16 @@ def _already_up(servers: Servers, name: str, *, plan: Plan, request: UpRequest) 
         join(handle, servers)
         return UpResult(handle=handle, served_name=plan.model.served_name, smoke=None, seconds=None)
     return None
+
+
+def _other_plan(old: Plan | None, new: Plan, handle: RunningServer, request: UpRequest, hint: str) -> NameTakenError:
+    """Return the error for a server with another plan; `hint` is replaced if no rolling update leads to the new one."""
+    name, running = handle.name, handle.state.status is Status.RUNNING
+    if running and handle.replicas and old and rolling_update_blocker(old, new):
+        hint = f"`deploy down {name}`, then `{request.command(name)}`; or choose another name with `--name`"
+    details = render_diff(old.to_dict(), new.to_dict()) if old else ""
+    ended = "" if running else f" and is not running: {handle.state.exit_summary}"
+    return NameTakenError(f"`{name}` has another plan{ended}", details=details, hint=hint)
 
 
 @contextmanager

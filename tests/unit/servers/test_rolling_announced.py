@@ -1,18 +1,24 @@
-"""A rolling update says beforehand that requests fail while the only server of a role is replaced."""
+"""What is said before a rolling update: that it is impossible, or that requests fail during it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from plan_samples import plan_of
+from run_samples import request_of
 
-from orchestrator.runtimes.base import HostRef
+from orchestrator.core.errors import NameTakenError
+from orchestrator.core.paths import Home
+from orchestrator.runs.run_dir import RunDir
+from orchestrator.runtimes.base import HostRef, ServerState, Status
 from orchestrator.servers.group import RunningServer
 from orchestrator.servers.rollout import update
 from orchestrator.servers.servers import Servers
 from orchestrator.servers.start.request import StartSpec
+from orchestrator.servers.start.up import _already_up
 
 
 class Unchanged(Exception):  # noqa: N818 - it is no error
@@ -42,6 +48,39 @@ def begun(profile: str, outdated: Sequence[int], monkeypatch: pytest.MonkeyPatch
             cast("RunningServer", SimpleNamespace(plan=None)),
             cast("HostRef", None),
         )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "hint"),
+    [
+        (("cpu-tiny", "replicas=2"), ("cpu-tiny", "replicas=3"), "--replace` does a rolling update; or choose"),
+        (("cpu-tiny-1p1d",), ("cpu-tiny-1p1d", "layout.decode.replicas=2"), "`deploy down owl`, then `deploy up "),
+        (("cpu-tiny", "replicas=2"), ("cpu-tiny", "replicas=2", "server.port=31000"), "`deploy down owl`, then `"),
+    ],
+    ids=["replicas", "roles", "port"],
+)
+def test_hint_for_another_plan_names_a_command_that_works(
+    before: tuple[str, ...], after: tuple[str, ...], hint: str, tmp_path: Path
+) -> None:
+    """The hint said `--replace`, which was then refused."""
+    home, old, new = Home(tmp_path), plan_of(*before), plan_of(*after)
+    run = RunDir(home.make_runs("owl") / "20261127T110000Z-6204c84e")
+    run.save("plan.json", {})
+    (run.path / "plan.json").write_text(old.to_json())
+    server = RunningServer(
+        runtime="process",
+        name="owl",
+        profile="",
+        plan_digest=old.digest,
+        url="",
+        run_dir=str(run.path),
+        runtime_id="1",
+    )
+    handle = replace(server, replicas=(server,))
+    group: Any = SimpleNamespace(find=lambda _: (handle,), state=lambda _: ServerState(status=Status.RUNNING))
+    with pytest.raises(NameTakenError, match="`owl` has another plan") as taken:
+        _already_up(Servers(home, {"process": group}), "owl", plan=new, request=request_of())
+    assert hint in taken.value.hint
 
 
 def test_replacing_only_server_of_a_role_warns(
