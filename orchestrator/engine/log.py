@@ -2,7 +2,7 @@
 
 import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum, auto
 from typing import Final
 
@@ -45,6 +45,14 @@ _MARKERS: Final = tuple(  # a line without any of these needs no parsing
 _SHORT: Final = 16  # characters of a line on average: comparing shorter lines costs more than searching them
 # Lines that repeat the words of a user or client: the arguments, and requests with --log-requests.
 _QUOTING: Final = ("server_args=ServerArgs(", "Receive: obj=", "Finish: obj=")
+
+
+_LOST_RANK: Final = re.compile(r"gloo/transport/tcp/pair\.cc.* (closed|reset) by peer")  # 0.5.14 and 0.5.16; torch 2.11
+
+
+def lost_another_rank(lines: Iterable[str]) -> bool:
+    """Return whether a rank ended because another one had: it may be gone 6 s before that one's main process."""
+    return any(_LOST_RANK.search(line) for line in lines)
 
 
 def echoes_user_input(line: str) -> bool:

@@ -23,6 +23,7 @@ from orchestrator.plan.units import Role
 from orchestrator.runtimes.base import Unit
 
 _RANK: Final = re.compile(r"rank-[1-9][0-9]*")
+LOST_RANK: Final = ", after another rank had failed"  # in the detail of a rank
 _REPLICA: Final = re.compile(r"(replica|prefill|decode)-[1-9][0-9]?")  # the names of `plan.units.server_names`
 
 

@@ -158,7 +158,7 @@ class DockerRuntime(Runtime):
             return NOT_FOUND if container is None else server_state(container.attrs)
         found = [(self._host.url, self._state_of_rank(unit, 0))]
         found += [(host, self._state_of_rank(unit, rank)) for rank, host in enumerate(unit.rank_hosts, 1)]
-        return state_of_ranks(found)
+        return state_of_ranks(found, lambda rank: self.logs(_rank(unit, rank), follow=False))
 
     def _state_of_rank(self, unit: Unit, rank: int) -> ServerState:
         """Return the state of a rank on a host that may not answer, with its stopped processes."""

@@ -1,10 +1,12 @@
 """The output of `docker inspect` as the state of a server. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from orchestrator.engine.log import lost_another_rank
 from orchestrator.runtimes.base import ServerState, Status
+from orchestrator.runtimes.replicas import LOST_RANK
 from orchestrator.runtimes.supervisor.record import describe_exit
 
 _NEVER: Final = "0001-01-01T00:00:00Z"
@@ -26,24 +28,29 @@ def server_state(inspected: Mapping[str, Any]) -> ServerState:  # Any: JSON of t
     )
 
 
-def state_of_ranks(ranks: Sequence[tuple[str, ServerState]]) -> ServerState:
+def state_of_ranks(ranks: Sequence[tuple[str, ServerState]], log: Callable[[int], Iterable[str]]) -> ServerState:
     """Return the state of a server on several nodes from the host and state of each rank, rank 0 first.
 
-    The server has exited when one rank has: rank 0 notices it within 7 s (0.5.14), but not a lost host.
+    The server has exited when one rank has: rank 0 notices it within 7 s (0.5.14), but not a lost host. `log` returns
+    the log of a rank.
     """
     (_, first), *_ = ranks
     named = [(f"rank {rank} on {host}", state) for rank, (host, state) in enumerate(ranks)]
-    alive, ended = list[str](), list[tuple[str, ServerState]]()
-    for rank, state in named:
+    alive, ended = list[str](), list[int]()
+    for rank, (name, state) in enumerate(named):
         if state.status in {Status.EXITED, Status.NOT_FOUND}:
-            ended.append((rank, state))
+            ended.append(rank)
         elif state.detail:
-            alive.append(f"{rank}: {state.detail}")
+            alive.append(f"{name}: {state.detail}")
     if not ended:
         return replace(first, detail="; ".join(alive))
-    rank, state = min(ended, key=lambda item: item[1].ended_at or "")
-    reason = "its container was removed" if state.status is Status.NOT_FOUND else state.detail
-    detail = "; ".join([f"{rank} ended first: {reason}", *alive])
+    rank = min(ended, key=lambda rank: named[rank][1].ended_at or "")
+    name, state = named[rank]
+    if state.status is Status.NOT_FOUND:
+        reason = "its container was removed"
+    else:
+        reason = f"{state.detail}{LOST_RANK if lost_another_rank(log(rank)) else ''}"
+    detail = "; ".join([f"{name} ended first: {reason}", *alive])
     return replace(state, status=Status.EXITED, started_at=first.started_at, detail=detail)
 
 

@@ -10,8 +10,9 @@ from urllib.parse import urlsplit
 from orchestrator.core.errors import HostError
 from orchestrator.core.logs.lines import LogTail
 from orchestrator.core.secrets import redact
-from orchestrator.runtimes.base import NOT_FOUND, STOPPED, ServerState, Status
-from orchestrator.runtimes.replicas import rank_dirs
+from orchestrator.engine.log import lost_another_rank
+from orchestrator.runtimes.base import LOG, NOT_FOUND, STOPPED, ServerState, Status
+from orchestrator.runtimes.replicas import LOST_RANK, rank_dir, rank_dirs
 from orchestrator.runtimes.slurm.arguments import rejection_in
 from orchestrator.runtimes.slurm.jobs import Job, exit_reason, pending_reason
 from orchestrator.runtimes.slurm.record import SERVER, read_submission
@@ -84,7 +85,9 @@ def _first_rank(run_dir: Path, first: Record | None) -> str:
     code = record.exit_code
     if when >= first.ended_at or code is None:
         return ""
-    return f"rank {rank} on {urlsplit(record.url).hostname} ended first: {describe_exit(code)}"
+    lost = lost_another_rank(LogTail(rank_dir(run_dir, rank) / LOG).to_end())
+    reason = f"{describe_exit(code)}{LOST_RANK if lost else ''}"
+    return f"rank {rank} on {urlsplit(record.url).hostname} ended first: {reason}"
 
 
 def saved_state(run_dir: Path) -> ServerState | None:

@@ -77,6 +77,11 @@ HUNG = ServerState(status=Status.RUNNING, detail="paused")
 LOST = ServerState(status=Status.UNKNOWN, detail="cannot connect")
 
 
+LOST_PEER = (
+    "RuntimeError: [/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:3625"
+)
+
+
 def ended(moment: str, detail: str) -> ServerState:
     return ServerState(status=Status.EXITED, exit_code=137, ended_at=moment, detail=detail)
 
@@ -97,5 +102,14 @@ def ended(moment: str, detail: str) -> ServerState:
 def test_server_is_exited_when_any_rank_exits(
     states: tuple[ServerState, ServerState], status: Status, detail: str
 ) -> None:
-    state = state_of_ranks(list(zip("ab", states, strict=True)))
+    state = state_of_ranks(list(zip("ab", states, strict=True)), lambda _: ["Scheduler hit an exception:"])
     assert (state.status, state.detail) == (status, detail)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_rank_that_lost_another_one_is_not_blamed(lost: int) -> None:
+    """Seen with 0.5.14 on two nodes: after a kill of rank 0's scheduler, its main process waits longer than rank 1."""
+    logs = {lost: [LOST_PEER], 1 - lost: ["Subprocess scheduler_0 (pid=10561) crashed with exit code -9."]}
+    ends = [ended("T2" if rank == lost else "T3", "killed") for rank in (0, 1)]
+    state = state_of_ranks(list(zip("ab", ends, strict=True)), logs.__getitem__)
+    assert state.detail == f"rank {lost} on {'ab'[lost]} ended first: killed, after another rank had failed"

@@ -94,3 +94,8 @@ def test_first_exited_rank_is_named(run: Path, ends: tuple[tuple[str, int] | Non
         write_record(rank_dir(run, rank), record(rank_dir(run, rank), node=f"n{rank}", code=code, ended=ended), SERVER)
     first = record(run, node="n0", code=137, ended=f"2026-11-27T12:{ends[0][0]}+00:00" if ends[0] else None)
     assert server_state(JOB, first, run).detail == detail
+    lost = "gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:36253. This is typically caused by"
+    for rank in (1, 2):
+        (rank_dir(run, rank) / LOG).write_text(f"RuntimeError: [/third_party/gloo/{lost}\n")
+    blamed = f"{detail}, after another rank had failed" if "ended first" in detail else detail
+    assert server_state(JOB, first, run).detail == blamed
