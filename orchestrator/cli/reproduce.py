@@ -229,7 +229,7 @@ def _running_plan(name: str, host: str | None) -> Plan:
     with open_servers(Home.from_environment(), host) as servers:
         server = servers.open(name)
         server.require_running()
-        return server.require_plan()
+        return server.handle.require_plan()
 
 
 def _note_checkpoint(planned: ReproducePlan, published: Published) -> None:

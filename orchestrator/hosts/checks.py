@@ -1,6 +1,7 @@
 """Preflight: the checks that a host is ready for a plan. Each check reports a finding and a hint."""
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Final
 
 from orchestrator.hosts import fabric, gpu_checks, machine_checks
@@ -30,11 +31,7 @@ SERVING_CHECKS: Final[Sequence[Check]] = (
     machine_checks.ports,
 )
 # Run on the host where `deploy` runs.
-CONTROL_CHECKS: Final[Sequence[Check]] = (
-    machine_checks.disk_space,
-    machine_checks.checkpoint,
-    machine_checks.api_key,
-)
+CONTROL_CHECKS: Final[Sequence[Check]] = (machine_checks.disk_space, machine_checks.checkpoint, machine_checks.api_key)
 
 
 def preflight(plan: Plan, access: HostAccess, more: Sequence[Check] = (), *, local: bool = True) -> PreflightReport:
@@ -48,7 +45,6 @@ def preflight(plan: Plan, access: HostAccess, more: Sequence[Check] = (), *, loc
     gpus = ALL_SECTIONS if local and plan.hardware.vendor != "cpu" else {}
     sections = survey(access.runner, {**gpus, **MACHINE_SECTIONS}, directories=directories)
     context = CheckContext(plan=plan, machine=read_machine(sections), access=access)
-    findings = (
-        finding for check in (*(SERVING_CHECKS if local else ()), *CONTROL_CHECKS, *more) for finding in check(context)
-    )
+    checks = (*(SERVING_CHECKS if local else ()), *CONTROL_CHECKS, *more)
+    findings = chain.from_iterable(check(context) for check in checks)
     return PreflightReport(profile=plan.profile, findings=tuple(findings))

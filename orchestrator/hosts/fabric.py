@@ -249,7 +249,7 @@ def firmware(fabric: Fabric) -> Iterator[Finding]:
 
 def write_bandwidth(fabric: Fabric) -> Iterator[Finding]:
     """Measure RDMA writes between neighboring nodes on each NIC, one after the other."""
-    check, needed, progress = "ib_write_bw", "RDMA writes between the nodes", Progress()
+    check, needed = "ib_write_bw", "RDMA writes between the nodes"
     pairs = [
         (server, client, fabric.nics[server.name][name], nic)
         for server, client in pairwise(fabric.nodes)
@@ -257,16 +257,15 @@ def write_bandwidth(fabric: Fabric) -> Iterator[Finding]:
         if nic.usable and name in fabric.nics[server.name] and fabric.nics[server.name][name].usable
     ]
     try:
-        for server, client, other, nic in pairs:
-            progress.update(f"ib_write_bw: {nic.name} from {client.name} to {server.name}")
-            metric = write_gbits(server, client, (other, nic))
-            fabric.write[nic.name] = min(metric, fabric.write.get(nic.name, metric))
+        with Progress() as progress:
+            for server, client, other, nic in pairs:
+                progress.update(f"ib_write_bw: {nic.name} from {client.name} to {server.name}")
+                metric = write_gbits(server, client, (other, nic))
+                fabric.write[nic.name] = min(metric, fabric.write.get(nic.name, metric))
     except NotMeasuredError as error:
         fabric.write.clear()  # the lowest of all pairs of nodes is unknown
         yield _not_measured(check, error, needed, "run `ib_write_bw` by hand; check PFC, MTU and routes")
         return
-    finally:
-        progress.done()
     if not pairs:
         yield not_checked(check, "no NIC is usable on two neighboring nodes", needed, "fix the links and GIDs first")
         return
@@ -276,19 +275,18 @@ def write_bandwidth(fabric: Fabric) -> Iterator[Finding]:
 
 def all_reduce(fabric: Fabric) -> Iterator[Finding]:
     """Measure all-reduce over all ranks with the engine's torch, by RCCL, NCCL or (on CPUs) gloo."""
-    check, needed, progress = "all-reduce", "bandwidth between the ranks of all nodes", Progress()
+    check, needed = "all-reduce", "bandwidth between the ranks of all nodes"
     if fabric.python is None:
         hint = "run `deploy up` or `deploy build` first"
         yield not_checked(check, "no Python with the engine on this host", needed, hint)
         return
-    progress.update("all-reduce over all nodes")
     try:
-        values = all_reduce_gbytes(fabric.plan, fabric.nodes, fabric.python)
+        with Progress() as progress:
+            progress.update("all-reduce over all nodes")
+            values = all_reduce_gbytes(fabric.plan, fabric.nodes, fabric.python)
     except NotMeasuredError as error:
         yield _not_measured(check, error, needed, "`--set env.NCCL_DEBUG=INFO` shows which network was chosen")
         return
-    finally:
-        progress.done()
     fabric.reduced.update({str(size): metric for size, metric in values.items()})
     expected = fabric.baseline.all_reduce_gbytes if fabric.baseline else None
     if fabric.baseline and fabric.baseline.ranks != fabric.ranks:

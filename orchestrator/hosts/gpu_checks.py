@@ -33,9 +33,8 @@ def gpus_present(context: CheckContext) -> Iterator[Finding]:
     needed = f"{len(context.plan.gpus)} x {hardware.arch}"
     if inventory is None:
         other = "; ".join(f"{len(i.gpus)} of {VENDORS[i.vendor].name}" for i in context.machine.inventories)
-        found = f"no {VENDORS[hardware.vendor].name} GPU" + (
-            f" ({other})" if other else "; found neither `amd-smi` nor `nvidia-smi`"
-        )
+        more = f" ({other})" if other else "; found neither `amd-smi` nor `nvidia-smi`"
+        found = f"no {VENDORS[hardware.vendor].name} GPU{more}"
         yield fail("gpus", found, needed, "choose a profile for this host: `deploy profiles`")
         return
     module = {"amd": "amdgpu", "nvidia": "nvrm"}[inventory.vendor]
@@ -100,9 +99,8 @@ def vram_use(context: CheckContext) -> Iterator[Finding]:
     if inventory is None or not context.gpus:
         return
     if any(gpu.used_share is None for gpu in context.gpus):
-        yield warn(
-            VRAM_IN_USE, f"not reported by {inventory.tool}", needed, "check the VRAM use by hand before the start"
-        )
+        hint = "check the VRAM use by hand before the start"
+        yield warn(VRAM_IN_USE, f"not reported by {inventory.tool}", needed, hint)
         return
     if busy := busy_gpus(context.gpus):
         who = "; ".join(holders(inventory, (gpu.index for gpu in busy))) or "no visible process"

@@ -86,9 +86,7 @@ def rank_network(first: str, others: Sequence[str]) -> RankNetwork:
     word = secrets.token_hex(8)
     with tempfile.TemporaryFile() as stderr, ssh_start(first, [*_PYTHON, _LISTEN, word], stderr) as listener:
         port, own = _listening(listener, first, stderr)
-        known = list(
-            dict.fromkeys(ssh_address for ssh_address in (*_ssh_addresses(first), *own) if ":" not in ssh_address)
-        )
+        known = list(dict.fromkeys(item for item in (*_ssh_addresses(first), *own) if ":" not in item))
         if not known:
             hint = f"add an IPv4 address to its network; `ssh {SshHost.parse(first).address} hostname -I` shows them"
             raise HostError(f"{first} has no known IPv4 address, which other ranks need", hint=hint)

@@ -78,7 +78,7 @@ def read_machine(survey: Survey) -> Machine:
         rdma=read_nics(survey["rdma"].text),
         disks={
             name.removeprefix("disk "): disk
-            for name, section in survey.sections.items()
+            for name, section in survey.items()
             if name.startswith("disk ") and (disk := _disk(section.text))
         },
     )
@@ -100,9 +100,7 @@ def read_memory(text: str) -> HostMemory | None:
 
     File pages count as available, as in MemAvailable: the kernel evicts them first (Linux, admin-guide/cgroup-v2.rst).
     """
-    sizes = {
-        key: int(value) << 10 for key, value in re.findall(r"^(MemTotal|MemAvailable): +(\d+) kB$", text, re.MULTILINE)
-    }
+    sizes = {key: int(kb) << 10 for key, kb in re.findall(r"^(MemTotal|MemAvailable): +(\d+) kB$", text, re.MULTILINE)}
     if len(sizes) < 2:
         return None
     limit = re.search(r"^(\d+)\n(\d+)$", text, re.MULTILINE)

@@ -70,10 +70,8 @@ def host_memory(context: CheckContext) -> Iterator[Finding]:
     available, total = machine.memory.available, machine.memory.total
     pools = sum(size * ranks for size, ranks in sizes.items())
     needed = pools + (0 if plan.hardware.vendor == "cpu" else RESERVE)
-    found, text = (
-        f"{gib(available)} available of {gib(total)}",
-        f"{gib(needed)}: {' + '.join(f'{ranks} x {gib(size)}' for size, ranks in sizes.items())}",
-    )
+    found = f"{gib(available)} available of {gib(total)}"
+    text = f"{gib(needed)}: {' + '.join(f'{ranks} x {gib(size)}' for size, ranks in sizes.items())}"
     hint = f"lower `{Meaning.HOST_TIER_SIZE}` or `{Meaning.HOST_TIER_RATIO}`, in `flags` of the profile"
     if available < needed:
         # what the server to be replaced holds is free when the new one starts
@@ -180,9 +178,8 @@ def checkpoint(context: CheckContext) -> Iterator[Finding]:
             level, found = warn, "not staged yet"
         else:
             level, found = fail, _first(error)
-        yield level(
-            "checkpoint", found, "whole", error.problems_or_self()[0].hint or error.hint or "`deploy stage PROFILE`"
-        )
+        hint = error.problems_or_self()[0].hint or error.hint or "`deploy stage PROFILE`"
+        yield level("checkpoint", found, "whole", hint)
         if plan.model.gated and on_hub:
             yield _variable("token", "HF_TOKEN", context, f"a token that can read {plan.model.checkpoint.path}")
         return

@@ -50,14 +50,11 @@ _NOTHING = Section(127, "")
 _FREE_SPACE = 'd={}; while [ ! -e "$d" ]; do d=$(dirname "$d"); done; df -Pk "$d"'
 
 
-@dataclass(frozen=True)
-class Survey:
+class Survey(dict[str, Section]):
     """The sections of one survey, by name. A section that was not surveyed reads as a missing program."""
 
-    sections: Mapping[str, Section]
-
-    def __getitem__(self, name: str) -> Section:
-        return self.sections.get(name, _NOTHING)
+    def __missing__(self, name: str) -> Section:
+        return _NOTHING
 
 
 def local(argv: Sequence[str]) -> CompletedProgram:

@@ -17,35 +17,30 @@ def wait_for_vram_release(
     *,
     gpus: Sequence[int],
     progress: Callable[[str, float], None] = lambda _text, _seconds: None,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> float:
-    """Wait until each of the `gpus` (indices) has at most `DRAINED` of its VRAM in use; return the seconds waited.
+) -> None:
+    """Wait until each of the `gpus` (indices) has at most `DRAINED` of its VRAM in use.
 
     `read` reads the GPUs once (`gpus.read_gpus`). `progress` gets the VRAM still in use, as text, and the seconds
     waited. Raises HostError with the processes that hold VRAM after `LIMIT` seconds, or at once if VRAM use cannot be
     read.
     """
-    start = clock()
+    start = time.monotonic()
     inventory, busy = poll_until(
         lambda use: not use[1],
         lambda: _vram_in_use(read(), gpus),
         timeout=LIMIT,
         interval=_INTERVAL,
         on_tick=lambda use: progress(
-            f"waiting for VRAM to drain to {DRAINED:.0%}: {describe_use(use[1])}", clock() - start
+            f"waiting for VRAM to drain to {DRAINED:.0%}: {describe_use(use[1])}", time.monotonic() - start
         ),
-        clock=clock,
-        sleep=sleep,
     )
-    waited = clock() - start
     if busy:
+        waited = time.monotonic() - start
         who = "; ".join(holders(inventory, (gpu.index for gpu in busy))) or "no visible process"
         raise HostError(
             f"VRAM is still in use after {waited:.0f} s: {describe_use(busy)}; used by {who}",
             hint="`deploy preflight PROFILE` names the processes that use it; if there are none, reset the GPUs",
         )
-    return waited
 
 
 def _vram_in_use(inventory: GpuInventory | None, gpus: Sequence[int]) -> tuple[GpuInventory, Sequence[Gpu]]:

@@ -241,17 +241,16 @@ class Runtime(ABC):
         return RuntimeSettings()
 
     @classmethod
-    def resolve_host(cls, host: str | None, environ: Mapping[str, str]) -> str | None:
+    def resolve_host(cls, host: str | None, _environ: Mapping[str, str]) -> str | None:
         """Return the host that `--host` or the environment names; None for this host. Raises UsageError."""
-        del environ
-        if host is not None and cls.cluster_managed:
+        if host is None:
+            return None
+        if cls.cluster_managed:
             raise UsageError(f"cannot use `--host` with {cls.name}: the cluster chooses the node", hint="omit `--host`")
-        if host is not None:
-            raise UsageError(
-                f"the {cls.name} runtime starts servers only on this host, not on `{host}`",
-                hint="run the command on that host; or `--set runtime=docker`, which supports remote hosts",
-            )
-        return None
+        raise UsageError(
+            f"the {cls.name} runtime starts servers only on this host, not on `{host}`",
+            hint="run the command on that host; or `--set runtime=docker`, which supports remote hosts",
+        )
 
     @classmethod
     def remote_checks(cls, plan: Plan) -> Iterator[Finding]:

@@ -32,12 +32,10 @@ def ask(url: str, prompt: str, *, tokens: int, key: Secret | None, model: str = 
             yield from _pieces(server.events(endpoints.COMPLETIONS, body), tokens=tokens)
     except (NoResponseError, UnexpectedResponseError) as error:
         hint = "`deploy status --health` requests a token from every server"
-        if isinstance(error, UnauthorizedError):
+        if isinstance(error, UnauthorizedError) and key is None:
             hint = "another server listens at this address: this server was started without a key"
-            if key is not None:
-                hint = (
-                    "export the API key with which the server was started; the variable has another value in this shell"
-                )
+        elif isinstance(error, UnauthorizedError):
+            hint = "export the API key with which the server was started; the variable has another value in this shell"
         raise StartError(f"no complete response from {url}: {error}", hint=hint) from error
 
 

@@ -96,16 +96,6 @@ class ServerGroup:
         """Group the units of `runtime`."""
         self.runtime = runtime
 
-    @property
-    def host_given(self) -> bool:
-        """Whether the user gave the host of the runtime."""
-        return self.runtime.host_given
-
-    @property
-    def gateway_discovery(self) -> bool:
-        """Whether gateways discover their replicas."""
-        return self.runtime.gateway_discovery
-
     def max_drain(self, server: RunningServer) -> float | None:
         """Return the seconds after which the runtime aborts the requests of a server that it stops; None: never."""
         if not self.runtime.drains_on_stop or (plan := server.plan) is None:
@@ -163,22 +153,6 @@ class ServerGroup:
         finally:  # highest replica first (pods all at once); the gateway again last, in case its stop failed
             self.runtime.stop_all(server.units[::-1], grace=max(until - time.monotonic(), 0))
 
-    def set_routable(self, server: RunningServer, *, routable: bool) -> None:
-        """Make a replica discoverable for its gateway, or not. See `Runtime.set_routable`."""
-        self.runtime.set_routable(server.unit, routable=routable)
-
-    def is_routable(self, server: RunningServer) -> bool:
-        """Return whether the gateway may discover this replica."""
-        return self.runtime.is_routable(server.unit)
-
-    def is_ready(self, server: RunningServer) -> bool:
-        """Return whether a healthy unit gets requests. See `Runtime.is_ready`."""
-        return self.runtime.is_ready(server.unit)
-
-    def close(self) -> None:
-        """Close connections; servers keep running."""
-        self.runtime.close()
-
     def _tail(self, unit: Unit, unreachable: set[Unit]) -> Callable[[], Iterator[str]]:
         tail = self.runtime.tail(unit)
         return lambda: _lines_if_reachable(unit, tail(), unreachable)
@@ -226,9 +200,8 @@ def _lines_if_reachable(unit: Unit, lines: Iterator[str], unreachable: set[Unit]
 def servers_of(units: Sequence[Unit]) -> tuple[RunningServer, ...]:
     """Return units as servers, sorted by name."""
     known = sorted((RunningServer.of(unit) for unit in units), key=lambda unit: unit.name)
-    return tuple(
-        chain.from_iterable(_servers_of_name(list(same)) for _, same in groupby(known, key=lambda unit: unit.name))
-    )
+    names = groupby(known, key=lambda unit: unit.name)
+    return tuple(chain.from_iterable(_servers_of_name(list(same)) for _, same in names))
 
 
 def _servers_of_name(units: Sequence[RunningServer]) -> Iterator[RunningServer]:

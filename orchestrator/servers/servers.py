@@ -30,7 +30,7 @@ from orchestrator.runs.run_dir import (
     runs_with_smoke,
 )
 from orchestrator.runtimes import REGISTRY, open_runtime, runtime_class
-from orchestrator.runtimes.base import EXIT_FILE, PartialResultError, ServerState, Status, Unit
+from orchestrator.runtimes.base import EXIT_FILE, PartialResultError, ServerState, Status
 from orchestrator.servers.exit_record import REMOVED
 from orchestrator.servers.group import RunningServer, ServerGroup, servers_of
 
@@ -48,21 +48,6 @@ class Server:
     handle: RunningServer
     runtime: ServerGroup
     run: RunDir | None  # None for a server of another home, whose labels could name any directory
-
-    @property
-    def name(self) -> str:
-        """Name of the server."""
-        return self.handle.name
-
-    @property
-    def url(self) -> str:
-        """Base URL as reached from this host; with replicas that of the gateway."""
-        return self.handle.url
-
-    @property
-    def units(self) -> tuple[Unit, ...]:
-        """Units with their states at the listing, the gateway first."""
-        return self.handle.units
 
     @property
     def engines(self) -> tuple[RunningServer, ...]:
@@ -84,26 +69,18 @@ class Server:
         """Served model name; sglang's `default` without a plan."""
         return self.plan.model.served_name if self.plan else "default"
 
-    def require_plan(self) -> Plan:
-        """Return the plan. Raises StartError if it is not in this home."""
-        return self.handle.require_plan()
-
     def require_own_run(self) -> RunDir:
         """Return the run directory. Raises StartError if it is not in this home."""
         if self.run is None:
-            raise no_plan(None, self.name)
+            raise no_plan(None, self.handle.name)
         return self.run
 
     def require_running(self) -> ServerState:
         """Return the state. Raises StartError with the exit reason if the server is not running."""
         state = self.runtime.state(self.handle)
-        if (ended := exit_problem(self.name, state)) is not None:
+        if (ended := exit_problem(self.handle.name, state)) is not None:
             raise StartError(ended.message, hint=ended.hint)
         return state
-
-    def dead_processes(self) -> str:
-        """Return the dead processes of the server. See `dead_processes`."""
-        return dead_processes(self.runtime, self.handle)
 
     def client(self, limits: "Timeouts | None" = None, *, engine: RunningServer | None = None) -> "EngineClient":
         """Return a client with the API key, for the server or one of its `engines`."""
@@ -217,10 +194,10 @@ def open_servers(home: Home, host: str | None = None, *, name: str | None = None
         only = hosts.pop() if len(hosts) == 1 else None
         host = only if isinstance(only, str) else None
     kinds = (kind for kind in REGISTRY if host is None or runtime_class(kind).supports_ssh)
-    runtimes = {kind: ServerGroup(open_runtime(kind, home, host)) for kind in kinds}
+    runtimes = {kind: open_runtime(kind, home, host) for kind in kinds}
     try:
         given = frozenset(kind for kind, runtime in runtimes.items() if runtime.host_given)
-        yield Servers(home, runtimes, given, host=host)
+        yield Servers(home, {kind: ServerGroup(runtime) for kind, runtime in runtimes.items()}, given, host=host)
     finally:
         for runtime in runtimes.values():
             runtime.close()

@@ -98,19 +98,13 @@ def status_table(found: Iterable[ServerStatus], *, width: int | None = None) -> 
         for server in whole.rows
     ]
     health = ["health"] if probed else []
-    return table(
-        ("name", "profile", "runtime", "status", *health, "url", "plan"),
-        rows,
-        width=width,
-    )
+    return table(("name", "profile", "runtime", "status", *health, "url", "plan"), rows, width=width)
 
 
 def _status(servers: Servers, handle: RunningServer, gateway: RunningServer | None, *, ask: bool) -> ServerStatus:
-    state = handle.state
-    probed = ask and state.status is Status.RUNNING
-    looked = probed or (
-        handle.replicas and state.status is Status.RUNNING
-    )  # the state of replicas is known from the listing
+    state, runs = handle.state, handle.state.status is Status.RUNNING
+    probed = ask and runs
+    looked = probed or (handle.replicas and runs)  # the state of replicas is known from the listing
     lost = dead_processes(servers.runtime(handle), handle) if looked else ""
     unrouted = _unrouted(handle, gateway) if probed else ""
     lost = lost or unrouted

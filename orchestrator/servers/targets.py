@@ -60,7 +60,7 @@ def server_target(servers: Servers, name: str) -> BenchTarget:
         return report.to_dict() if report else None
 
     return BenchTarget(
-        url=server.url,
+        url=handle.url,
         key=server.key,
         provenance=provenance,
         warnings=plan.warnings if plan else (),
@@ -110,7 +110,7 @@ def side_of_server(servers: Servers, name: str) -> ProbeSide:
         raise UsageError(
             f"cannot compare log-probabilities of `{name}`: prefill and decode servers answer only through the gateway"
         )
-    run, plan, key = server.require_own_run(), server.require_plan(), server.key
+    run, plan, key = server.require_own_run(), server.handle.require_plan(), server.key
     engines = tuple(
         (f"replica {number}" if server.handle.replicas else "", target_of(plan, url=engine.url, api_key=key))
         for number, engine in enumerate(server.engines, start=1)

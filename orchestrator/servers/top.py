@@ -24,7 +24,7 @@ from orchestrator.kernels.plan_coverage import needs_table
 from orchestrator.kernels.triton import TritonReader, uses_triton_configs
 from orchestrator.plan.plan import Plan
 from orchestrator.runtimes import runtime_class
-from orchestrator.servers.servers import Servers
+from orchestrator.servers.servers import Servers, dead_processes
 from orchestrator.servers.start.host import resolve_host_ref, runner_for
 
 WINDOW_S: Final = 60.0
@@ -91,14 +91,11 @@ class Frame:
 
     def to_text(self, *, width: int | None = None) -> str:
         """Return the sample as text."""
+        rows = [row for row in self._rows() if any(row[1:])]
         parts = [
             f"{self.name}  up for {self.age}  {self.url}  {self.time[11:19]}",
             f"UNHEALTHY: {self.problem}" if self.problem else "",
-            table(
-                ("", f"last {self.activity.window_s:.0f} s", ""),
-                [row for row in self._rows() if any(row[1:])],
-                width=width,
-            ),
+            table(("", f"last {self.activity.window_s:.0f} s", ""), rows, width=width),
             _gpu_table(self.gpus, width) if self.gpus else "",
             "\n".join(f"{event.at}  {event.what}" for event in self.events),
         ]
@@ -111,11 +108,8 @@ class Frame:
         now = self.activity
         waiting = shown(now.running, "{:.0f} running") + shown(now.queued, ", {:.0f} queued")
         yield "requests", shown(now.requests_per_s, "{:.2f}/s"), waiting
-        yield (
-            "tokens in",
-            shown(now.input_tokens_per_s, "{:,.0f}/s"),
-            shown(now.cache_hit_rate, "{:.0%} from the cache"),
-        )
+        cached = shown(now.cache_hit_rate, "{:.0%} from the cache")
+        yield "tokens in", shown(now.input_tokens_per_s, "{:,.0f}/s"), cached
         accepted = shown(now.accept_length, "{:.2f} a verify step")
         yield "tokens out", shown(now.output_tokens_per_s, "{:,.0f}/s"), accepted
         yield "time to first token", shown(now.ttft_p50_s, "p50 {:.3f} s"), shown(now.ttft_p95_s, "p95 {:.3f} s")
@@ -227,16 +221,15 @@ class TopView:
         """
         self._server = servers.open(name)
         self._server.require_running()
-        plan = self._server.require_plan()
+        plan = self._server.handle.require_plan()
         if not plan.serving.metrics:
             hint = f"`deploy up PROFILE --replace --set flags.{Meaning.METRICS}=true` starts it with them"
             raise UsageError(f"`{name}` exports no metrics", hint=hint)
         host_ref = resolve_host_ref(plan.runtime, servers.home, host)
         runner = runner_for(host_ref) if runtime_class(self._server.handle.runtime).is_local else None
         self._gpus = GpuReader(plan, runner, None if host_ref.remote else partial(read_energy, tuple(plan.gpus)))
-        self._clients = [  # a gateway counts no tokens
-            self._server.client(_LIMITS, engine=engine) for engine in self._server.engines
-        ]
+        # A gateway counts no tokens.
+        self._clients = [self._server.client(_LIMITS, engine=engine) for engine in self._server.engines]
         self._gate = GateReader() if needs_table(plan) else TritonReader() if uses_triton_configs(plan) else None
         self._log = self._server.runtime.tail(self._server.handle) if self._gate else None
         self._clock = clock
@@ -247,14 +240,14 @@ class TopView:
     def sample(self) -> Frame:
         """Take a sample of the server. Raises StartError if it is not running."""
         state, moment = self._server.require_running(), datetime.now().astimezone()
-        problem = self._server.dead_processes() or self._count()
+        problem = dead_processes(self._server.runtime, self._server.handle) or self._count()
         misses = self._misses()
         self._note(moment, problem=problem, restarts=state.restarts, misses=misses or 0)
         first, last = (self._counters[0], self._counters[-1]) if self._counters else (None, None)
         return Frame(
             time=moment.isoformat(timespec="seconds"),
-            name=self._server.name,
-            url=self._server.url,
+            name=self._server.handle.name,
+            url=self._server.handle.url,
             age=state.age(),
             problem=problem,
             activity=activity(first, last) if first and last and not problem else Activity(window_s=0),

@@ -15,10 +15,9 @@ from orchestrator.engine.other_engines import option_name
 from orchestrator.engine.requests import Body, chat_body, completion_body, generate_body
 from orchestrator.engine.responses import ChatResponse, UnexpectedResponseError, number, read_cached
 from orchestrator.plan.plan import SmokeQuestion
-from orchestrator.verify.client import NotOfferedError, SmokeClient
+from orchestrator.verify.client import NotOfferedError, SmokeClient, is_correct
 from orchestrator.verify.long_prompts import fact_found, long_prefill
 from orchestrator.verify.parser_checks import reasoning_separated, tool_call_parsed
-from orchestrator.verify.questions import is_correct
 from orchestrator.verify.report import CheckOutcome, causes_of, compare_ids, differs, failed, passed, skipped, warning
 from orchestrator.verify.soak import soak
 from orchestrator.verify.target import Target
@@ -75,9 +74,9 @@ def check_key_required(server: EngineClient, target: Target) -> CheckOutcome:
     status = server.post_status(endpoints.COMPLETIONS, b"", with_key=False)
     if status != 401:
         status = server.post_status(endpoints.COMPLETIONS, body, with_key=False)
-    return (
-        passed("401 without the key") if status == 401 else failed(f"a request without the key returns status {status}")
-    )
+    if status == 401:
+        return passed("401 without the key")
+    return failed(f"a request without the key returns status {status}")
 
 
 def greedy_deterministic(client: SmokeClient) -> CheckOutcome:

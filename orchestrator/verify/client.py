@@ -1,4 +1,4 @@
-"""The requests that the checks are made of."""
+"""The requests that the checks are made of, and questions with one right answer."""
 
 import random
 from collections.abc import Callable, Generator, Sequence
@@ -22,12 +22,14 @@ from orchestrator.engine.responses import (
     read_server_info,
 )
 from orchestrator.plan.plan import SmokeQuestion
-from orchestrator.verify.questions import prompt_of
+from orchestrator.profiles.schema import FILLER
 from orchestrator.verify.target import Target
 
 # Token ids that every tokenizer has, above the special ones of small vocabularies. An id outside the vocabulary would
 # crash the scheduler (sglang 0.5.14 checks none: `IndexError: index out of range in self`).
 TOKEN_IDS: Final = range(100, 500)
+_SENTENCE: Final = "On day {day} the sea was calm and the wind came from the west."
+_LENGTH: Final = len(_SENTENCE.split())
 
 
 class NotOfferedError(Exception):
@@ -120,9 +122,8 @@ class SmokeClient:
 
     def chat_stream(self, body: Body) -> ChatResponse:
         """The answer to a chat request as server-sent events, put together."""
-        return read_chat_events(
-            self.events(endpoints.CHAT_COMPLETIONS, {**body, "stream_options": {"include_usage": True}})
-        )
+        streamed: Body = {**body, "stream_options": {"include_usage": True}}
+        return read_chat_events(self.events(endpoints.CHAT_COMPLETIONS, streamed))
 
     def events(self, path: str, body: Body) -> Generator[bytes]:
         """Yield the events of a streamed response as they arrive; closing the generator aborts the request."""
@@ -134,3 +135,26 @@ class SmokeClient:
         if info is None:
             raise UnexpectedResponseError(f"`{endpoints.SERVER_INFO}` has no version or page size")
         return info
+
+
+def prompt_of(question: SmokeQuestion) -> str:
+    """What a user asks, with the filler in its place."""
+    return question.prompt.replace(FILLER, filler(question.filler_words))
+
+
+def filler(words: int) -> str:
+    """So many words that mean nothing; no two of its sentences are the same.
+
+    A question with an exact answer of a generated model depends on each of them: another text needs other answers.
+    """
+    sentences = (_SENTENCE.format(day=day) for day in range(1, words // _LENGTH + 2))
+    return " ".join(" ".join(sentences).split()[:words])
+
+
+def is_correct(question: SmokeQuestion, answer: str) -> bool:
+    """Return whether an answer is correct, ignoring case, white space and a full stop at the end."""
+    return _essence(answer) == _essence(question.expected)
+
+
+def _essence(text: str) -> str:
+    return " ".join(text.split()).removesuffix(".").rstrip().casefold()

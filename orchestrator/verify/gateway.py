@@ -95,13 +95,12 @@ def gateway_checks(target: Target, servers: int) -> list[CheckResult]:
     """What is asked of the gateway itself, in the order it was asked."""
     limits = Timeouts(connect=5, idle=180, total=180)  # as for the servers: prompts of the smoke test
     with EngineClient(target.url, key=target.api_key, limits=limits) as client:
-        checks: tuple[tuple[str, Callable[[], CheckOutcome]], ...] = (
-            ("replicas registered", lambda: _all_counted(client, servers)),
-            ("served model", lambda: _right_model(client, target)),
-            ("API key required", lambda: check_key_required(client, target)),
-            ("streaming matches", lambda: _stream_agrees(client, target)),
-        )
-        return [run_check(f"gateway: {name}", check) for name, check in checks]
+        return [
+            run_check("gateway: replicas registered", lambda: _all_counted(client, servers)),
+            run_check("gateway: served model", lambda: _right_model(client, target)),
+            run_check("gateway: API key required", lambda: check_key_required(client, target)),
+            run_check("gateway: streaming matches", lambda: _stream_agrees(client, target)),
+        ]
 
 
 def _all_counted(client: EngineClient, servers: int) -> CheckOutcome:

@@ -6,8 +6,7 @@ from orchestrator.core.secrets import excerpt
 from orchestrator.engine.liveness import RANK_FIELD
 from orchestrator.engine.requests import chat_body
 from orchestrator.engine.responses import NoResponseError
-from orchestrator.verify.client import SmokeClient
-from orchestrator.verify.questions import filler
+from orchestrator.verify.client import SmokeClient, filler
 from orchestrator.verify.report import CheckOutcome, causes_of, failed, passed, skipped
 
 # About 8,000 tokens: four times the tokens that sparse attention selects (`index_topk` 2048, DeepSeek-V3.2 and GLM-5).

@@ -64,13 +64,9 @@ def pair_checks(pair: Pair) -> Iterator[CheckResult]:
     with ExitStack() as stack:
         router = stack.enter_context(EngineClient(pair.gateway, key=pair.key, limits=_LIMITS))
         prefill = [stack.enter_context(EngineClient(url, key=pair.key, limits=_LIMITS)) for url in pair.prefill]
-        checks: tuple[tuple[str, Callable[[], CheckOutcome]], ...] = (
-            ("KV cache transferred", lambda: _transferred(router, prefill, pair.model)),
-            ("answer of one server", lambda: _single_replica_output(router, prefill[0], pair)),
-            ("network", lambda: _network(pair)),
-        )
-        for name, check in checks:
-            yield run_check(f"pair: {name}", check)
+        yield run_check("pair: KV cache transferred", lambda: _transferred(router, prefill, pair.model))
+        yield run_check("pair: answer of one server", lambda: _single_replica_output(router, prefill[0], pair))
+        yield run_check("pair: network", lambda: _network(pair))
 
 
 def _transferred(router: EngineClient, prefill: Sequence[EngineClient], model: str) -> CheckOutcome:

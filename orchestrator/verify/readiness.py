@@ -201,8 +201,4 @@ class _Wait:
 
     def _error(self, message: str, *, hint: str = "") -> NotReadyError:
         lines = "\n".join(self.reader.last_lines) or "(the log is empty)"
-        return NotReadyError(
-            redact(message),
-            hint=hint,
-            details=redact(lines),
-        )
+        return NotReadyError(redact(message), hint=hint, details=redact(lines))

@@ -35,7 +35,6 @@ def smoke_test(
     seed: int | None = None,
     timeout: float = 180.0,
     progress: Progress | None = None,
-    clock: Callable[[], float] = time.monotonic,
     transport: httpx.BaseTransport | None = None,
 ) -> SmokeReport:
     """Check a ready server.
@@ -58,12 +57,12 @@ def smoke_test(
             engine=engine if target.engine_url else server,
             show=lambda text: displayed.update("smoke test", transient=text),
         )
-        began, problem = clock(), ""
+        began, problem = time.monotonic(), ""
         if target.on_gpu and client.is_sglang:
             displayed.update("first sampled request")
-            problem = sample_ranks(target, server, client.fresh_ids(37), clock=clock)
-        sampled = round(clock() - began, 3)
-        checks = tuple(_all_checks(client, problem, progress=displayed, clock=clock))
+            problem = sample_ranks(target, server, client.fresh_ids(37))
+        sampled = round(time.monotonic() - began, 3)
+        checks = tuple(_all_checks(client, problem, displayed))
     return SmokeReport(url=target.url, served_name=target.served_name, checks=checks, first_sample_seconds=sampled)
 
 
@@ -73,7 +72,6 @@ def sample_ranks(
     prompt: Sequence[int],
     *,
     fields: Mapping[str, object] = MappingProxyType({}),
-    clock: Callable[[], float] = time.monotonic,
 ) -> str:
     """Let each data-parallel rank answer a sampled request, and return which rank does not; "" if all do.
 
@@ -86,7 +84,7 @@ def sample_ranks(
         model = target.served_name
         body = generate_body(prompt, tokens=2, model=model, rank=rank, temperature=1.0, top_p=0.95, top_k=50)
         with suppress(RuntimeError):  # of httpx: the wait was interrupted, and the client is closed
-            answers[rank] = _sampled(server, {**body, **fields}, is_gateway=bool(target.engine_url), clock=clock)
+            answers[rank] = _sampled(server, {**body, **fields}, is_gateway=bool(target.engine_url))
 
     threads = [threading.Thread(target=ask, args=(rank,), daemon=True) for rank in answers]
     for thread in threads:
@@ -98,7 +96,7 @@ def sample_ranks(
     )
 
 
-def _sampled(server: EngineClient, body: Body, *, is_gateway: bool, clock: Callable[[], float]) -> str:
+def _sampled(server: EngineClient, body: Body, *, is_gateway: bool) -> str:
     """Send a sampled request; return why it is not answered, or "".
 
     While kernels are compiled a server fails its health checks. A gateway then answers 503, and for some seconds after
@@ -108,27 +106,26 @@ def _sampled(server: EngineClient, body: Body, *, is_gateway: bool, clock: Calla
     dropped: list[str] = []
 
     def ask() -> str | None:
-        began = clock()
+        began = time.monotonic()
         try:
             status = server.status("POST", endpoints.GENERATE, body, limits=_SAMPLE_LIMITS)
         except NoResponseError as error:
             dropped.append(str(error))
             return dropped[-1] if len(dropped) == _SAMPLE_TRIES else None
         dropped.clear()
-        return "" if status != httpx.codes.SERVICE_UNAVAILABLE and clock() - began < AT_ONCE_SECONDS else None
+        at_once = time.monotonic() - began < AT_ONCE_SECONDS
+        return "" if status != httpx.codes.SERVICE_UNAVAILABLE and at_once else None
 
     limit = SAMPLE_LIMIT if is_gateway else 0.0
     reason = poll_until(lambda reason: reason is not None, ask, timeout=limit, interval=1.0)
     return "".join(dropped[-1:]) if reason is None else reason
 
 
-def _all_checks(
-    client: SmokeClient, problem: str, *, progress: Progress, clock: Callable[[], float]
-) -> Iterator[CheckResult]:
+def _all_checks(client: SmokeClient, problem: str, progress: Progress) -> Iterator[CheckResult]:
     """Yield the result of each check; `problem` is why the server is already known not to answer, or ""."""
     for number, (name, check) in enumerate(CHECKS, start=1):
         progress.update("smoke test", transient=f"{number}/{len(CHECKS)}: {name}")
-        began = clock()
+        began = time.monotonic()
         if reason := skip_reason(check, client.target):  # also of a server that is silent
             outcome = skipped(reason)
         elif problem:
@@ -142,7 +139,7 @@ def _all_checks(
                 outcome = failed(str(error))
             except NoResponseError as error:
                 outcome, problem = failed(str(error)), f"the server stopped answering during `{name}`"
-        yield outcome.result(name, clock() - began)
+        yield outcome.result(name, time.monotonic() - began)
 
 
 def run_check(name: str, check: Callable[[], CheckOutcome]) -> CheckResult:

@@ -89,7 +89,7 @@ def _same(client: SmokeClient, tier: str, before: GenerateResponse, after: Gener
 
 
 def _sources(answer: GenerateResponse) -> str:
+    if not answer.cached_tokens:
+        return "none cached"
     notes = [f"{count:,} from {tier}" for tier, count in answer.cached_by_source.items() if count]
-    return (
-        ", ".join(notes) or f"{answer.cached_tokens:,} from an unnamed cache" if answer.cached_tokens else "none cached"
-    )
+    return ", ".join(notes) or f"{answer.cached_tokens:,} from an unnamed cache"

@@ -20,7 +20,7 @@ from orchestrator.engine.responses import read_generated
 from orchestrator.hosts.venvs.venv import Venv
 from orchestrator.plan.plan import SmokeQuestion
 from orchestrator.planner.planning import load
-from orchestrator.verify.questions import prompt_of
+from orchestrator.verify.client import prompt_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 PROGRAM = data_root() / "images" / "greedy_answers.py"

@@ -15,7 +15,7 @@ from cpu_server import CpuEngine, CpuServer
 from orchestrator.diagnose.match import diagnose
 from orchestrator.engine.client import EngineClient
 from orchestrator.servers.group import RunningServer, ServerGroup
-from orchestrator.servers.memory import memory_gauges
+from orchestrator.servers.soaks import memory_gauges
 from orchestrator.verify import soak
 from orchestrator.verify.checks import CHECKS
 from orchestrator.verify.client import SmokeClient

@@ -23,6 +23,7 @@ from orchestrator.hosts.machine import read_machine
 from orchestrator.hosts.ports import port_holder
 from orchestrator.hosts.survey import MACHINE_SECTIONS, local, survey
 from orchestrator.runtimes.base import HostRef
+from orchestrator.servers.start import host
 from orchestrator.servers.start.host import wait_until_released
 
 
@@ -73,12 +74,12 @@ def test_ipv6_port_holder_is_found() -> None:
     assert holder.pid == os.getpid()
 
 
-def test_down_reports_holder_of_unreleased_port(listener: tuple[int, int]) -> None:
+def test_down_reports_holder_of_unreleased_port(listener: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     pid, port = listener
     plan = plan_of("cpu-tiny", f"server.port={port}")
-    times = iter([0.0, 1.0, 31.0])
+    monkeypatch.setattr(host, "_PORT_LIMIT", 0.0)
     with pytest.raises(HostError, match=rf"port {port} is still in use by .*\(pid {pid}\)"):
-        wait_until_released(plan, HostRef(home=Home(Path())), clock=lambda: next(times), sleep=lambda _seconds: None)
+        wait_until_released(plan, HostRef(home=Home(Path())))
 
 
 def test_host_without_gpus_is_not_ready(deploy: CommandLine) -> None:

@@ -43,8 +43,7 @@ _PRELOADED = (
         f"orchestrator.runtimes.{name}"
         for name in (
             "docker.host", "docker.runtime", "docker.spec", "kubernetes.runtime", "kubernetes.spec", "process.checks",
-            "process.rules", "process.runtime", "slurm.rules", "slurm.runtime", "slurm.spec", "supervisor.interpreter",
-            "supervisor.prepare",
+            "process.runtime", "slurm.runtime", "slurm.spec", "supervisor.interpreter", "supervisor.prepare",
         )
     ),
     *("docker", "encodings.idna", "httpcore", "multiprocessing.pool", "multiprocessing.dummy", "netrc", "tenacity"),

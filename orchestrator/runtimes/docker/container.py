@@ -199,11 +199,9 @@ def container_argv(artifacts: Artifacts, *, config: bool) -> tuple[str, ...]:
     """
     plan = artifacts.plan
     argv = artifacts.command.argv + (key_file_words(CONFIG_FILE) if config else ())
-    return (
-        argv
-        if plan.hardware.vendor == "cpu" or plan.gateway is not None
-        else ("sh", "-c", vram_script(plan.gpus), "sh", *argv)
-    )
+    if plan.hardware.vendor == "cpu" or plan.gateway is not None:
+        return argv
+    return ("sh", "-c", vram_script(plan.gpus), "sh", *argv)
 
 
 def vram_script(gpus: range, *, drm: str = "/sys/class/drm", interval: int = 5) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,20 +22,16 @@ from orchestrator.core.polling import poll_until
 from orchestrator.core.procfs import process_identity
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secrets import Secret
+from orchestrator.core.streams import ignore_sigpipe
 from orchestrator.engine.launch import split_secrets
 from orchestrator.hosts.daemon import remote_host
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.base import NOT_FOUND, Cache, Runtime, ServerState, Status, Unit
-from orchestrator.runtimes.docker.caches import caches
-from orchestrator.runtimes.docker.container import (
-    container_labels,
-    container_name,
-    ranked,
-    spec_of,
-)
+from orchestrator.runtimes.docker.container import container_labels, container_name, ranked, spec_of
 from orchestrator.runtimes.docker.creation import discard, remove, start_on
 from orchestrator.runtimes.docker.host import DockerHost
 from orchestrator.runtimes.docker.logs import ContainerTail, container_log, follow_log, save_log
+from orchestrator.runtimes.docker.options import ARCH_LABEL, CACHE_LABEL
 from orchestrator.runtimes.docker.sdk import docker
 from orchestrator.runtimes.docker.state import server_state, state_of_ranks
 from orchestrator.runtimes.labels import (
@@ -95,7 +92,38 @@ class DockerRuntime(Runtime):
         return remote_host(host, environ)
 
     def caches(self) -> Sequence[Cache]:
-        return caches(self._home, self.host_name)
+        """See `Runtime.caches`. Volumes keep compiled kernels: one set per image and gfx."""
+        with self._host.errors():
+            found = [
+                Cache(
+                    kind="compiled kernels",
+                    location=volume["Name"],
+                    requirements={"image": volume["Labels"][CACHE_LABEL], "gfx": volume["Labels"][ARCH_LABEL]},
+                    size=volume["UsageData"]["Size"],
+                    used_by=self._users_of(volume["Name"]),
+                    remove=partial(self._remove_volume, volume["Name"]),
+                )
+                for volume in self._host.client.df()["Volumes"] or ()
+                if CACHE_LABEL in (volume["Labels"] or {})
+            ]
+        return sorted(found, key=lambda cache: (cache.requirements["image"], cache.location))
+
+    def _users_of(self, volume: str) -> tuple[str, ...]:
+        """Return the containers, running or not, that use a volume."""
+        found = self._host.client.containers.list(all=True, filters={"volume": volume}, ignore_removed=True)
+        return tuple(sorted(str(container.name) for container in found))
+
+    def _remove_volume(self, volume: str) -> bool:
+        ignore_sigpipe()
+        with self._host.errors():
+            try:
+                self._host.client.api.remove_volume(volume)
+            except docker.errors.APIError as error:
+                if error.status_code == HTTPStatus.CONFLICT:
+                    return False
+                if error.status_code != HTTPStatus.NOT_FOUND:
+                    raise
+        return True
 
     def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Unit:
         """See `Runtime.start`. Removes all containers before it raises. Of several ranks the first starts last."""

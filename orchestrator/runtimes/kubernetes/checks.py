@@ -8,7 +8,7 @@ from orchestrator.hosts.report import Finding, fail, info, info_if, warn
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
-from orchestrator.runtimes.kubernetes.pod import cluster_of, requested_gpus
+from orchestrator.runtimes.kubernetes.record import cluster_of, requested_gpus
 from orchestrator.runtimes.kubernetes.security import LEVELS, required_level
 
 _ENFORCED: Final = "pod-security.kubernetes.io/enforce"

@@ -10,11 +10,10 @@ from orchestrator.core.secrets import Secret
 from orchestrator.core.subprocesses import CompletedProgram
 from orchestrator.engine.launch import split_secrets
 from orchestrator.render.artifacts import Artifacts
-from orchestrator.runtimes.kubernetes.files import image_of_pods
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
 from orchestrator.runtimes.kubernetes.manifests import Manifest, metadata, objects_of
-from orchestrator.runtimes.kubernetes.pod import CONFIG, cluster_of, secret_name
-from orchestrator.runtimes.kubernetes.record import ReplicaRef, object_name
+from orchestrator.runtimes.kubernetes.record import CONFIG, ReplicaRef, cluster_of, object_name, secret_name
+from orchestrator.runtimes.kubernetes.spec import image_of_pods
 from orchestrator.runtimes.labels import NAME
 
 

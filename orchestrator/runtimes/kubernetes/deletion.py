@@ -37,14 +37,13 @@ class Removal:
         deployments, pods = self._seen()
         kinds = OF_SEVERAL if any(self._owned.values()) else _KINDS
         unit_names = self._owned_units(deployments)
-        if unit_names and all(deployment["metadata"]["uid"] in self._owned for deployment in deployments):
+        about = [deployment["metadata"] for deployment in deployments]
+        if unit_names and all(item["uid"] in self._owned for item in about):
             self._delete(kinds, "--selector", selector(self._name))
         else:
             for unit_name in sorted(unit_names):
                 self._delete(kinds, "--selector", selector(self._name, unit_name))
-        own = [
-            deployment["metadata"]["name"] for deployment in deployments if deployment["metadata"]["uid"] in self._owned
-        ]
+        own = [item["name"] for item in about if item["uid"] in self._owned]
         own.sort(key=lambda called: called == object_name(self._name))
         running = [_pod_resource(pod) for pod in pods if replica_of(pod) in unit_names]
         self._end(*(f"deployment/{called}" for called in own), *running)
@@ -69,12 +68,8 @@ class Removal:
         """Return the names of the units that this start still owns.
 
         The name "" selects all objects of the name: it is omitted if another start owns any of them."""
-        others = {
-            replica_of(deployment) for deployment in deployments if deployment["metadata"]["uid"] not in self._owned
-        }
-        return {
-            unit_name for unit_name in self._owned.values() if unit_name not in others and (unit_name or not others)
-        }
+        others = {replica_of(item) for item in deployments if item["metadata"]["uid"] not in self._owned}
+        return {name for name in self._owned.values() if name not in others and (name or not others)}
 
     def _running(self) -> list[Mapping[str, Any]]:
         """Return the pods of this start that may be running. A Deployment may still create one during its deletion."""
@@ -82,10 +77,8 @@ class Removal:
         unit_names = self._owned_units(deployments)
         ours = [pod for pod in pods if replica_of(pod) in unit_names or _pod_resource(pod) in self._report]
         self._end(*sorted({_pod_resource(pod) for pod in ours} - self._report.keys()))
-        now = time.monotonic()
-        unstarted = [
-            pod for pod in ours if not has_started(pod) and now - self._report[_pod_resource(pod)] > _UNSTARTED
-        ]
+        late = time.monotonic() - _UNSTARTED
+        unstarted = [pod for pod in ours if not has_started(pod) and self._report[_pod_resource(pod)] < late]
         return [pod for pod in ours if not is_over(pod) and pod not in unstarted]
 
     def _delete(self, *words: str) -> None:

@@ -4,7 +4,11 @@ It is the user's own kubectl: contexts, login plug-ins and proxies are those of 
 """
 
 import json
+import os
 import re
+import signal
+import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +25,7 @@ from orchestrator.core.subprocesses import (
     run_concurrently,
     start,
 )
+from orchestrator.hosts.ports import free_port
 
 MANAGER: Final = "deploy"  # owns the fields that this tool applies
 _REQUEST_TIMEOUT: Final = 10.0  # timeout of a request, in seconds
@@ -28,6 +33,10 @@ _BRIEF_TIMEOUT: Final = 4.0  # timeout of a request to all clusters, in seconds
 _BRIEF_MARGIN: Final = 4.0  # further seconds for kubectl in that case
 _AT_ONCE: Final = 16  # clusters at the same time
 _KUBECTL_MARGIN: Final = 50.0  # further seconds for kubectl, including its login plug-ins
+_LOOPBACK: Final = "127.0.0.1"  # else kubectl continues with ::1 alone if another process has the port
+_OPENS: Final = 10.0  # seconds for the tunnel to open
+_INTERVAL: Final = 0.02
+_CHUNK_BYTES: Final = 1 << 16
 # Messages of kubectl (1.20 and 1.32) for a cluster that is unreachable or rejects the login. If one of several
 # requested kinds was read before, the message has Go's form (net/url, `Error`): `Get "https://…": …`.
 _UNREACHED: Final = re.compile(
@@ -114,6 +123,46 @@ class Cluster:
             hint=f"{self.command_text('get', 'pods')} must work; `--set kubernetes.context=…` selects another cluster",
             details=f"  {text[-1]}" if text else "",
         )
+
+
+class Forward:
+    """A local port that leads to the server's current pod: `kubectl port-forward`, once a pod is running."""
+
+    def __init__(self, cluster: Cluster, port: int) -> None:
+        """Prepare a tunnel to `port`, the server's port in its pod."""
+        self._cluster, self._inside = cluster, port
+        self._local = free_port()  # the pod's own number would often collide with a server on this host
+        self._program: Program | None = None
+        self._output: IO[bytes] | None = None
+        self._run = ""
+
+    @property
+    def url(self) -> str:
+        """Return the local URL of the tunnel."""
+        return f"http://{_LOOPBACK}:{self._local}"
+
+    def connect(self, pod: str, run: str) -> None:
+        """Open the tunnel to a run of a pod, unless it is already open to that run."""
+        if self._program is not None and self._program.code is None and self._run == run:
+            return
+        self.close()
+        self._run = run
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - kubectl writes a line per connection: a pipe fills up
+        words = ("port-forward", "--address", _LOOPBACK, f"pod/{pod}", f"{self._local}:{self._inside}")
+        self._program = self._cluster.start(*words, output=self._output, errors=self._output)
+        end = time.monotonic() + _OPENS
+        while b"Forwarding" not in os.pread(self._output.fileno(), _CHUNK_BYTES, 0) and self._program.code is None:
+            if time.monotonic() > end:
+                break
+            time.sleep(_INTERVAL)
+
+    def close(self) -> None:
+        """Close the tunnel."""
+        if self._program is not None:
+            self._program.end(signal.SIGTERM, grace=1)
+        if self._output is not None:
+            self._output.close()
+        self._program = self._output = None
 
 
 def list_objects(clusters: Sequence[Cluster], selector: str) -> Iterator[list[Mapping[str, Any]] | HostError]:

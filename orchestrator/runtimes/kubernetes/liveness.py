@@ -15,7 +15,6 @@ from typing import Any, Final
 from orchestrator.engine import drain, first_sample, liveness
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.units import Role
-from orchestrator.runtimes.kubernetes.startup import startup_limit
 
 FOLDER: Final = "/run/deploy"
 _PROGRAM: Final = "liveness.py"
@@ -24,6 +23,20 @@ _FIRST_SAMPLE: Final = "first_sample.py"
 _STARTUP_PERIOD: Final = 10  # seconds
 _PYTHON: Final = ("python3", "-I", "-S")
 _BETWEEN: Final = 30  # maximum seconds between two probes: each asks every rank for a token
+# Bytes per second of the slowest reported load: 438 GB of GLM-5.2 took 13 minutes to an hour over NFS.
+_SLOWEST: Final = 438e9 / 3600
+_LEAST: Final = 480  # minimum seconds of a start: kernels are compiled and graphs captured (420 s, an estimate)
+GATEWAY_LIMIT: Final = 60  # seconds; it loads nothing, and takes up to 4 s if the image is present
+
+
+def startup_limit(plan: Plan) -> int:
+    """Return the seconds until a server is healthy: the slowest load of its weights, plus `progress_deadline`."""
+    return max(math.ceil(plan.model.weight_bytes / _SLOWEST), _LEAST) + plan.timeouts.progress_deadline
+
+
+def progress_limit(plan: Plan) -> int:
+    """Return the seconds for a pod to become ready: its sampled requests come after `startup_limit`."""
+    return startup_limit(plan) + first_sample.SAMPLE_LIMIT + plan.timeouts.progress_deadline
 
 
 def hang_seconds(plan: Plan) -> int:
@@ -42,13 +55,8 @@ def liveness_probe(plan: Plan, config_words: Sequence[str]) -> dict[str, Any]:
     """
     between = _between(plan)
     seconds = max(between * 2 // 3, 1)
-    arguments = (
-        str(plan.server.port),
-        str(plan.layout.dp),
-        str(seconds),
-        *_disaggregated_words(plan),
-        *config_words[1:],
-    )
+    asked = (str(plan.server.port), str(plan.layout.dp), str(seconds))
+    arguments = (*asked, *_disaggregated_words(plan), *config_words[1:])
     return {
         "exec": {"command": [*_PYTHON, f"{FOLDER}/{_PROGRAM}", *arguments]},
         "timeoutSeconds": max(between * 5 // 6, 1),

@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 from orchestrator.core.logs.lines import LONGEST_LINE, Lines, complete_lines
 from orchestrator.core.subprocesses import DEVNULL, Program
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
-from orchestrator.runtimes.kubernetes.pod import CONTAINER
+from orchestrator.runtimes.kubernetes.record import CONTAINER
 from orchestrator.runtimes.kubernetes.state import PodView, has_started
 
 _INTERVAL: Final = 0.5  # seconds between two polls, and before a stream that ended is resumed

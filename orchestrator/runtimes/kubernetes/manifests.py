@@ -24,29 +24,34 @@ from orchestrator.profiles.kubernetes import KubernetesSection
 from orchestrator.render.arguments import argument_question
 from orchestrator.render.artifacts import Artifacts, Command, gateway_command
 from orchestrator.runtimes.kubernetes.autoscaling import PART, autoscaling_of, scaled_object
-from orchestrator.runtimes.kubernetes.liveness import FOLDER, drain_hook, liveness_probe, programs, startup_probe
-from orchestrator.runtimes.kubernetes.pod import (
-    CONFIG,
-    MODELS,
-    cluster_of,
-    copy_to_claim,
-    model_path,
-    node_checkpoint,
-    requested_gpus,
-    secret_name,
+from orchestrator.runtimes.kubernetes.liveness import (
+    FOLDER,
+    GATEWAY_LIMIT,
+    drain_hook,
+    liveness_probe,
+    programs,
+    progress_limit,
+    startup_probe,
 )
 from orchestrator.runtimes.kubernetes.record import (
+    CONFIG,
+    MODELS,
     REPLICA,
     ROLE,
     annotations,
+    cluster_of,
+    copy_to_claim,
     deployment_name,
     labels,
+    model_path,
+    node_checkpoint,
     object_name,
     pairs,
+    requested_gpus,
+    secret_name,
     selected,
 )
 from orchestrator.runtimes.kubernetes.security import HOME, PodSecurity, level_of, pod_security, uses_host_network
-from orchestrator.runtimes.kubernetes.startup import GATEWAY_LIMIT, progress_limit
 from orchestrator.runtimes.labels import GATEWAY, NAME
 
 Manifest: TypeAlias = dict[str, Any]  # Any: JSON of the API

@@ -16,9 +16,8 @@ from orchestrator.runtimes.labels import NAME
 
 _FRESH: Final = 0.8  # seconds for which an observation, or a failed request to a cluster, is current
 _REQUEST_TIMEOUT: Final = 4.0  # timeout of a request, in seconds; short, since callers poll
-MAX_STALENESS: Final = (
-    300.0  # seconds without an answer: pods continue to run, and replacing a control plane takes minutes
-)
+# Seconds without an answer: pods continue to run, and replacing a control plane takes minutes.
+MAX_STALENESS: Final = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)

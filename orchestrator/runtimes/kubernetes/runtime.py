@@ -7,14 +7,13 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from orchestrator.core.console import warn
 from orchestrator.core.errors import DeployError, HostError
 from orchestrator.core.files import atomic_write
-from orchestrator.core.imported import Imported, ImportedModule
+from orchestrator.core.imported import Imported
 from orchestrator.core.logs.lines import Lines, redacted
 from orchestrator.core.paths import Home
 from orchestrator.core.polling import poll_until
@@ -26,25 +25,17 @@ from orchestrator.plan.plan import NAME as SERVER_NAME
 from orchestrator.plan.units import Role
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runs.run_dir import runs_by_name
-from orchestrator.runtimes.base import (
-    EXIT_FILE,
-    LOG,
-    PartialResultError,
-    Runtime,
-    ServerState,
-    Status,
-    Unit,
-)
+from orchestrator.runtimes.base import EXIT_FILE, LOG, PartialResultError, Runtime, ServerState, Status, Unit
 from orchestrator.runtimes.kubernetes.deletion import OF_SEVERAL, Removal
-from orchestrator.runtimes.kubernetes.kubectl import Cluster, list_objects
+from orchestrator.runtimes.kubernetes.kubectl import Cluster, Forward, list_objects
 from orchestrator.runtimes.kubernetes.logs import ServerLog
 from orchestrator.runtimes.kubernetes.observations import ObservationCache, warnings_of
-from orchestrator.runtimes.kubernetes.pod import CONTAINER, cluster_of
-from orchestrator.runtimes.kubernetes.port_forward import Forward
 from orchestrator.runtimes.kubernetes.record import (
+    CONTAINER,
     OURS,
     ROLE,
     ReplicaRef,
+    cluster_of,
     deployment_name,
     object_name,
     replica_of,
@@ -55,11 +46,6 @@ from orchestrator.runtimes.kubernetes.state import PodView, scheduling_problem, 
 from orchestrator.runtimes.labels import GATEWAY, NAME, PLAN, PROFILE, RUN_DIR, STARTER, URL, is_record
 from orchestrator.runtimes.replicas import replica_name, replica_number, role_of
 from orchestrator.runtimes.saved_logs import keep_log, saved_log
-
-if TYPE_CHECKING:
-    from orchestrator.runtimes.kubernetes import creation
-else:
-    creation = ImportedModule("orchestrator.runtimes.kubernetes.creation")
 
 _APPEARS: Final = 10.0  # seconds for the pod of a new Deployment to appear
 _INTERVAL: Final = 0.2
@@ -88,7 +74,7 @@ class KubernetesRuntime(Runtime):
     start_problems = Imported("orchestrator.runtimes.kubernetes.spec:start_problems")
     remote_checks = Imported("orchestrator.runtimes.kubernetes.checks:cluster_findings")
     render = Imported("orchestrator.runtimes.kubernetes.spec:rendered")
-    files = Imported("orchestrator.runtimes.kubernetes.files:manifest_files")
+    files = Imported("orchestrator.runtimes.kubernetes.spec:manifest_files")
     prepare = Imported("orchestrator.runtimes.kubernetes.spec:prepare")
     monitoring_targets = Imported("orchestrator.runtimes.kubernetes.spec:monitoring_targets")
     restart_owner = Imported("orchestrator.runtimes.kubernetes.spec:restart_owner")
@@ -96,11 +82,8 @@ class KubernetesRuntime(Runtime):
     def __init__(self, home: Home, host: str | None = None) -> None:
         super().__init__(home, host)
         self._replicas: dict[str, ReplicaRef] = {}  # by the identity of a server
-        self._forwards: dict[str, Forward] = {}
         self._tails: list[ServerLog] = []
         self._seen = ObservationCache()
-        self._stuck_since: dict[str, float] = {}
-        self._timeout: dict[str, float] = {}
 
     def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Unit:
         """See `Runtime.start`. Deletes all objects of the start before it raises.
@@ -108,6 +91,8 @@ class KubernetesRuntime(Runtime):
         The Deployment is created first, and created rather than applied: of two starts of a name, the API server
         accepts one, by the Deployment with the server's own name. Its pod comes last, when all its mounts exist.
         """
+        from orchestrator.runtimes.kubernetes import creation  # noqa: PLC0415 - `status` does not need it
+
         plan, settings = artifacts.plan, cluster_of(artifacts.plan)
         cluster = Cluster(settings.context or "", settings.namespace)
         replica = ReplicaRef(cluster, replica_name(run_dir) or (GATEWAY if plan.gateway is not None else ""))
@@ -117,17 +102,15 @@ class KubernetesRuntime(Runtime):
             other["metadata"]["annotations"] |= start
         try:
             with defer_signals():  # a request in flight cannot be undone
-                made = creation.create_deployment(
-                    cluster, {**deployment, "spec": {**deployment["spec"], "replicas": 0}}
-                )
+                made = creation.create_deployment(cluster, deployment | {"spec": deployment["spec"] | {"replicas": 0}})
             creation.require_applied(cluster.apply(others))
             creation.require_applied(cluster.change(deployment, {"spec": {"replicas": deployment["spec"]["replicas"]}}))
         except BaseException:  # mainly Ctrl-C: no record would mention these objects
             self._discard(replica, name, start[STARTER])
             raise
         unit = self._unit(cluster, made)
-        self._timeout[unit.runtime_id] = settings.pending_timeout
-        self._forwards[unit.runtime_id] = forward = Forward(cluster, plan.server.port)
+        replica, forward = self._replicas[unit.runtime_id], Forward(cluster, plan.server.port)
+        replica.pending_timeout, replica.forward = settings.pending_timeout, forward
         return replace(unit, name=name, url=forward.url, run_dir=start[RUN_DIR])  # as this start has them
 
     def find(self, name: str | None = None) -> tuple[Unit, ...]:
@@ -137,12 +120,16 @@ class KubernetesRuntime(Runtime):
         """
         locations = known_namespaces(self._home, name)
         answers = list_objects(locations, selector(name) if name else f"{NAME},{OURS}")
-        found = [self._servers(*item, named=name is not None) for item in zip(locations, answers, strict=True)]
-        units = [unit for item in found if not isinstance(item, HostError) for unit in item]
+        units, silent = list[Unit](), list[HostError]()
+        for cluster, items in zip(locations, answers, strict=True):
+            try:
+                units += self._servers(cluster, items, named=name is not None)
+            except HostError as error:
+                silent.append(error)
         if name is not None:
             units = [self._reached(unit) for unit in units]
         units.sort(key=lambda unit: (unit.name, unit.role is not Role.GATEWAY, unit.role is Role.DECODE, unit.number))
-        if silent := [item for item in found if isinstance(item, HostError)]:
+        if silent:
             text = "; ".join(dict.fromkeys(error.message for error in silent))
             raise PartialResultError(text, units=tuple(units), hint=silent[0].hint, details=silent[0].details)
         return tuple(units)
@@ -153,19 +140,19 @@ class KubernetesRuntime(Runtime):
 
     def _report(self, unit: Unit, deployment: Mapping[str, Any] | None, view: PodView | None) -> ServerState:
         state = server_state(deployment, view)
-        replica, forward = self._replicas[unit.runtime_id], self._forwards.get(unit.runtime_id)
+        replica = self._replicas[unit.runtime_id]
+        forward = replica.forward
         listens = view is not None and (replica.unit_name != GATEWAY or view.listens)  # else kubectl would end
         if view and listens and state.status is Status.RUNNING and forward and self._seen.answers(replica.cluster):
             forward.connect(view.name, f"{view.name}/{view.runs_since}")
         if state.status is not Status.PENDING or not scheduling_problem(deployment, view):
-            self._stuck_since.pop(unit.runtime_id, None)
+            replica.stuck_since = None
             return state
-        since = self._stuck_since.setdefault(unit.runtime_id, time.monotonic())
-        about = (
-            ("pod", view.name) if view is not None else ("deployment", deployment_name(unit.name, replica.unit_name))
-        )
+        now = time.monotonic()
+        replica.stuck_since = since = now if replica.stuck_since is None else replica.stuck_since
+        about = ("pod", view.name) if view else ("deployment", deployment_name(unit.name, replica.unit_name))
         more = replica.cluster.command_text("describe", *about)
-        stuck = state.unschedulable or time.monotonic() - since >= self._timeout.get(unit.runtime_id, inf)
+        stuck = state.unschedulable or now - since >= replica.pending_timeout
         return replace(state, unschedulable=stuck, detail=f"{state.detail}; {more} shows more")
 
     def process_cmdlines(self, unit: Unit) -> tuple[str, ...]:
@@ -232,25 +219,21 @@ class KubernetesRuntime(Runtime):
         return (view := self._inspect(unit)[1]) is not None and view.ready
 
     def close(self) -> None:
-        for forward in self._forwards.values():
-            forward.close()
+        for replica in self._replicas.values():
+            if replica.forward:
+                replica.forward.close()
         for tail in self._tails:
             tail.close()
 
-    def _servers(
-        self, cluster: Cluster, items: list[Mapping[str, Any]] | HostError, *, named: bool
-    ) -> list[Unit] | HostError:
-        """Return the servers among the objects of a namespace with their states, or the error."""
+    def _servers(self, cluster: Cluster, items: list[Mapping[str, Any]] | HostError, *, named: bool) -> list[Unit]:
+        """Return the servers among the objects of a namespace with their states. Raises HostError."""
         if isinstance(items, HostError):
-            return items
+            raise items
         records = [item for item in items if item["kind"] == "Deployment" and is_record(_labels_of(item))]
         units = [self._unit(cluster, record) for record in records]
         warns = any(PodView(pod=item).warns for item in items if item["kind"] == "Pod")
-        try:
-            warnings = warnings_of(cluster) if warns and not named else None  # those of all pods at once
-            seen = [self._seen.keep(unit, self._replicas[unit.runtime_id], items, warnings) for unit in units]
-        except HostError as error:
-            return error
+        warnings = warnings_of(cluster) if warns and not named else None  # those of all pods at once
+        seen = [self._seen.keep(unit, self._replicas[unit.runtime_id], items, warnings) for unit in units]
         listed = zip(units, seen, strict=True)
         return [replace(unit, state=self._report(unit, item.deployment, item.view)) for unit, item in listed]
 
@@ -281,7 +264,9 @@ class KubernetesRuntime(Runtime):
             Removal(replicas[units[0].runtime_id].cluster, units[0].name, parts).run(grace)
         finally:
             for unit in units:
-                self._forget(unit)
+                self._seen.forget(unit)
+                if forward := replicas[unit.runtime_id].forward:
+                    forward.close()
 
     def _discard(self, replica: ReplicaRef, name: str, starter: str) -> None:
         """Delete the objects of a failed start. If that fails, only report it: the start's own error is raised."""
@@ -298,14 +283,14 @@ class KubernetesRuntime(Runtime):
     def _unit(self, cluster: Cluster, deployment: Mapping[str, Any]) -> Unit:
         about = deployment["metadata"]
         text, identity = about["annotations"], str(about["uid"])
-        self._replicas[identity] = replica = ReplicaRef(cluster, replica_of(deployment))
+        replica = self._replicas.setdefault(identity, ReplicaRef(cluster, replica_of(deployment)))
         name, port = about["labels"][NAME], text[URL].rpartition(":")[2]
         return Unit(
             runtime="kubernetes",
             name=name,
             profile=text[PROFILE],
             plan_digest=text[PLAN],
-            url=self._forwards[identity].url if identity in self._forwards else text[URL],
+            url=replica.forward.url if replica.forward else text[URL],
             run_dir=text.get(RUN_DIR) or str(self._home.runs / FileName(name) / "unknown"),
             runtime_id=identity,
             role=Role.GATEWAY if replica.unit_name == GATEWAY else role_of(replica.unit_name),
@@ -318,16 +303,11 @@ class KubernetesRuntime(Runtime):
 
     def _reached(self, unit: Unit) -> Unit:
         """Return the unit with a local URL that leads to the server while it runs."""
-        if unit.runtime_id not in self._forwards:
-            port = int(unit.service_url.rpartition(":")[2])
-            self._forwards[unit.runtime_id] = Forward(self._replicas[unit.runtime_id].cluster, port)
+        replica = self._replicas[unit.runtime_id]
+        if replica.forward is None:
+            replica.forward = Forward(replica.cluster, int(unit.service_url.rpartition(":")[2]))
             self.state(unit)
-        return replace(unit, url=self._forwards[unit.runtime_id].url)
-
-    def _forget(self, unit: Unit) -> None:
-        self._seen.forget(unit)
-        if forward := self._forwards.get(unit.runtime_id):
-            forward.close()
+        return replace(unit, url=replica.forward.url)
 
 
 def known_namespaces(home: Home, name: str | None = None) -> tuple[Cluster, ...]:

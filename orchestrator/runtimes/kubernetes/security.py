@@ -14,7 +14,7 @@ from orchestrator.plan.networks import transfer_uses_rdma
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.plan.units import Role
-from orchestrator.runtimes.kubernetes.pod import cluster_of, node_checkpoint
+from orchestrator.runtimes.kubernetes.record import cluster_of, node_checkpoint
 
 LEVELS: Final = ("privileged", "baseline", "restricted")
 HOME: Final = "/home/deploy"  # of a pod that does not run as root, an emptyDir: for compiled kernels

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeAlias
 
 from orchestrator.engine.server_args import ArgumentRejection, first_rejection
 from orchestrator.runtimes.base import NOT_FOUND, ServerState, Status
-from orchestrator.runtimes.kubernetes.pod import ARGUMENTS, CHECKPOINT, CONTAINER
+from orchestrator.runtimes.kubernetes.record import ARGUMENTS, CHECKPOINT, CONTAINER
 
 Seen: TypeAlias = Mapping[str, Any]  # Any: JSON of the API
 
@@ -233,10 +233,8 @@ def _running(view: PodView, since: str) -> ServerState:
 
 def _is_out_of_sight(view: PodView) -> bool:
     """Return whether the node controller has set the pod to not ready, but not its kubelet (MarkPodsNotReady)."""
-    messages = {
-        condition["type"]: condition["status"] for condition in view.pod.get("status", {}).get("conditions", ())
-    }
-    return messages.get("Ready") == "False" and messages.get("ContainersReady") == "True"
+    found = {item["type"]: item["status"] for item in view.pod.get("status", {}).get("conditions", ())}
+    return found.get("Ready") == "False" and found.get("ContainersReady") == "True"
 
 
 def _failed(pod: Seen) -> str:
@@ -291,15 +289,11 @@ def _ended(last: Seen) -> str:
 def _failed_probe_message(view: PodView, last: Seen) -> str:
     """Return the message of the probe that ended a run of the container."""
     began, ended = str(last.get("startedAt", "")), str(last.get("finishedAt", ""))
-    messages = [
-        str(event.get("message", ""))
-        for event in view.events
-        if began <= str(event.get("lastTimestamp") or "") <= ended
-    ]
-    if conditions := [message for message in messages if message.startswith(_LIVENESS)]:
-        reason = (
-            _one_line(conditions[-1].removeprefix(_LIVENESS)) or "it timed out"
-        )  # Kubernetes 1.20 sends no text then
+    during = [event for event in view.events if began <= str(event.get("lastTimestamp") or "") <= ended]
+    messages = [str(event.get("message", "")) for event in during]
+    if failed := [message for message in messages if message.startswith(_LIVENESS)]:
+        # Kubernetes 1.20 sends no text if the probe timed out.
+        reason = _one_line(failed[-1].removeprefix(_LIVENESS)) or "it timed out"
         return f" (its livenessProbe failed: {reason})"
     late = any(_NOT_STARTED in message for message in messages)
     return " (it was stopped because it was not ready in time; raise `timeouts.progress_deadline`)" if late else ""

@@ -1,12 +1,26 @@
-"""Preflight checks for a host on which a server runs as a process of this user."""
+"""Rules for plans of the process runtime, and preflight checks for their host."""
 
 from collections.abc import Iterator
 from typing import Final
 
+from orchestrator.core.errors import Problem
 from orchestrator.hosts.context import CheckContext
 from orchestrator.hosts.gpus.inventory import gib
 from orchestrator.hosts.report import Finding, fail, info_if, warn
+from orchestrator.plan.placement import replicas_join_no_gateway, runs_on_one_node
+from orchestrator.plan.rules import RuleContext
 from orchestrator.runtimes.supervisor.interpreter import compiler, interpreter
+
+
+def has_interpreter(context: RuleContext) -> Iterator[Problem]:
+    """Require an interpreter with the engine, or a requirements file to install one."""
+    engine = context.profile.engine
+    if engine.requirements is None and engine.python is None:
+        yield Problem(
+            "the process runtime needs an engine with a requirement file or an interpreter",
+            context.location("engine"),
+            "in a container that has sglang, `--set engine.python=python3`; otherwise `--set runtime=docker`",
+        )
 
 
 def device_access(context: CheckContext) -> Iterator[Finding]:
@@ -31,4 +45,5 @@ def locked_memory(context: CheckContext) -> Iterator[Finding]:
     yield info_if(unlimited, warn, "memlock", found, "unlimited", f"{hint}, then log in again")
 
 
+RULES: Final = (has_interpreter, runs_on_one_node, replicas_join_no_gateway)
 CHECKS: Final = (device_access, locked_memory, interpreter, compiler)

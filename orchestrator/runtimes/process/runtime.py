@@ -74,7 +74,7 @@ class ProcessRuntime(Runtime):
     """Servers as processes. Their working directory is the tool's home."""
 
     name = "process"
-    rules = Imported("orchestrator.runtimes.process.rules:RULES")
+    rules = Imported("orchestrator.runtimes.process.checks:RULES")
     checks = Imported("orchestrator.runtimes.process.checks:CHECKS")
     engine_python = Imported("orchestrator.runtimes.supervisor.interpreter:interpreter_argv")
     render = Imported("orchestrator.runtimes.supervisor.prepare:rendered")
@@ -104,11 +104,10 @@ class ProcessRuntime(Runtime):
         )
         with hold(self._home.make_runs(name) / _START_LOCK, wait=True) as lock:
             require_name_free(run_dir.absolute(), _servers(self._home.runs / FileName(name)))
+            environ = {**dict.fromkeys(secret_variables()), VARIABLE: request.token}
             try:
                 with defer_signals():
-                    record = _launch(
-                        request, {**dict.fromkeys(secret_variables()), VARIABLE: request.token}, lock=lock.fileno()
-                    )
+                    record = _launch(request, environ, lock=lock.fileno())
             except BaseException:  # mainly Ctrl-C: no record would mention this server
                 with defer_signals():
                     self._cancel_start(name, run_dir)
@@ -207,10 +206,9 @@ def _state(record: Record) -> ServerState:
     if record.exit_code is not None:
         detail = describe_exit(record.exit_code)
     elif not running:
-        left = (
-            f"; {count} of its processes are still running" if (count := len(server_processes(record.markers))) else ""
-        )
-        detail = f"the supervisor was killed, and the server with it{left}"
+        detail = "the supervisor was killed, and the server with it"
+        if count := len(server_processes(record.markers)):
+            detail += f"; {count} of its processes are still running"
     return ServerState(
         status=Status.RUNNING if running else Status.EXITED,
         exit_code=record.exit_code,

@@ -1,5 +1,6 @@
 """Stopping a server: its processes, identified by their markers, and the record of the stop."""
 
+import dataclasses
 import signal
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from orchestrator.core.procfs import (
     server_processes,
     signal_processes,
 )
-from orchestrator.runtimes.supervisor.record import CONFIG, FILE, UNREADABLE, Record, mark_stopped, read_record
+from orchestrator.runtimes.supervisor.record import CONFIG, FILE, UNREADABLE, Record, read_record, write_stopped
 
 _POLL: Final = 0.05  # seconds between two polls of /proc
 _RECORD_TIMEOUT: Final = 3.0  # seconds for a supervisor to record the end of its server
@@ -26,9 +27,7 @@ _AFTER_KILL: Final = 5.0  # seconds for the kernel to end killed processes
 
 def is_serving(markers: ProcessMarkers) -> bool:
     """Return whether a server or its supervisor is running; leftover child processes do not count."""
-    return any(
-        find_process(marked) is not None for marked in (markers.supervisor, markers.server) if marked is not None
-    )
+    return any(find_process(known) is not None for known in (markers.supervisor, markers.server) if known is not None)
 
 
 def runs(markers: ProcessMarkers) -> bool:
@@ -72,7 +71,7 @@ def record_end(record: Record, run_dir: Path) -> None:
     """Record that a server was stopped; a write error is only reported, since the server has ended."""
     try:
         remove_file(run_dir / CONFIG)
-        mark_stopped(run_dir, record)
+        write_stopped(run_dir / FILE, dataclasses.asdict(read_record(run_dir) or record))
     except (OSError, HostError) as error:
         reason = error.strerror if isinstance(error, OSError) else error.message
         warn(

@@ -38,11 +38,6 @@ def found_units(home: Home, name: str | None, handle_of: Callable[[JobComment, J
     return [unit for folder in folders for unit in _units_of_name(folder, live.get(folder.name, {}), handle_of)]
 
 
-def forgotten(number: str) -> Job:
-    """Return a placeholder for a job that was not queried, or that Slurm no longer knows."""
-    return Job(id=number, state="", reason="", node="", restarts=0, exit_code=0, begins=None, ended_at=None)
-
-
 def _units_of_name(folder: Path, live: Mapping[Path, Unit], handle_of: Callable[[JobComment, Job], Unit]) -> list[Unit]:
     """Return the units of the current runs, then those with an unreadable record.
 
@@ -81,7 +76,7 @@ def _read_run(
             continue
         if submission is not None and submission.comment.run == str(part):
             job = None if submission.stopped else jobs.find_job(submission.job)
-            parts[part] = handle_of(submission.comment, job or forgotten(submission.job))
+            parts[part] = handle_of(submission.comment, job or Job(id=submission.job))
             stopped = stopped and submission.stopped
     own = parts.pop(top, None)
     return RecordedRun(folder=top, own=own, replicas=tuple(parts.values()), stopped=stopped), unreadable

@@ -1,20 +1,27 @@
-"""Slurm's commands, and parsers for their output.
+"""Slurm's commands, parsers for their output, and the wait for the node of a job.
 
 They use Slurm's oldest text formats (tried with 22.05): `squeue --format` lists this user's jobs, and `scontrol show
 job` gives the rest of each. The types in the JSON output of both depend on the version of its data parser.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from math import inf
 from typing import Final
 
+from orchestrator.core.console import Progress, note
 from orchestrator.core.errors import HostError, StartError
+from orchestrator.core.polling import poll_until
 from orchestrator.core.secrets import secret_variables
 from orchestrator.core.subprocesses import CompletedProgram, run
 
 _WITHIN: Final = 30.0  # timeout of a command in seconds: a busy controller answers late
+_POLL: Final = 0.5  # seconds between two polls of a job
+_ON_WAIT_INTERVAL: Final = 5.0  # seconds between two calls of `on_wait`
+_RELIABLE_AFTER: Final = 5.0  # seconds after which a reason is reliable: the first one is often not the scheduler's
 _QUEUE: Final = "--format=%i|%k"
 _TIMES: Final = {"TZ": "UTC", "SLURM_TIME_FORMAT": "standard"}
 _NO_JOB: Final = "Invalid job id"
@@ -54,13 +61,13 @@ class Job:
     """A job as Slurm reports it; times are ISO 8601, UTC. `begins` is the expected start of a pending job."""
 
     id: str
-    state: str
-    reason: str  # why it is pending, or why it ended
-    node: str  # "" before it has one
-    restarts: int
-    exit_code: int  # 128 + n for an end by signal n
-    begins: str | None
-    ended_at: str | None
+    state: str = ""  # "" for a job that was not queried, or that Slurm no longer knows
+    reason: str = ""  # why it is pending, or why it ended
+    node: str = ""  # "" before it has one
+    restarts: int = 0
+    exit_code: int = 0  # 128 + n for an end by signal n
+    begins: str | None = None
+    ended_at: str | None = None
 
     @property
     def waits(self) -> bool:
@@ -223,3 +230,55 @@ def exit_reason(job: Job) -> str:
     words = _ENDS.get(job.state, "")
     node = f" on {job.node}" if job.state == "NODE_FAIL" and job.node else ""
     return f"{words}{node} ({job.state})" if words else ""
+
+
+def wait_for_node(number: str, *, limit: float | None, hint: str, on_wait: Callable[[], object]) -> Job:
+    """Wait, reporting the reason, until a job is running or has run.
+
+    `hint` is another way to get a node; `on_wait` is called every few seconds. Raises StartError if the job can never
+    run, was cancelled meanwhile, or has waited for `limit` seconds.
+    """
+    began = seen_to = time.monotonic()
+    reasons: dict[str, float] = {}  # the current reason, and since when it holds
+
+    def on_tick(job: Job) -> None:
+        nonlocal seen_to
+        now, word = time.monotonic(), job.reason.partition(",")[0]
+        if now - seen_to >= _ON_WAIT_INTERVAL:
+            on_wait()
+            seen_to = now
+        since = reasons.get(word, now)
+        reasons.clear()
+        reasons[word] = since
+        if now - since >= _RELIABLE_AFTER and (never := unschedulable_hint(job)):
+            raise StartError(pending_reason(job), hint=never)
+        room = f"; {hint}" if hint and now - since >= _RELIABLE_AFTER else ""
+        progress.update(f"{pending_reason(job)}{room}", transient=f"{now - began:.0f} s")
+
+    with Progress() as progress:
+        job = poll_until(
+            lambda job: not job.waits,
+            lambda: _known(number),
+            timeout=inf if limit is None else limit,
+            interval=_POLL,
+            on_tick=on_tick,
+        )
+    if job.waits:
+        longer = "raise `slurm.queue_timeout` in the profile"
+        raise StartError(
+            f"{pending_reason(job)}; gave up after {limit:g} s", hint="; ".join(filter(None, [longer, hint]))
+        )
+    if not job.node:
+        hint = f"`scontrol show job {number}` shows details"
+        raise StartError(f"job {number} ended before it started: {exit_reason(job) or job.state}", hint=hint)
+    note(f"job {number} is running on {job.node}")
+    return job
+
+
+def _known(number: str) -> Job:
+    job = find_job(number)
+    if job is None:
+        raise StartError(
+            f"job {number} disappeared from Slurm before it started", hint="`sacct` may have a record of the job"
+        )
+    return job

@@ -9,7 +9,7 @@ from typing import Any, Final, get_type_hints
 from orchestrator.core.record_version import RECORD_VERSION
 from orchestrator.core.text import parse_json
 from orchestrator.plan.plan import NAME
-from orchestrator.runtimes.supervisor.record import read_fields, write_fields, write_stopped
+from orchestrator.runtimes.supervisor.record import read_fields
 
 FILE: Final = "slurm.json"
 SERVER: Final = "job.json"  # the record of the server's processes, which the supervisor writes on the node
@@ -72,16 +72,6 @@ class Submission:
     python: str  # the interpreter with this tool, on the nodes
     stopped: bool
     version: int = RECORD_VERSION
-
-
-def write_submission(run_dir: Path, submission: Submission) -> None:
-    """Write the record atomically. Raises OSError."""
-    write_fields(run_dir / FILE, dataclasses.asdict(submission))
-
-
-def mark_stopped(run_dir: Path, submission: Submission) -> None:
-    """Record that the end of a job was requested; works on a full disk too. Raises OSError."""
-    write_stopped(run_dir / FILE, dataclasses.asdict(submission))
 
 
 def read_submission(run_dir: Path) -> Submission | None:

@@ -41,22 +41,13 @@ from orchestrator.runtimes.replicas import (
 from orchestrator.runtimes.saved_logs import supervised_log
 from orchestrator.runtimes.slurm import jobs
 from orchestrator.runtimes.slurm.arguments import argument_files
-from orchestrator.runtimes.slurm.discovery import forgotten, found_units
+from orchestrator.runtimes.slurm.discovery import found_units
 from orchestrator.runtimes.slurm.job import start_file
-from orchestrator.runtimes.slurm.jobs import Job
-from orchestrator.runtimes.slurm.placement import wait_for_node
-from orchestrator.runtimes.slurm.record import (
-    SERVER,
-    START,
-    JobComment,
-    Submission,
-    mark_stopped,
-    read_submission,
-    write_submission,
-)
+from orchestrator.runtimes.slurm.jobs import Job, wait_for_node
+from orchestrator.runtimes.slurm.record import FILE, SERVER, START, JobComment, Submission, read_submission
 from orchestrator.runtimes.slurm.script import JOB_LOG, SCRIPT, job_name, job_of, job_options, job_script
 from orchestrator.runtimes.slurm.state import is_stale, saved_state, state_of
-from orchestrator.runtimes.supervisor.record import CONFIG, read_record
+from orchestrator.runtimes.supervisor.record import CONFIG, read_record, write_fields, write_stopped
 from orchestrator.runtimes.supervisor.request import start_request
 
 _POLL: Final = 0.5  # seconds between two polls of a job
@@ -72,11 +63,11 @@ class SlurmRuntime(Runtime):
 
     name = "slurm"
     is_local = False
-    rules = Imported("orchestrator.runtimes.slurm.rules:RULES")
+    rules = Imported("orchestrator.runtimes.slurm.spec:RULES")
     checks = Imported("orchestrator.runtimes.slurm.checks:CHECKS")
     engine_python = Imported("orchestrator.runtimes.slurm.checks:engine_python")
     allocated_nodes = Imported("orchestrator.runtimes.slurm.checks:allocated_nodes")
-    settings = Imported("orchestrator.runtimes.slurm.rules:settings")
+    settings = Imported("orchestrator.runtimes.slurm.spec:settings")
     render = Imported("orchestrator.runtimes.slurm.spec:rendered")
     files = Imported("orchestrator.runtimes.slurm.spec:files")
     prepare = Imported("orchestrator.runtimes.slurm.spec:prepare")
@@ -97,15 +88,13 @@ class SlurmRuntime(Runtime):
         """
         found = self.find(name)
         require_name_free(run_dir.absolute(), found)
-        plan = artifacts.plan
-        comment = JobComment(
-            name=name, profile=plan.profile, plan=plan.digest, port=plan.server.port, run=str(run_dir.absolute())
-        )
+        plan, run = artifacts.plan, str(run_dir.absolute())
+        comment = JobComment(name=name, profile=plan.profile, plan=plan.digest, port=plan.server.port, run=run)
         try:
-            artifacts = _addressed(artifacts, Path(comment.run), found)
+            artifacts = _addressed(artifacts, Path(run), found)
             with defer_signals():
                 submission = self._submit(artifacts, comment, secrets)
-            queued = self._unit(comment, forgotten(submission.job))
+            queued = self._unit(comment, Job(id=submission.job))
             return queued if replica_name(run_dir) else self.wait_for_placement(queued, plan)
         except BaseException:  # mainly Ctrl-C: no record would mention this job
             with defer_signals():
@@ -192,7 +181,7 @@ class SlurmRuntime(Runtime):
             options = (*job_options(plan, job_called), *placed, f"--comment={comment.to_text()}")
             number = jobs.submit(options, str(run_dir / SCRIPT), python, comment.run)
             submission = Submission(job=number, comment=comment, python=python, stopped=False)
-            write_submission(run_dir, submission)
+            write_fields(run_dir / FILE, dataclasses.asdict(submission))
         except OSError as error:
             raise HostError(
                 f"cannot write below `{run_dir}`: {error.strerror}", hint="`deploy prune` frees disk space"
@@ -285,22 +274,17 @@ def _end_server(number: str, run_dir: Path, *, grace: float) -> None:
             break
     else:
         return
-    progress, began = Progress(), time.monotonic()
+    began = time.monotonic()
 
     def on_tick(_: object) -> None:
         if (waited := time.monotonic() - began) > 2:
             progress.update("waiting for the node to release its VRAM", transient=f"{waited:.0f} s")
 
-    try:
-        poll_until(
-            lambda job: job is None or not job.runs,
-            lambda: jobs.find_job(number),
-            timeout=_DRAINS,
-            interval=_POLL,
-            on_tick=on_tick,
-        )
-    finally:
-        progress.done()
+    def find() -> Job | None:
+        return jobs.find_job(number)
+
+    with Progress() as progress:
+        poll_until(lambda job: job is None or not job.runs, find, timeout=_DRAINS, interval=_POLL, on_tick=on_tick)
 
 
 def _serves(number: str, run_dir: Path) -> bool:
@@ -329,7 +313,7 @@ def _note_stopped(run_dir: Path) -> None:
             for name in (START, CONFIG):
                 remove_file(folder / name)
         if (submission := read_submission(run_dir)) is not None:
-            mark_stopped(run_dir, submission)
+            write_stopped(run_dir / FILE, dataclasses.asdict(submission))
     except (OSError, HostError) as error:
         reason = error.strerror if isinstance(error, OSError) else error.message
         warn(f"the job has ended, but cannot write its record in `{run_dir}`: {reason}")

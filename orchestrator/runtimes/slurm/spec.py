@@ -1,15 +1,22 @@
-"""Artifacts and job files of a plan for Slurm, and the preparation of the home that the nodes share."""
+"""Rules, artifacts and job files of a plan for Slurm, and the preparation of the home that the nodes share."""
 
-from collections.abc import Mapping
+import ipaddress
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from orchestrator.core.console import note
-from orchestrator.core.errors import KernelsError
+from orchestrator.core.errors import KernelsError, Problem
 from orchestrator.core.paths import Home
-from orchestrator.core.secrets import redact
+from orchestrator.core.secrets import looks_secret, redact
+from orchestrator.plan.build import RuntimeSettings
+from orchestrator.plan.placement import joins_no_gateway, max_nodes
 from orchestrator.plan.plan import Gateway, Plan
+from orchestrator.plan.replicas import server_count
+from orchestrator.plan.rules import KEY_HINT, RuleContext
+from orchestrator.profiles.schema import Profile
+from orchestrator.profiles.slurm import SlurmSection
 from orchestrator.render.artifacts import Artifacts, RenderedFile, gateway_command, render_units, server_command
 from orchestrator.render.scripts import script_file
 from orchestrator.runtimes.base import ExternalImage, HostRef, PreparedRun
@@ -17,6 +24,12 @@ from orchestrator.runtimes.slurm.script import SCRIPT, container_script, contain
 from orchestrator.runtimes.supervisor import prepare as supervisor
 
 _EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - the node's address is unknown before the job runs
+# Options of sbatch that this tool sets, or that conflict with a server: several tasks, no task.
+_OURS: Final = (
+    {"account", "chdir", "comment", "error", "exclusive", "export", "gpus", "gres", "job-name", "no-requeue", "nodes"}
+    | {"ntasks", "open-mode", "output", "parsable", "partition", "qos", "requeue", "signal", "time"}
+    | {"array", "ntasks-per-gpu", "ntasks-per-node", "tasks-per-node", "test-only", "wait", "wrap"}
+)
 
 
 def rendered(plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
@@ -87,3 +100,93 @@ def tables(plan: Plan, home: Home) -> tuple[Path, ...]:
     if _in_container(plan):
         raise KernelsError(f"cannot read the tables in `{job_of(plan).image}`", hint="`--allow-untuned`")
     return supervisor.aiter_tables(plan, home)
+
+
+def settings(profile: Profile) -> RuntimeSettings:
+    """Return the settings of the job. Each replica has a job and its own port, since two may share a node."""
+    return RuntimeSettings(slurm=profile.slurm, one_node=False)
+
+
+def has_engine(context: RuleContext) -> Iterator[Problem]:
+    """Require an interpreter with the engine on the node, or an image for the container."""
+    section, engine = context.profile.slurm, context.profile.engine
+    if section.container == "none":
+        if engine.requirements is None and engine.python is None:
+            yield Problem(
+                "on Slurm this engine needs a Python interpreter on the nodes, or a container",
+                context.location("engine"),
+                "`--set engine.python=PATH` for a Python that has sglang; or `--set slurm.container=apptainer` (or "
+                "pyxis) with `--set slurm.image=…`",
+            )
+        if section.image is not None:
+            yield Problem(
+                "`slurm.image` needs `slurm.container`",
+                context.location("slurm", "image"),
+                "`--set slurm.container=apptainer`, or pyxis",
+            )
+        return
+    if section.container == "pyxis" and max_nodes(context) > 1:
+        yield Problem(
+            "cannot start a server on several nodes with pyxis: it needs the job step that starts each rank",
+            context.location("slurm", "container"),
+            "`--set slurm.container=apptainer`",
+        )
+    if section.image is None:
+        yield Problem(
+            f"`{section.container}` needs an image",
+            context.location("slurm", "container"),
+            "`deploy build PROFILE` builds it; set `slurm.image` to its name in the cluster",
+        )
+
+
+def address_is_routable(context: RuleContext) -> Iterator[Problem]:
+    """Forbid a specific address, since the node is unknown before the job runs.
+
+    The server listens on all addresses of its node, so it needs an API key, or an explicit exception.
+    """
+    server = context.profile.server
+    try:
+        address = ipaddress.ip_address("127.0.0.1" if server.host == "localhost" else server.host)
+    except ValueError:
+        return  # `public_address_is_allowed` reports it
+    if not (address.is_loopback or address.is_unspecified):
+        yield Problem(
+            f"`{server.host}` may not be an address of the job's node",
+            context.location("server", "host"),
+            "remove `server.host`: on Slurm a server listens on all addresses of its node",
+        )
+    elif server.api_key_env is None and not server.allow_unauthenticated:
+        yield Problem(
+            "on Slurm the server is open to the cluster's network and has no API key",
+            context.location("runtime"),
+            KEY_HINT,
+        )
+
+
+def no_requeue_with_replicas(context: RuleContext) -> Iterator[Problem]:
+    """Forbid `requeue` with replicas: on another node, the gateway would not find a replica."""
+    count = server_count(context.profile)
+    if count > 1 and context.profile.slurm.requeue:
+        yield Problem(
+            f"`slurm.requeue` needs a single server, not {count}: the gateway cannot follow it to another node",
+            context.location("slurm", "requeue"),
+            "remove it: `deploy watch` restarts an exited server as a new job and registers it at the gateway",
+        )
+
+
+def options_are_free(context: RuleContext) -> Iterator[Problem]:
+    """Forbid further options of sbatch that this tool sets, or that hold a secret."""
+    for index, option in enumerate(context.profile.slurm.sbatch_options):
+        location, name = context.location("slurm", "sbatch_options", index), option[2:].partition("=")[0]
+        if ours := min((item for item in _OURS if item.startswith(name)), default=""):  # as in getopt_long(3)
+            hint = f"`slurm.{ours}` sets it" if ours in SlurmSection.model_fields else "omit it"
+            yield Problem(f"cannot set `--{ours}`: `deploy` sets it", location, hint)
+        if looks_secret(option):
+            yield Problem(
+                f"`--{name}` looks like a secret",
+                location,
+                "remove the option: Slurm shows the options of a job to everyone",
+            )
+
+
+RULES: Final = (has_engine, address_is_routable, options_are_free, no_requeue_with_replicas, joins_no_gateway)

@@ -58,10 +58,8 @@ def _ended(job: Job | None, record: Record | None, run_dir: Path) -> ServerState
     if code is None and job is not None and job.is_over:
         code = job.exit_code
     by_slurm = exit_reason(job) if job is not None else ""
-    by_rank = _first_rank(run_dir, record)
-    detail = (
-        by_slurm or by_rank or (describe_exit(code) if code is not None else _UNKNOWN_CAUSE if job is None else _ENDING)
-    )
+    otherwise = describe_exit(code) if code is not None else _UNKNOWN_CAUSE if job is None else _ENDING
+    detail = by_slurm or _first_rank(run_dir, record) or otherwise
     if record is None and not by_slurm and (lines := list(LogTail(run_dir / JOB_LOG).to_end())):
         detail += f": {redact(lines[-1])}"  # written by Slurm or this tool
     return ServerState(

@@ -46,9 +46,8 @@ def interpreter(context: CheckContext) -> Iterator[Finding]:
     versions = _versions(result.stdout) if result.ok else None
     if versions is None:
         lines = (result.stderr or result.stdout).strip().splitlines()
-        found = f"`{python}` {'is not a Python' if result.ok else 'does not run'}" + (
-            f": {lines[-1][:200]}" if lines else ""
-        )
+        last = f": {lines[-1][:200]}" if lines else ""
+        found = f"`{python}` {'is not a Python' if result.ok else 'does not run'}{last}"
         yield fail("interpreter", found, "a Python that has sglang", "choose another: `--set engine.python=PATH`")
         return
     text = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
@@ -80,9 +79,8 @@ def _torch(context: CheckContext, versions: Mapping[str, str | None]) -> Iterato
     """Check that torch is built for the plan's GPUs and supported by their driver."""
     vendor, inventory = context.plan.hardware.vendor, context.inventory
     if versions["torch"] is None:
-        yield fail(
-            "torch", "none", "torch", "install sglang with its dependencies into this interpreter, or choose another"
-        )
+        hint = "install sglang with its dependencies into this interpreter, or choose another"
+        yield fail("torch", "none", "torch", hint)
     elif vendor in _TOOLKIT:
         toolkit, built = VENDORS[vendor].toolkit, versions[_TOOLKIT[vendor]]
         carried = inventory.toolkit if inventory else None

@@ -171,9 +171,7 @@ def sources_identity(python: str) -> str | None:
     Raises BuildError, HostError.
     """
     found = find_sources(python)
-    if "sglang" not in found:
-        return None
-    return _sources_digest(python, found).hexdigest()
+    return _sources_digest(python, found).hexdigest() if "sglang" in found else None
 
 
 def _run(

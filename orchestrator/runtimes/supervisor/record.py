@@ -86,11 +86,6 @@ def write_record(run_dir: Path, record: Record, file: str = FILE) -> None:
     write_fields(run_dir / FileName(file), dataclasses.asdict(record))
 
 
-def mark_stopped(run_dir: Path, record: Record) -> None:
-    """Record that the end of a run was requested; works on a full disk too. Raises OSError, HostError."""
-    write_stopped(run_dir / FileName(FILE), dataclasses.asdict(read_record(run_dir) or record))
-
-
 def write_fields(path: Path, fields: dict[str, Any]) -> None:
     """Write the fields of a record atomically, readable by its owner only. Raises OSError."""
     atomic_write(path, json.dumps(fields, indent=2) + "\n", mode=0o600)

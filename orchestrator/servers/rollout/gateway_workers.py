@@ -28,6 +28,7 @@ from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.plan.units import Role
 from orchestrator.runs.run_dir import write_error
+from orchestrator.runtimes.base import Runtime
 from orchestrator.servers.group import RunningServer, ServerGroup
 from orchestrator.verify.gateway import count_workers
 
@@ -72,8 +73,8 @@ def open_gateway_workers(
     `key` is the API key of the replicas, `grace` the seconds that their requests may take. Raises StartError if the
     gateway accepts no changes.
     """
-    if runtime.gateway_discovery:
-        return DiscoveredWorkers(url=gateway.url, runtime=runtime)
+    if runtime.runtime.gateway_discovery:
+        return DiscoveredWorkers(url=gateway.url, runtime=runtime.runtime)
     try:
         workers = saved_workers(gateway, key=key, seconds=grace)
         workers.workers()
@@ -203,7 +204,7 @@ class DiscoveredWorkers:
     """
 
     url: str
-    runtime: ServerGroup
+    runtime: Runtime
 
     def cordon(self, new: RunningServer) -> None:
         """Hide a new replica until it is verified."""

@@ -29,11 +29,11 @@ def _open_gateway(servers: Servers, plan: Plan, gateway: str, name: str) -> Serv
     if gateway == name:
         raise StartError(f"{what}: it is this server", hint="`--set server.gateway=null`")
     other = servers.open(gateway)
-    theirs = other.require_plan()
+    theirs = other.handle.require_plan()
     if theirs.gateway is None or not theirs.gateway.one_node or theirs.roles:
         hint = f"`deploy up {theirs.profile} --name {gateway} --set replicas=2 --replace` starts one"
         raise StartError(f"{what}: it has no gateway of replicas on this host", hint=hint)
-    if servers.runtimes[plan.runtime].host_given != other.runtime.host_given:
+    if (plan.runtime in servers.explicit_hosts) != (other.handle.runtime in servers.explicit_hosts):
         hint = f"`--set runtime={theirs.runtime}`"
         raise StartError(f"{what}: the runtime `{plan.runtime}` is on another host", hint=hint)
     if (key := theirs.server.api_key_env) != plan.server.api_key_env:
@@ -59,7 +59,7 @@ def join(server: RunningServer, servers: Servers) -> None:
         return
     gateway = _open_gateway(servers, plan, name, server.name)
     saved_workers(gateway.handle, key=gateway.key).uncordon(plan.server.url, server)
-    url = gateway.handle.service_url or gateway.url  # a tunnel of this command closes with it
+    url = gateway.handle.service_url or gateway.handle.url  # a tunnel of this command closes with it
     info(f"the gateway of `{name}` routes the model `{plan.model.served_name}` at {url}")
 
 

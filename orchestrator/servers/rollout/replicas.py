@@ -82,7 +82,7 @@ class ReplicatedStart:
     def start_gateway(self) -> RunningServer:
         """Start the gateway of ready replicas, wait until it routes to all, and verify it. Raises NotReadyError."""
         gateway, secrets = replace(self.start.artifacts, replicas=()), self.start.secrets
-        if not self.runtime.gateway_discovery:  # otherwise the gateway finds the replicas
+        if not self.runtime.runtime.gateway_discovery:  # otherwise the gateway finds the replicas
             secrets[CONTROL_KEY] = make_control_key(self.run.path, self.home)
         own = self.runtime.start(gateway, name=self.start.name, run_dir=self.run.path, secrets=secrets)
         count = len(self._servers)

@@ -156,10 +156,8 @@ class _RollingUpdate:
         return sorted(numbers, key=self._is_routed)
 
     def _is_current(self, number: int) -> bool:
-        server = self._running.get(number)
-        return (
-            server is not None and server.plan_digest == self._artifacts(number).plan.digest and self._is_routed(number)
-        )
+        server, wanted = self._running.get(number), self._artifacts(number).plan.digest
+        return server is not None and server.plan_digest == wanted and self._is_routed(number)
 
     def _is_routed(self, number: int) -> bool:
         server = self._running.get(number)

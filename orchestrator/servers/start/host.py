@@ -1,7 +1,6 @@
 """Preflight of the host of a plan, and waiting until its ports and VRAM are free."""
 
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -184,13 +183,7 @@ def wait_for_vram(plan: Plan, host_ref: HostRef) -> None:
             )
 
 
-def wait_until_released(
-    plan: Plan,
-    host_ref: HostRef,
-    *,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> None:
+def wait_until_released(plan: Plan, host_ref: HostRef) -> None:
     """Wait until the ports and the VRAM of a stopped server are free. Raises HostError with the holder."""
     if not runtime_class(plan.runtime).is_local:
         return
@@ -202,8 +195,6 @@ def wait_until_released(
                 partial(port_holder, port, runner_for(node)),
                 timeout=_PORT_LIMIT,
                 interval=_PORT_INTERVAL,
-                clock=clock,
-                sleep=sleep,
             )
             if holder is not None:
                 location = f" on {node.remote}" if several else ""

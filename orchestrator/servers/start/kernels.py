@@ -111,13 +111,11 @@ class StartKernels:
 
     @cached_property
     def _use(self) -> KernelUse:
-        vendor = self.plan.hardware.vendor
+        plan, vendor = self.plan, self.plan.hardware.vendor
         inventory = read_gpus(vendor, runner_for(self.host_ref)) if vendor != "cpu" and self._knows_node else None
         driver = inventory.driver if inventory is not None else None
         engine = self.store.engine() if self.store is not None else {}
-        return KernelUse(
-            arch=self.plan.hardware.arch, driver=driver or "none", engine=engine, plan=kernel_plan(self.plan)
-        )
+        return KernelUse(arch=plan.hardware.arch, driver=driver or "none", engine=engine, plan=kernel_plan(plan))
 
     @property
     def _path(self) -> Path:

@@ -81,9 +81,8 @@ def start_server(start: StartSpec, servers: Servers) -> UpResult:
         except BaseException as error:
             if joining is not None and not start.request.keep_failed:
                 leave(joining, servers, seconds=0)
-            _stop_and_explain(
-                error, handle or _started(runtime, name, run), runtime, run=run, keep=start.request.keep_failed
-            )
+            handle = handle or _started(runtime, name, run)
+            _stop_and_explain(error, handle, runtime, run=run, keep=start.request.keep_failed)
             raise
     return UpResult(handle=handle, served_name=plan.model.served_name, smoke=report, seconds=seconds)
 

@@ -67,7 +67,11 @@ def preview(request: UpRequest, home: Home) -> Preview:
     plan = artifacts.plan
     require_archive(plan, host_ref, of_run=request.run is not None, offline=True)
     if not plan.prebuilt_image and not request.allow_untuned:
-        _require_tuned(plan, home)
+        try:
+            require_tuned(plan, home)
+        except KernelsError:
+            report_coverage(plan, home)  # the coverage of each key then precedes the error
+            raise
     capacity = None
     if isinstance(source, ProfileSource) and not source.has_fixed_plan:
         capacity = source.valid.capacity_for(source.valid.displayed_load)
@@ -80,12 +84,3 @@ def preview(request: UpRequest, home: Home) -> Preview:
         capacity=capacity,
         image=image_config(plan),
     )
-
-
-def _require_tuned(plan: Plan, home: Home) -> None:
-    """Refuse a load without tuned kernels; the coverage of each key then precedes the error."""
-    try:
-        require_tuned(plan, home)
-    except KernelsError:
-        report_coverage(plan, home)
-        raise

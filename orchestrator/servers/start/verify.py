@@ -34,10 +34,9 @@ from orchestrator.planner.estimate import startup_seconds
 from orchestrator.runs.run_dir import FIRST_SAMPLE, RunDir, read_plan
 from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.servers.group import RunningServer, ServerGroup, run_dir_of
-from orchestrator.servers.memory import memory_gauges
 from orchestrator.servers.rollout.gateway_workers import count_other_models
 from orchestrator.servers.servers import RESTART_HINT, Servers, dead_processes, record_processes
-from orchestrator.servers.soaks import knee_requests, save_report
+from orchestrator.servers.soaks import knee_requests, memory_gauges, save_report
 from orchestrator.verify.gateway import count_workers, gateway_checks, generates
 from orchestrator.verify.pair import Pair, pair_checks, role_report
 from orchestrator.verify.readiness import StartingServer, wait_until_ready
@@ -145,7 +144,7 @@ def _wait_until_routed(
     def probe() -> tuple[bool, str]:
         now = state()
         ended = now.detail or now.exit_summary if now.status is not Status.RUNNING or now.restarts else ""
-        return not ended and runtime.is_ready(handle), ended
+        return not ended and runtime.runtime.is_ready(handle), ended
 
     with Progress() as progress:
         ready, ended = poll_until(
@@ -193,9 +192,8 @@ def run_smoke_test(
                 ),
             )
         ]
-        checks += gateway_checks(
-            target_of(plan, url=handle.url, api_key=key), plan.replicas + count_other_models(handle)
-        )
+        workers = plan.replicas + count_other_models(handle)
+        checks += gateway_checks(target_of(plan, url=handle.url, api_key=key), workers)
         return SmokeReport(url=handle.url, served_name=plan.model.served_name, checks=tuple(checks))
     target = _with_soak(target_of(plan, url=handle.url, api_key=key), soak, knee)
     return _test(target, handle, runtime, plan)
@@ -260,9 +258,9 @@ def smoke_server(servers: Servers, name: str, *, strict_kernels: bool, soak: flo
     `strict_kernels`.
     """
     server = servers.open(name)
-    run, plan = server.require_own_run(), server.require_plan()
+    run, plan = server.require_own_run(), server.handle.require_plan()
     server.require_running()
-    if lost := server.dead_processes():
+    if lost := dead_processes(server.runtime, server.handle):
         raise SmokeError(f"`{name}` failed its smoke test: {lost}", hint=RESTART_HINT.format(name=name))
     knee = knee_requests(run)
     report = run_smoke_test(server.handle, server.runtime, plan=plan, key=server.key, soak=soak, knee=knee)

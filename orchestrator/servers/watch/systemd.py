@@ -17,14 +17,8 @@ from orchestrator.runs.run_dir import latest_run, not_started, read_plan, requir
 from orchestrator.servers.watch.recovery import require_not_cluster_managed
 
 WEBHOOK: Final = "DEPLOY_WEBHOOK"  # the variable for its URL
-_PASSED_ON: Final = (
-    "DOCKER_HOST",
-    "DOCKER_CONTEXT",
-    "HF_HOME",
-    "HF_ENDPOINT",
-    "KUBECONFIG",
-    "SLURM_CONF",
-)  # where things are; a URL may hold a password
+# Where things are; a URL may hold a password.
+_PASSED_ON: Final = ("DOCKER_HOST", "DOCKER_CONTEXT", "HF_HOME", "HF_ENDPOINT", "KUBECONFIG", "SLURM_CONF")
 _NEEDS_QUOTES: Final = re.compile(r"[^\w@+=:,./-]")
 
 _UNIT: Final = """\

@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 class _Request(Generic[T]):
-    """A request whose answer a thread awaits."""
+    """A request whose answer a thread awaits. See `Pending`."""
 
     def __init__(self, ask: Callable[[], T]) -> None:
         self._outcome: T | None = None
@@ -59,12 +59,11 @@ class _Request(Generic[T]):
         start_thread_without_signals(threading.Thread(target=wait, daemon=True))
 
     def outcome(self) -> T | None:
-        """See `Pending`."""
         return self._outcome
 
 
 class _Worker(Generic[T]):
-    """A program of `worker.py`, which prints its result as JSON."""
+    """A program of `worker.py`, which prints its result as JSON. See `Pending`."""
 
     def __init__(
         self,
@@ -79,7 +78,6 @@ class _Worker(Generic[T]):
         self.program: Program = start(argv, env=os.environ, output=PIPE, errors=2 if words[0] == "restart" else DEVNULL)
 
     def outcome(self) -> T | None:
-        """See `Pending`."""
         if self.program.code is None:
             if self._end is None or time.monotonic() < self._end:
                 return None
@@ -166,9 +164,8 @@ class LiveBackend:
     def _client(self, snapshot: ServerSnapshot, server: int | None = None) -> HealthClient:
         """Return a client of the server, or of one replica behind its gateway."""
         key = None
-        with suppress(
-            UsageError
-        ):  # a later start may use another key: its server rejects requests, and the others stay watched
+        # A later start may use another key: its server rejects requests, and the others stay watched.
+        with suppress(UsageError):
             key = self.api_key_for(snapshot.api_key_env)
         url = snapshot.url if server is None or not snapshot.replica_urls else snapshot.replica_urls[server]
         forward = self._forward(url, snapshot)
@@ -225,13 +222,7 @@ def _combine(works: Sequence[RankProgress], ranks: int) -> RankProgress:
     )
 
 
-def watch(
-    names: Sequence[str],
-    home: Home,
-    *,
-    show: Callable[[WatchEvent], None],
-    alerts: Alerts,
-) -> None:
+def watch(names: Sequence[str], home: Home, *, show: Callable[[WatchEvent], None], alerts: Alerts) -> None:
     """Watch servers until Ctrl-C, or until the restart policy of each allows no further restart.
 
     Raises StartError for an unknown name, NameTakenError if another watcher has it, and RestartLimitError at the end.
@@ -252,9 +243,7 @@ def watch(
         finally:
             for name, failed in alerts.close():
                 show(_event(_watcher_of(watchers, name), PendingEvent(EventKind.ALERT_FAILED, failed)))
-    problems = [
-        Problem(f"`{watcher.name}`: {watcher.ended}", hint=f"`deploy diagnose {watcher.name}`") for watcher in watchers
-    ]
+    problems = [Problem(f"`{item.name}`: {item.ended}", hint=f"`deploy diagnose {item.name}`") for item in watchers]
     first = names[0]
     hint = f"`deploy diagnose {first}` shows why; then `deploy restart {first}` and `deploy watch {first}`"
     raise RestartLimitError("gave up: none of the watched servers is healthy", problems=problems, hint=hint)

@@ -141,13 +141,8 @@ class Watcher:
 
     @property
     def _can_probe(self) -> bool:
-        snapshot = self.snapshot
-        return (
-            not self.ended
-            and self._restarting is None
-            and _hold_reason(snapshot) is None
-            and snapshot.status == "running"
-        )
+        may_run = not self.ended and self._restarting is None
+        return may_run and _hold_reason(self.snapshot) is None and self.snapshot.status == "running"
 
     def _discount_gap(self, gap: float) -> None:
         """Do not blame a rank for time in which this process did not run, as on a suspended machine."""
@@ -220,29 +215,19 @@ class Watcher:
             self._retry_at = -inf
             self._reset(now)
             self._back_off(now)
-            yield from (
-                self._report_unhealthy(hold[1], now)
-                if hold[0] is EventKind.UNHEALTHY
-                else self._events.emit_once(*hold, now)
-            )
+            unhealthy = hold[0] is EventKind.UNHEALTHY
+            yield from self._report_unhealthy(hold[1], now) if unhealthy else self._events.emit_once(*hold, now)
             return
         if reason := self._death_reason(now):
             yield from self._restart(reason, now, wall)
             return
         self._backoff, self._retry_at = _MIN_BACKOFF, -inf
         self._dead = snapshot.dead
-        if (
-            problem := snapshot.dead
-            or self._stall_summary(now)
-            or next(filter(None, (rank.rejection for rank in self._ranks)), "")
-        ):
-            hung = (
-                min((rank.stalled_since for rank in self._ranks if rank.problem), default=inf)
-                + snapshot.unhealthy_after
-            )
-            self._next_snapshot = now + (
-                _RECHECK if snapshot.dead else max(_RECHECK, min(_UNHEALTHY_INTERVAL, hung - now))
-            )
+        rejection = next(filter(None, (rank.rejection for rank in self._ranks)), "")
+        if problem := snapshot.dead or self._stall_summary(now) or rejection:
+            stalled_since = min((rank.stalled_since for rank in self._ranks if rank.problem), default=inf)
+            left = min(_UNHEALTHY_INTERVAL, stalled_since + snapshot.unhealthy_after - now)  # until it counts as dead
+            self._next_snapshot = now + (_RECHECK if snapshot.dead else max(_RECHECK, left))
             yield from self._report_unhealthy(problem, now)
             return
         self._next_snapshot = now + _HEALTHY_INTERVAL
@@ -294,16 +279,13 @@ class Watcher:
         snapshot = self.snapshot
         recent = [at for at in snapshot.restarted_at if wall - at < snapshot.window]
         if max(len(recent), self._failed_restarts) >= snapshot.max_attempts:
-            counted = (
-                f"{len(recent)} restarts within {snapshot.window:g} s did not help"
-                if recent
-                else "no restart is allowed"
-            )
+            counted = f"{len(recent)} restarts within {snapshot.window:g} s did not help"
             if self._failed_restarts > len(recent):
                 counted = f"{self._failed_restarts} restarts in a row failed"
-            yield self._give_up(
-                f"{reason}; {counted}, and `restart_policy.max_attempts` is {snapshot.max_attempts}", now
-            )
+            elif not recent:
+                counted = "no restart is allowed"
+            limit = f"`restart_policy.max_attempts` is {snapshot.max_attempts}"
+            yield self._give_up(f"{reason}; {counted}, and {limit}", now)
             return
         if self._events.last is EventKind.RESTART_FAILED:
             if len(snapshot.restarted_at) <= self._restarts_on_record:  # it would be retried for ever
@@ -331,8 +313,10 @@ class Watcher:
         if rank.probe is not None and (answer := rank.probe.outcome()) is not None:
             rank.probe = None
             if answer == _OK or answer in REJECTED:
-                rank.problem = ""
-                self._note_rejection(rank, "" if answer == _OK else f"rejects a request for a token: {answer}", now)
+                rank.problem, before = "", rank.rejection
+                rank.rejection = "" if answer == _OK else f"rejects a request for a token: {answer}"
+                if rank.rejection != before:
+                    self._next_snapshot = min(self._next_snapshot, now)
             else:
                 self._set_problem(rank, answer if isinstance(answer, str) else f"HTTP {answer}", since=now)
                 self._next_snapshot = min(self._next_snapshot, max(now, self._snapshot_at + _RECHECK))
@@ -344,11 +328,6 @@ class Watcher:
                 self._slow_seen_at, self._next_snapshot = now, min(self._next_snapshot, now)
         if self._stall_summary(now) and self._events.last not in {None, EventKind.UNHEALTHY}:
             self._next_snapshot = min(self._next_snapshot, max(now, self._snapshot_at + _RECHECK))
-
-    def _note_rejection(self, rank: _Rank, rejection: str, now: float) -> None:
-        if rejection != rank.rejection:
-            self._next_snapshot = min(self._next_snapshot, now)
-        rank.rejection = rejection
 
     def _set_problem(self, rank: _Rank, problem: str, *, since: float) -> None:
         if not rank.problem:

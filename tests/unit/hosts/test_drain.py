@@ -2,11 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from machine_samples import survey_of
 
 from orchestrator.core.errors import HostError
+from orchestrator.core.polling import poll_until
+from orchestrator.hosts import vram
 from orchestrator.hosts.gpus.amd import read_amd
 from orchestrator.hosts.gpus.inventory import GpuInventory
 from orchestrator.hosts.vram import wait_for_vram_release
@@ -29,37 +33,43 @@ def looks(*machines: str) -> Sequence[GpuInventory | None]:
     return [read_amd(survey_of(machine)) for machine in machines]
 
 
-def test_wait_reports_gpus_until_vram_is_released() -> None:
-    clock, said = Clock(), list[str]()
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(vram, "time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(vram, "poll_until", partial(poll_until, clock=clock, sleep=clock.sleep))
+    return clock
+
+
+def test_wait_reports_gpus_until_vram_is_released(clock: Clock) -> None:
+    said = list[str]()
     reads = iter(looks("mi355x-half-drained", "mi355x-half-drained", "mi355x-healthy"))
-    seconds = wait_for_vram_release(
-        lambda: next(reads), gpus=range(8), clock=clock, sleep=clock.sleep, progress=lambda text, _: said.append(text)
-    )
-    assert seconds == 10.0
+    wait_for_vram_release(lambda: next(reads), gpus=range(8), progress=lambda text, _: said.append(text))
+    assert clock.now == 10.0
     assert said[0] == "waiting for VRAM to drain to 10%: gpu 4 41%, gpu 5 41%, gpu 6 41%, gpu 7 41%"
     assert len(said) == 2
 
 
-def test_only_gpus_of_the_plan_are_checked() -> None:
+def test_only_gpus_of_the_plan_are_checked(clock: Clock) -> None:
     (half,) = looks("mi355x-half-drained")
-    assert wait_for_vram_release(lambda: half, gpus=range(4), clock=Clock(), sleep=pytest.fail) == 0.0
-    clock = Clock()
+    wait_for_vram_release(lambda: half, gpus=range(4))
+    assert clock.now == 0.0
     with pytest.raises(HostError, match="gpu 4 41%, gpu 6 41%"):
-        wait_for_vram_release(lambda: half, gpus=range(4, 8, 2), clock=clock, sleep=clock.sleep)
+        wait_for_vram_release(lambda: half, gpus=range(4, 8, 2))
 
 
-def test_timeout_names_processes_using_vram() -> None:
-    clock = Clock()
+def test_timeout_names_processes_using_vram(clock: Clock) -> None:
     (held,) = looks("mi355x-held")
     with pytest.raises(HostError, match=r"after 900 s: gpu 2 85%; used by python3 \(pid 48213, gpu 2, 243.9 GiB\)"):
-        wait_for_vram_release(lambda: held, gpus=range(8), clock=clock, sleep=clock.sleep)
+        wait_for_vram_release(lambda: held, gpus=range(8))
     assert clock.now == 900.0
 
 
-def test_unreadable_vram_is_an_error() -> None:
+def test_unreadable_vram_is_an_error(clock: Clock) -> None:
     (healthy, truncated) = looks("mi355x-healthy", "mi355x-truncated")
     assert healthy is not None
     silent = replace(healthy, gpus=tuple(replace(gpu, vram_used=None) for gpu in healthy.gpus))
     for unreadable in (silent, truncated, None):
         with pytest.raises(HostError, match="cannot read"):
-            wait_for_vram_release(lambda found=unreadable: found, gpus=range(8), clock=Clock(), sleep=pytest.fail)
+            wait_for_vram_release(lambda found=unreadable: found, gpus=range(8))
+    assert clock.now == 0.0

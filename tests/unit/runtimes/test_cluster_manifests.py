@@ -26,10 +26,9 @@ from orchestrator.planner.planning import load, render_artifacts
 from orchestrator.runtimes.kubernetes import manifests
 from orchestrator.runtimes.kubernetes.checks import cluster_findings
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
-from orchestrator.runtimes.kubernetes.liveness import hang_seconds
+from orchestrator.runtimes.kubernetes.liveness import hang_seconds, startup_limit
 from orchestrator.runtimes.kubernetes.manifests import _quoted
 from orchestrator.runtimes.kubernetes.record import object_name
-from orchestrator.runtimes.kubernetes.startup import startup_limit
 
 DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 GLM = "mi355x-tp4dp2"

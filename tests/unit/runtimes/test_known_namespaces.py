@@ -61,7 +61,7 @@ def test_started_server_ignores_run_directory_from_cluster(tmp_path: Path, monke
     done = CompletedProgram(argv=("kubectl",), code=0, stdout=json.dumps(made), stderr="")
     for verb in ("create", "apply", "change", "ask"):
         monkeypatch.setattr(Cluster, verb, lambda *_, **__: done)
-    monkeypatch.setattr("orchestrator.runtimes.kubernetes.port_forward.free_port", lambda: 1)
+    monkeypatch.setattr("orchestrator.runtimes.kubernetes.kubectl.free_port", lambda: 1)
     runtime, run_dir = KubernetesRuntime(Home(tmp_path)), tmp_path / "runs/owl/1"
     handle = runtime.start(render_artifacts(plan), name="owl", run_dir=run_dir, secrets={})
     assert (handle.name, handle.run_dir) == ("owl", str(run_dir))

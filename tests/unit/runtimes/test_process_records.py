@@ -275,7 +275,7 @@ def test_stop_succeeds_when_record_cannot_be_written(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     run_dir = keep(home, RECORD)
-    monkeypatch.setattr(stop, "mark_stopped", full)
+    monkeypatch.setattr(stop, "write_stopped", full)
     runtime = ProcessRuntime(home)
     runtime.stop(runtime.find()[0], grace=0)
 

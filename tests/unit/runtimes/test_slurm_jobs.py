@@ -1,7 +1,7 @@
 """What Slurm 22.05 prints of jobs, recorded, and what becomes of it."""
 
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +13,10 @@ from orchestrator.core.subprocesses import CompletedProgram
 from orchestrator.runtimes.base import Status, Unit
 from orchestrator.runtimes.slurm import jobs
 from orchestrator.runtimes.slurm.jobs import Job, exit_reason, pending_reason, read_job, unschedulable_hint
-from orchestrator.runtimes.slurm.record import START, JobComment, Submission, read_submission, write_submission
+from orchestrator.runtimes.slurm.record import FILE, START, JobComment, Submission, read_submission
 from orchestrator.runtimes.slurm.runtime import SlurmRuntime
 from orchestrator.runtimes.slurm.state import saved_state, server_state
-from orchestrator.runtimes.supervisor.record import CONFIG, Record
+from orchestrator.runtimes.supervisor.record import CONFIG, Record, write_fields
 
 RECORDED = Path(__file__).with_name("slurm_recorded")
 COMMENT = JobComment(
@@ -196,7 +196,7 @@ def test_state_of_forgotten_job_comes_from_records(tmp_path: Path) -> None:
     assert server_state(None, None, tmp_path).detail == "its node failed, or its job was cancelled"
     assert saved_state(tmp_path) is None
     submission = Submission(job="5", comment=COMMENT, python="/p", stopped=True)
-    write_submission(tmp_path, submission)
+    write_fields(tmp_path / FILE, asdict(submission))
     assert read_submission(tmp_path) == submission
     kept = saved_state(tmp_path)
     assert kept is not None
@@ -233,7 +233,7 @@ def test_stop_does_not_modify_run_of_another_job(below: str, tmp_path: Path, mon
     run_dir.mkdir(parents=True)
     comment = replace(COMMENT, run=str(run_dir))
     written = Submission(job="8", comment=comment, python="python3", stopped=False)
-    write_submission(run_dir, written)  # that of another job
+    write_fields(run_dir / FILE, asdict(written))  # that of another job
     for name in (START, CONFIG):
         (run_dir / name).write_text("kept")
     before = {path: path.read_bytes() for path in run_dir.iterdir()}

@@ -7,7 +7,7 @@ import pytest
 from plan_samples import plan_of
 
 from orchestrator.core.errors import NotReadyError
-from orchestrator.servers.group import RunningServer
+from orchestrator.servers.group import RunningServer, ServerGroup
 from orchestrator.servers.rollout import gateway_workers
 from orchestrator.servers.rollout.gateway_workers import DiscoveredWorkers, open_gateway_workers
 
@@ -112,5 +112,6 @@ def test_transient_gateway_failure_is_not_counted_as_routing(
 
 def test_discovered_workers_need_no_gateway_key() -> None:
     plan = plan_of("cpu-tiny", "replicas=2")
-    gateway = open_gateway_workers(SERVER, Shown(), plan=plan, key=None, grace=1)  # type: ignore[arg-type]  # a part of a runtime
+    group = ServerGroup(Shown())  # type: ignore[arg-type]  # a part of a runtime
+    gateway = open_gateway_workers(SERVER, group, plan=plan, key=None, grace=1)
     assert isinstance(gateway, DiscoveredWorkers)

@@ -25,6 +25,10 @@ class Cluster:
     ready: list[bool]
     states: list[ServerState] = field(default_factory=lambda: [RUNS])
 
+    @property
+    def runtime(self) -> "Cluster":
+        return self
+
     def is_ready(self, _: RunningServer) -> bool:
         return self.ready.pop(0) if len(self.ready) > 1 else self.ready[0]
 

@@ -42,8 +42,8 @@ def test_opened_server_has_plan_units_key_and_clients(
     asked: list[tuple[str, str]] = []
     run = past_run(home, 1, "server.api_key_env=OWL_KEY", running=True)
     server = servers.open("owl")
-    assert (server.run, server.require_plan().digest[:8], server.model) == (run, run.digest, "tiny")
-    assert [(unit.name, unit.state.status) for unit in server.units] == [("owl", Status.RUNNING)]
+    assert (server.run, server.handle.require_plan().digest[:8], server.model) == (run, run.digest, "tiny")
+    assert [(unit.name, unit.state.status) for unit in server.handle.units] == [("owl", Status.RUNNING)]
     assert server.require_running().status is Status.RUNNING
     with pytest.raises(UsageError, match="`OWL_KEY` is not set"):
         _ = server.key
@@ -56,7 +56,7 @@ def test_opened_server_has_plan_units_key_and_clients(
     for engine in server.engines:
         server.client(engine=engine)
     server.client()
-    assert asked == [(server.url, KEY), (server.url, KEY)]
+    assert asked == [(server.handle.url, KEY)] * 2
 
 
 def test_exited_server_is_rejected_with_restart_hint(home: Home, servers: Servers) -> None:

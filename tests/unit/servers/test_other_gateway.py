@@ -73,7 +73,6 @@ class Runtime:
     """A runtime of servers that are listed, started and stopped."""
 
     servers: list[RunningServer] = field(default_factory=list)
-    host_given: bool = False
 
     def find(self, name: str | None = None) -> tuple[RunningServer, ...]:
         return tuple(each for each in self.servers if name in (None, each.name))
@@ -181,8 +180,7 @@ def test_unsuitable_gateway_is_rejected_before_start(
     world: World, prepare: Callable[[World], object], change: dict[str, str], reason: str
 ) -> None:
     prepare(world)
-    runtimes = {**world.servers.runtimes, "docker": Runtime(host_given=True)}
-    servers = Servers(world.home, runtimes)  # type: ignore[arg-type]
+    servers = Servers(world.home, world.servers.runtimes, frozenset({"docker"}))
     with pytest.raises(StartError, match=reason) as caught:
         join.require_gateway(servers, replace(joining(), **change), "second")  # type: ignore[arg-type]
     assert caught.value.message.startswith("cannot join the gateway of `pair`: ")

@@ -1,7 +1,6 @@
 """A folder of runs that cannot be listed, as `sudo` or another user leaves it: the other servers are listed as ever."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,7 +16,7 @@ from orchestrator.runtimes.base import Unit
 from orchestrator.runtimes.kubernetes.runtime import KubernetesRuntime
 from orchestrator.runtimes.process.runtime import ProcessRuntime
 from orchestrator.runtimes.slurm import jobs
-from orchestrator.runtimes.slurm.discovery import forgotten, found_units
+from orchestrator.runtimes.slurm.discovery import found_units
 from orchestrator.runtimes.slurm.jobs import Job
 from orchestrator.runtimes.slurm.record import JobComment
 from orchestrator.runtimes.slurm.runtime import SlurmRuntime
@@ -88,5 +87,5 @@ def test_slurm_jobs_in_unreadable_directories_are_listed(
         for number, run in dirs.items()
     ]
     monkeypatch.setattr(jobs, "queued", lambda: iter(queue))
-    monkeypatch.setattr(jobs, "find_job", lambda number: replace(forgotten(number), state="RUNNING"))
+    monkeypatch.setattr(jobs, "find_job", lambda number: Job(id=number, state="RUNNING"))
     assert {unit.name: unit.runtime_id for unit in found_units(home, None, handle_of)} == {"owl": "7", "hen": "8"}

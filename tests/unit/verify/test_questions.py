@@ -10,7 +10,7 @@ from orchestrator.core.origin import Origin
 from orchestrator.core.paths import data_root
 from orchestrator.plan.plan import SmokeQuestion
 from orchestrator.planner.planning import load
-from orchestrator.verify.questions import filler, is_correct, prompt_of
+from orchestrator.verify.client import filler, is_correct, prompt_of
 from orchestrator.verify.target import target_of
 
 

@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -123,13 +124,13 @@ def test_503_during_kernel_compilation_is_retried(
         return behind.handle_request(request)
 
     monkeypatch.setattr(smoke, "poll_until", partial(smoke.poll_until, sleep=lambda _: None))
+    monkeypatch.setattr(smoke, "time", SimpleNamespace(monotonic=lambda: now[0]))
     target = dataclasses.replace(TARGET, on_gpu=True, engine_url=TARGET.url)
     report = smoke.smoke_test(
         target,
         faults=lambda: (),
         seed=1,
         progress=Progress(io.StringIO()),
-        clock=lambda: now[0],
         transport=httpx.MockTransport(gateway),
     )
     assert not failures(report), report.to_table()
