@@ -42,7 +42,6 @@ class Machine:
     """The state of a host at one moment. Sizes are in bytes; None means that a value could not be read."""
 
     inventories: tuple[GpuInventory, ...]
-    root: bool
     user: str
     devices: tuple[Device, ...]
     memlock: float | None  # bytes; infinite if unlimited
@@ -63,7 +62,6 @@ def read_machine(survey: Survey) -> Machine:
     user = survey["user"].text.split()
     return Machine(
         inventories=inventories(survey),
-        root=user[:1] == ["0"],
         user=user[1] if len(user) > 1 else "you",
         devices=_devices(survey["devices"].text),
         memlock=_memlock(survey["memlock"].text.strip()),

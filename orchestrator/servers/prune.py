@@ -6,7 +6,7 @@ command. Any other run is kept and reported.
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -111,8 +111,20 @@ def _prune(servers: Servers, name: str, *, keep: int, since: datetime, dry_run: 
     with nullcontext() if dry_run else name_lock(servers.home, name):
         for left in () if dry_run else folder.glob(f"{_REMOVED}*"):
             remove_tree(left, within=folder, ignore_errors=False)
-        needed, found = protected_runs(servers.home, name), _KnownServers.of(servers, name)
-        yield from (_old_run(name, run, needed, found) for run in _old(servers, name, keep, since))
+        needed, listed, responded = protected_runs(servers.home, name), list[Path](), set[str]()
+        for kind, runtime in servers.runtimes.items():
+            with suppress(HostError):
+                listed += run_dirs(runtime.find(name))
+                responded.add(kind)
+        for run in _old(servers, name, keep, since):
+            size, saved = 0, needed.get(run, "")
+            if run.other_version:
+                saved = saved or f"{run.other_version}; {version_hint(run)}"
+            if run.path.stat().st_uid != os.geteuid():
+                saved = saved or "another user owns the directory"
+            else:
+                size, saved = _size(run.path), saved or _may_run(run, listed, responded)
+            yield OldRun(name=name, run_dir=str(run.path), bytes=size, keep_reason=saved)
 
 
 def _old(servers: Servers, name: str, keep: int, since: datetime) -> list[RunDir]:
@@ -120,51 +132,25 @@ def _old(servers: Servers, name: str, keep: int, since: datetime) -> list[RunDir
     return [run for run in runs[keep:] if run.started is not None and run.started < since]
 
 
-@dataclass(frozen=True)
-class _KnownServers:
-    """The servers of a name, and the runtimes that responded."""
+def _may_run(run: RunDir, listed: Iterable[Path], responded: Collection[str]) -> str:
+    """Return why the server of a run may still be running; "" if it has exited.
 
-    run_dirs: tuple[Path, ...]
-    responded: frozenset[str]
-
-    @classmethod
-    def of(cls, servers: Servers, name: str) -> "_KnownServers":
-        found: list[Path] = []
-        responded = set()
-        for kind, runtime in servers.runtimes.items():
-            with suppress(HostError):
-                found += run_dirs(runtime.find(name))
-                responded.add(kind)
-        return cls(tuple(found), frozenset(responded))
-
-    def may_run(self, run: RunDir) -> str:
-        """Return why the server of a run may still be running; "" if it has exited.
-
-        Only the daemon of its host knows a container: it must have responded, and a record of the exit must exist.
-        """
-        if any(_same(run_dir, run.path) for run_dir in self.run_dirs):
-            return "`deploy status` still lists its server"
-        if not any(run.path.iterdir()):
-            return ""
-        plan = read_plan(run)
-        if plan is not None and plan.runtime not in self.responded:
-            return f"cannot query {plan.runtime} for its server"
-        state = saved_state(run)
-        if run.read(EXIT_FILE).get("how") or (state is not None and state.status is Status.EXITED):
-            return ""
-        if plan is not None and runtime_class(plan.runtime).in_container and run.log.is_file():
-            return ""  # the log of a container is kept when it is stopped
-        return "its server may still be running"
-
-
-def _old_run(name: str, run: RunDir, needed: Mapping[RunDir, str], known: _KnownServers) -> OldRun:
-    of_other = f"{run.other_version}; {version_hint(run)}" if run.other_version else ""
-    size, saved = 0, needed.get(run, "") or of_other
-    if run.path.stat().st_uid != os.geteuid():
-        saved = saved or "another user owns the directory"
-    else:
-        size, saved = _size(run.path), saved or known.may_run(run)
-    return OldRun(name=name, run_dir=str(run.path), bytes=size, keep_reason=saved)
+    `listed` are the run directories of all servers of the name, `responded` the runtimes that were asked for them. Only
+    the daemon of its host knows a container: it must have responded, and a record of the exit must exist.
+    """
+    if any(_same(run_dir, run.path) for run_dir in listed):
+        return "`deploy status` still lists its server"
+    if not any(run.path.iterdir()):
+        return ""
+    plan = read_plan(run)
+    if plan is not None and plan.runtime not in responded:
+        return f"cannot query {plan.runtime} for its server"
+    state = saved_state(run)
+    if run.read(EXIT_FILE).get("how") or (state is not None and state.status is Status.EXITED):
+        return ""
+    if plan is not None and runtime_class(plan.runtime).in_container and run.log.is_file():
+        return ""  # the log of a container is kept when it is stopped
+    return "its server may still be running"
 
 
 def _same(one: Path, other: Path) -> bool:

@@ -142,7 +142,8 @@ class KubernetesRuntime(Runtime):
         state = server_state(deployment, view)
         replica = self._replicas[unit.runtime_id]
         forward = replica.forward
-        listens = view is not None and (replica.unit_name != GATEWAY or view.listens)  # else kubectl would end
+        # A gateway listens after its startupProbe; before that kubectl would end.
+        listens = view is not None and (replica.unit_name != GATEWAY or bool(view.container.get("started")))
         if view and listens and state.status is Status.RUNNING and forward and self._seen.answers(replica.cluster):
             forward.connect(view.name, f"{view.name}/{view.runs_since}")
         if state.status is not Status.PENDING or not scheduling_problem(deployment, view):
@@ -216,7 +217,7 @@ class KubernetesRuntime(Runtime):
         return view is not None and ROLE in view.pod["metadata"]["labels"]
 
     def is_ready(self, unit: Unit) -> bool:
-        return (view := self._inspect(unit)[1]) is not None and view.ready
+        return (view := self._inspect(unit)[1]) is not None and bool(view.container.get("ready"))  # by its probe
 
     def close(self) -> None:
         for replica in self._replicas.values():

@@ -58,16 +58,6 @@ class PodView:
         return str(started) if started else None
 
     @property
-    def ready(self) -> bool:
-        """Return whether the readinessProbe succeeds."""
-        return bool(self.container.get("ready"))
-
-    @property
-    def listens(self) -> bool:
-        """Return whether the startupProbe has succeeded."""
-        return bool(self.container.get("started"))
-
-    @property
     def restarts(self) -> int:
         """Return the number of restarts of the container."""
         return int(self.container.get("restartCount", 0))

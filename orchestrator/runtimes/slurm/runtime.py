@@ -41,12 +41,11 @@ from orchestrator.runtimes.replicas import (
 from orchestrator.runtimes.saved_logs import supervised_log
 from orchestrator.runtimes.slurm import jobs
 from orchestrator.runtimes.slurm.arguments import argument_files
-from orchestrator.runtimes.slurm.discovery import found_units
 from orchestrator.runtimes.slurm.job import start_file
 from orchestrator.runtimes.slurm.jobs import Job, wait_for_node
 from orchestrator.runtimes.slurm.record import FILE, SERVER, START, JobComment, Submission, read_submission
 from orchestrator.runtimes.slurm.script import JOB_LOG, SCRIPT, job_name, job_of, job_options, job_script
-from orchestrator.runtimes.slurm.state import is_stale, saved_state, state_of
+from orchestrator.runtimes.slurm.state import found_units, is_stale, saved_state, state_of
 from orchestrator.runtimes.supervisor.record import CONFIG, read_record, write_fields, write_stopped
 from orchestrator.runtimes.supervisor.request import start_request
 

@@ -42,11 +42,6 @@ class UpRequest:
     max_replicas: int | None = None  # of a rolling update, how many replicas are replaced
     min_gsm8k: float | None = None  # of a rolling update, the minimum score of each new replica
 
-    @property
-    def hosts(self) -> tuple[str, ...]:
-        """The hosts of all ranks, as `--host` names them; () if it names none."""
-        return (self.host, *self.rank_hosts) if self.host else ()
-
     def command(self, name: str) -> str:
         """Return the command that repeats the request."""
         before = ["--from", self.run] if self.run else ["--locked", self.lock] if self.lock else []
@@ -54,7 +49,8 @@ class UpRequest:
         overrides, image = ((), None) if before else (self.overrides, self.image)
         argv = ["deploy", "up", *words, "--name", name]
         argv += [word for override in overrides for word in ("--set", override)]
-        argv += [word for host in self.hosts for word in ("--host", host)]
+        hosts = (self.host, *self.rank_hosts) if self.host else ()
+        argv += [word for host in hosts for word in ("--host", host)]
         argv += ["--image", image] if image else []
         argv += ["--no-stage"] if not self.stage else []
         argv += ["--allow-untuned"] if self.allow_untuned else []

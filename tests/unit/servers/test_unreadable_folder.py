@@ -16,10 +16,10 @@ from orchestrator.runtimes.base import Unit
 from orchestrator.runtimes.kubernetes.runtime import KubernetesRuntime
 from orchestrator.runtimes.process.runtime import ProcessRuntime
 from orchestrator.runtimes.slurm import jobs
-from orchestrator.runtimes.slurm.discovery import found_units
 from orchestrator.runtimes.slurm.jobs import Job
 from orchestrator.runtimes.slurm.record import JobComment
 from orchestrator.runtimes.slurm.runtime import SlurmRuntime
+from orchestrator.runtimes.slurm.state import found_units
 from orchestrator.servers.group import ServerGroup
 from orchestrator.servers.servers import Servers, resolve_server_name
 
