@@ -131,14 +131,18 @@ class Watcher:
         if self._snapshot_task is not None and (snapshot := self._snapshot_task.outcome()) is not None:
             self._snapshot_task = None
             yield from self._apply(snapshot, now, wall)
-        may_run = not self.ended and self._restarting is None and _hold_reason(self.snapshot) is None
-        if may_run and self.snapshot.status == "running":
+        if self._can_probe:
             self._check_port(now)
             for rank in self._ranks:
                 self._probe(rank, now)
             self._read_work(now)
         if self._snapshot_task is None and now >= max(self._next_snapshot, self._retry_at) and self._restarting is None:
             self._snapshot_task = self.backend.take_snapshot(self.name)
+
+    @property
+    def _can_probe(self) -> bool:
+        may_run = not self.ended and self._restarting is None
+        return may_run and _hold_reason(self.snapshot) is None and self.snapshot.status == "running"
 
     def _discount_gap(self, gap: float) -> None:
         """Do not blame a rank for time in which this process did not run, as on a suspended machine."""
