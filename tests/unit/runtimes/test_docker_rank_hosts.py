@@ -111,7 +111,7 @@ def test_multi_node_plan_uses_all_hosts(monkeypatch: pytest.MonkeyPatch) -> None
     set_ = [word for each in SETTINGS for word in ("--set", each)]
     with pytest.raises(UsageError, match="asked"):
         app(["up", "mi355x-tp8", *TWO, *set_], prog_name="deploy", standalone_mode=False)
-    assert asked[0].hosts == HOSTS
+    assert (asked[0].host, *asked[0].rank_hosts) == HOSTS
     assert expand_commands("`deploy status owl`") == "`deploy status owl --host ssh://a`"
 
 
@@ -122,7 +122,7 @@ def test_run_record_contains_rank_hosts(tmp_path: Path) -> None:
     run.save_state(REQUEST_FILE, request.to_record("owl"))
     read = read_request(run)
     assert read is not None
-    assert read.hosts == HOSTS
+    assert (read.host, *read.rank_hosts) == HOSTS
 
 
 def test_ports_are_checked_on_host_of_each_rank(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
