@@ -59,9 +59,8 @@ class SshHost:
         The case of the host is kept, because it may be an alias of the ssh configuration.
         """
         if re.match(r"ssh://[^/@]*:[^/@]*@", url):
-            raise UsageError(
-                "the URL of the Docker host has a password", hint="`ssh-copy-id USER@HOST` installs your key"
-            )
+            hint = "`ssh-copy-id USER@HOST` installs your key"
+            raise UsageError("the URL of the Docker host has a password", hint=hint)
         found = _URL.match(url)
         if found is None or int(found["port"] or 0) > _LAST_PORT:
             raise UsageError(f"`{url}` is not the URL of a remote host", hint="write ssh://[user@]host[:port]")
@@ -198,11 +197,8 @@ class Tunnel:
         if home is None:
             errors = (folder / "stderr").read_text().strip()
             _close(program, temporary)
-            raise HostError(
-                f"cannot connect to `{host.address}` with ssh",
-                hint=f"`ssh {host.address} true` must work without a prompt: key, agent, known host",
-                details=f"  {errors}",
-            )
+            hint = f"`ssh {host.address} true` must work without a prompt: key, agent, known host"
+            raise HostError(f"cannot connect to `{host.address}` with ssh", hint=hint, details=f"  {errors}")
         return cls(program, host=host, temporary=temporary, home=home)
 
     def forward(self, port: int) -> int:
@@ -214,10 +210,8 @@ class Tunnel:
             local = free_port()
             result = self._ask("-O", "forward", "-L", f"127.0.0.1:{local}:127.0.0.1:{port}")
             if not result.ok:
-                raise HostError(
-                    f"cannot open a tunnel to port {port} of `{self._host.address}`",
-                    details=f"  {result.stderr.strip()}",
-                )
+                what = f"cannot open a tunnel to port {port} of `{self._host.address}`"
+                raise HostError(what, details=f"  {result.stderr.strip()}")
             self._ports[port] = local
         return self._ports[port]
 

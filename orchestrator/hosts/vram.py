@@ -37,10 +37,8 @@ def wait_for_vram_release(
     if busy:
         waited = time.monotonic() - start
         who = "; ".join(holders(inventory, (gpu.index for gpu in busy))) or "no visible process"
-        raise HostError(
-            f"VRAM is still in use after {waited:.0f} s: {describe_use(busy)}; used by {who}",
-            hint="`deploy preflight PROFILE` names the processes that use it; if there are none, reset the GPUs",
-        )
+        hint = "`deploy preflight PROFILE` names the processes that use it; if there are none, reset the GPUs"
+        raise HostError(f"VRAM is still in use after {waited:.0f} s: {describe_use(busy)}; used by {who}", hint=hint)
 
 
 def _vram_in_use(inventory: GpuInventory | None, gpus: Sequence[int]) -> tuple[GpuInventory, Sequence[Gpu]]:
@@ -49,8 +47,7 @@ def _vram_in_use(inventory: GpuInventory | None, gpus: Sequence[int]) -> tuple[G
     taken = [found[index] for index in gpus if index < len(found)]
     if inventory is None or len(taken) < len(gpus) or any(gpu.used_share is None for gpu in taken):
         faults = "; ".join(inventory.errors) if inventory else ""
-        raise HostError(
-            f"cannot read the VRAM use of {len(gpus)} GPUs ({faults or f'{len(found)} GPUs found'})",
-            hint="`deploy preflight` shows what is missing",
-        )
+        what = f"cannot read the VRAM use of {len(gpus)} GPUs ({faults or f'{len(found)} GPUs found'})"
+        hint = "`deploy preflight` shows what is missing"
+        raise HostError(what, hint=hint)
     return inventory, busy_gpus(taken)

@@ -123,11 +123,9 @@ def write_files(folder: Path, files: Iterable[RenderedFile]) -> None:
             (folder / RelativePath(file.path), file.content, 0o755 if file.executable else 0o644) for file in files
         )
     except OSError as error:
-        raise HostError(
-            f"cannot write below `{folder}`: {error.strerror}",
-            location=str(error.filename or folder),
-            hint="`deploy prune` frees disk space, or name a directory elsewhere",
-        ) from error
+        what = f"cannot write below `{folder}`: {error.strerror}"
+        hint = "`deploy prune` frees disk space, or name a directory elsewhere"
+        raise HostError(what, location=str(error.filename or folder), hint=hint) from error
 
 
 def require_name(name: str) -> None:
@@ -153,10 +151,9 @@ def name_lock(home: Home, name: str) -> Iterator[None]:
     except OSError as error:
         raise write_error(home, error) from error
     except LockHeldError as error:
-        raise NameTakenError(
-            f"another `deploy` command is working on `{name}` (pid {error.holder})",
-            hint=f"wait, or choose another name with `--name`; `deploy status {name}` shows what runs",
-        ) from error
+        what = f"another `deploy` command is working on `{name}` (pid {error.holder})"
+        hint = f"wait, or choose another name with `--name`; `deploy status {name}` shows what runs"
+        raise NameTakenError(what, hint=hint) from error
     with lock:
         yield
 
@@ -193,10 +190,8 @@ def reserved_space(home: Home, name: str, *, replicas: int = 1) -> Iterator[None
                 atomic_write(Path(room.name) / FileName(str(number)), os.urandom(_RESERVED_BYTES // _FILES // 2))
             failed.pop_all()
     except OSError as error:
-        raise HostError(
-            f"cannot write below `{folder}`: {error.strerror}",
-            hint="`deploy prune` frees disk space, or set DEPLOY_HOME",
-        ) from error
+        hint = "`deploy prune` frees disk space, or set DEPLOY_HOME"
+        raise HostError(f"cannot write below `{folder}`: {error.strerror}", hint=hint) from error
     with room:
         yield
 
@@ -319,9 +314,8 @@ def require_version(run: RunDir) -> None:
 
 def version_error(run: RunDir) -> StartError:
     """Return the error for a run of another version, with what to do."""
-    return StartError(
-        f"cannot read the run `{run}`: {run.other_version}", location=str(run.path), hint=version_hint(run)
-    )
+    hint = version_hint(run)
+    return StartError(f"cannot read the run `{run}`: {run.other_version}", location=str(run.path), hint=hint)
 
 
 def version_hint(run: RunDir) -> str:

@@ -247,10 +247,8 @@ class Runtime(ABC):
             return None
         if cls.cluster_managed:
             raise UsageError(f"cannot use `--host` with {cls.name}: the cluster chooses the node", hint="omit `--host`")
-        raise UsageError(
-            f"the {cls.name} runtime starts servers only on this host, not on `{host}`",
-            hint="run the command on that host; or `--set runtime=docker`, which supports remote hosts",
-        )
+        hint = "run the command on that host; or `--set runtime=docker`, which supports remote hosts"
+        raise UsageError(f"the {cls.name} runtime starts servers only on this host, not on `{host}`", hint=hint)
 
     @classmethod
     def remote_checks(cls, plan: Plan) -> Iterator[Finding]:

@@ -68,11 +68,8 @@ def request_from(run: RunDir) -> UpRequest:
     note_request(run)
     request = read_request(run)
     if request is None:
-        raise StartError(
-            "cannot read the request of this run",
-            location=str(run.path / REQUEST_FILE),
-            hint="`deploy up PROFILE` starts a profile",
-        )
+        hint = "`deploy up PROFILE` starts a profile"
+        raise StartError("cannot read the request of this run", location=str(run.path / REQUEST_FILE), hint=hint)
     return dataclasses.replace(
         request,
         name=run.path.parent.name,
@@ -121,9 +118,8 @@ def resolve_request(request: UpRequest, home: Home, *, run: str | None, locked: 
     """Return the request for a run, a lockfile or a profile. Raises UsageError if none is given."""
     if run is not None:
         if locked:
-            raise UsageError(
-                "cannot use `--from` with `--locked`", hint="`--locked PATH` reads the `lock.yaml` in a run directory"
-            )
+            hint = "`--locked PATH` reads the `lock.yaml` in a run directory"
+            raise UsageError("cannot use `--from` with `--locked`", hint=hint)
         return rerun_request(run, request, home)
     if locked:
         return _locked_request(request)

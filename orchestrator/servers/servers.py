@@ -133,10 +133,8 @@ class Servers:
             near = f"`deploy restart {name}` starts its last ready run"
         elif latest_run(self.home, name) is not None:
             near = f"`deploy diagnose {name}` shows why its last start failed"
-        raise StartError(
-            f"no server `{name}` found",
-            hint=near or "`deploy status` lists servers, `deploy profiles` lists profiles to start",
-        )
+        hint = near or "`deploy status` lists servers, `deploy profiles` lists profiles to start"
+        raise StartError(f"no server `{name}` found", hint=hint)
 
     def unanswered(self) -> list[str]:
         """Return a message for each runtime that did not respond."""

@@ -79,9 +79,8 @@ def require_healthy(servers: Servers, found: Iterable[ServerStatus], *, explicit
             reason = server.detail or default
             without_gateway = opened.plan is not None and reason == _unrouted(opened.handle, None)
             cause = opened.plan.server.gateway if opened.plan and without_gateway else server.name
-            raise SmokeError(
-                f"`{server.name}` is running but unhealthy: {reason}", hint=RESTART_HINT.format(name=cause)
-            )
+            hint = RESTART_HINT.format(name=cause)
+            raise SmokeError(f"`{server.name}` is running but unhealthy: {reason}", hint=hint)
 
 
 def status_table(found: Iterable[ServerStatus], *, width: int | None = None) -> str:

@@ -128,9 +128,8 @@ def correct_answers(client: SmokeClient) -> CheckOutcome:
         causes = causes_of(client.target.wrong_answers, hints=True)
         return conclude(f"{most} of {len(questions)} answers wrong; {'; '.join(answered)}", causes=causes)
     if chunk and longest <= chunk:
-        return warning(
-            f"all {len(questions)}, no prompt longer than a prefill chunk ({chunk} tokens): up to {longest} tokens"
-        )
+        text = f"all {len(questions)}, no prompt longer than a prefill chunk ({chunk} tokens): up to {longest} tokens"
+        return warning(text)
     longest_text = f"one of them after {longest} tokens" + (f" (a prefill chunk has {chunk})" if chunk else "")
     return passed(f"all {len(questions)}, {longest_text}")
 
@@ -380,6 +379,5 @@ def _rejects(client: SmokeClient, requests: dict[str, tuple[str, bytes]]) -> Che
         return failed(f"`{endpoints.HEALTH}` answers {health} afterwards")
     for rank in range(client.target.dp):
         client.usage(PROMPT, tokens=1, rank=rank)
-    return passed(
-        f"{len(statuses)} requests answered {', '.join(map(str, sorted(set(statuses.values()))))}; still serving"
-    )
+    text = f"{len(statuses)} requests answered {', '.join(map(str, sorted(set(statuses.values()))))}; still serving"
+    return passed(text)

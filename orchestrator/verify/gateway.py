@@ -79,16 +79,13 @@ def wait_for_gateway(url: str, *, servers: int, state: Callable[[], ServerState]
 
     with Progress() as progress:
         if not poll_until(bool, partial(probe, is_alive), timeout=_STARTS, interval=_POLL, on_tick=show):
-            raise NotReadyError(
-                f"the gateway does not answer within {_STARTS:.0f} s", hint="see its log: `deploy logs`"
-            )
+            hint = "see its log: `deploy logs`"
+            raise NotReadyError(f"the gateway does not answer within {_STARTS:.0f} s", hint=hint)
         count = partial(probe, count_workers)
         counted = poll_until(lambda number: number == servers, count, timeout=_WITHIN, interval=_POLL, on_tick=show)
     if counted != servers:
-        raise NotReadyError(
-            f"the gateway counts {counted} of {servers} servers after {_WITHIN:.0f} s",
-            hint="another process may be using its port or the port of a replica",
-        )
+        hint = "another process may be using its port or the port of a replica"
+        raise NotReadyError(f"the gateway counts {counted} of {servers} servers after {_WITHIN:.0f} s", hint=hint)
 
 
 def gateway_checks(target: Target, servers: int) -> list[CheckResult]:

@@ -130,9 +130,8 @@ class _Wait:
             hint = "raise `timeouts.progress_deadline` in the profile to wait longer"
             raise self._error(f"no progress for {quiet:.0f} s while {doing}{answer}", hint=hint)
         if timeout is not None and self.elapsed >= timeout:
-            raise self._error(
-                f"not ready within {timeout:g} s: still {doing}{answer}", hint="raise `--timeout`, or omit it"
-            )
+            what = f"not ready within {timeout:g} s: still {doing}{answer}"
+            raise self._error(what, hint="raise `--timeout`, or omit it")
 
     def _read_log(self) -> None:
         for text in batches(self._server.log()):

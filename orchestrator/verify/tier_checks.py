@@ -50,9 +50,8 @@ def _from_host(client: SmokeClient) -> CheckOutcome:
         filled += client.generate(client.fresh_ids(longest), tokens=1).prompt_tokens
         expected = (time.monotonic() - begin) * info.cache_tokens / filled
         if expected > _FILL_SECONDS:
-            return warning(
-                f"not tested: filling the {info.cache_tokens:,} tokens on the GPU takes {expected / 60:.0f} minutes"
-            )
+            text = f"not tested: filling the {info.cache_tokens:,} tokens on the GPU takes {expected / 60:.0f} minutes"
+            return warning(text)
     after = client.generate(prompt, tokens=_ANSWER)
     least = (len(prompt) - 2) // info.page_size * info.page_size
     if after.cached_tokens < least or not after.cached_by_source.get(HOST):
@@ -71,9 +70,8 @@ def _from_storage(client: SmokeClient) -> CheckOutcome:
         if time.monotonic() > end:
             if after is None:
                 return warning(f"`{endpoints.FLUSH_CACHE}` is refused while requests run: storage was not read")
-            return failed(
-                f"of {count} tokens, after a flush of device and host, {_sources(after)}; some from storage expected"
-            )
+            text = f"of {count} tokens, after a flush of device and host, {_sources(after)}; some from storage expected"
+            return failed(text)
         client.show("waiting until storage has a prompt")
         if client.server.post_status(endpoints.FLUSH_CACHE, b"") == 200:  # refused also while storage is written
             after = client.generate(prompt, tokens=_ANSWER)

@@ -61,9 +61,8 @@ def find_uv() -> str:
     try:
         return str(find_uv_bin())
     except FileNotFoundError as error:
-        raise BuildError(
-            "no `uv` found in this tool's environment", hint="`pip install --force-reinstall uv` installs it"
-        ) from error
+        hint = "`pip install --force-reinstall uv` installs it"
+        raise BuildError("no `uv` found in this tool's environment", hint=hint) from error
 
 
 def pip_settings_for_uv(listed: str, environ: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -88,10 +88,8 @@ def engine_python(engine: Engine, home: Home) -> str:
     if engine.python is not None:
         return engine.python
     if engine.requirements is None:
-        raise BuildError(
-            f"engine `{engine.name}` has no requirement file, so no environment can be built",
-            hint="choose an interpreter that has the engine: `--set engine.python=python3`",
-        )
+        hint = "choose an interpreter that has the engine: `--set engine.python=python3`"
+        raise BuildError(f"engine `{engine.name}` has no requirement file, so no environment can be built", hint=hint)
     requirements = Catalog.of(home).find(EntryKind.IMAGE_FILE, engine.requirements)
     if requirements is None:  # only names are found, because an edited plan may contain any path
         raise BuildError(f"no requirement file `{engine.requirements}` found", location=f"engine `{engine.name}`")

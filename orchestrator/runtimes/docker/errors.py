@@ -31,17 +31,12 @@ def daemon_errors(host: str) -> Iterator[None]:
     except docker.errors.APIError as error:
         if not error.is_server_error():
             raise
-        raise HostError(
-            f"the Docker daemon at `{host}` failed",
-            hint="see its log: `journalctl -u docker` on that host",
-            details=f"  {error.explanation or error}",
-        ) from error
+        what = f"the Docker daemon at `{host}` failed"
+        hint = "see its log: `journalctl -u docker` on that host"
+        raise HostError(what, hint=hint, details=f"  {error.explanation or error}") from error
     except (docker.errors.DockerException, requests.exceptions.RequestException, urllib3.exceptions.HTTPError) as error:
-        raise HostError(
-            f"the Docker daemon at `{host}` does not answer",
-            hint="`docker version` shows whether you can use it; DOCKER_HOST or `--host` selects another",
-            details=f"  {error}",
-        ) from error
+        hint = "`docker version` shows whether you can use it; DOCKER_HOST or `--host` selects another"
+        raise HostError(f"the Docker daemon at `{host}` does not answer", hint=hint, details=f"  {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,10 +37,8 @@ def prepare(artifacts: Artifacts, host_ref: HostRef) -> PreparedRun:
     prepared, *others = [_prepare_on(artifacts, node, str(node.remote) if several else "") for node in host_ref.nodes]
     for host, other in zip(host_ref.rank_hosts, others, strict=True):
         if (other.artifacts, other.not_needed) != (prepared.artifacts, prepared.not_needed):
-            raise BuildError(
-                f"the image on {host} has other patches than that on {host_ref.remote}",
-                hint="pin the base image by its digest, or start a prebuilt one with `--image`",
-            )
+            hint = "pin the base image by its digest, or start a prebuilt one with `--image`"
+            raise BuildError(f"the image on {host} has other patches than that on {host_ref.remote}", hint=hint)
     if not others:
         return prepared
     spec = replace(

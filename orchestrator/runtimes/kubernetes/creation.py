@@ -45,10 +45,8 @@ def create_deployment(cluster: Cluster, deployment: Manifest) -> Mapping[str, An
         return made
     if "AlreadyExists" not in done.stderr:
         require_applied(done)
-    raise NameTakenError(
-        f"`{about['labels'][NAME]}` exists in namespace `{cluster.namespace}`",
-        hint=f"choose another `--name`; {cluster.command_text('get', 'deployment', about['name'])} shows it",
-    )
+    hint = f"choose another `--name`; {cluster.command_text('get', 'deployment', about['name'])} shows it"
+    raise NameTakenError(f"`{about['labels'][NAME]}` exists in namespace `{cluster.namespace}`", hint=hint)
 
 
 def require_applied(applied: CompletedProgram) -> None:

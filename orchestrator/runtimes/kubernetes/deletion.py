@@ -52,10 +52,8 @@ class Removal:
             names, node = [pod["metadata"]["name"] for pod in left], left[0]["spec"].get("nodeName", "no node")
             force = self._cluster.command_text("delete", "pod", *names, "--force", "--grace-period=0")
             which = " and ".join(f"pod `{pod}`" for pod in names)
-            raise HostError(
-                f"{which}: deleted, but {node} has not confirmed that it exited",
-                hint=f"if that node is lost for good: {force}",
-            )
+            hint = f"if that node is lost for good: {force}"
+            raise HostError(f"{which}: deleted, but {node} has not confirmed that it exited", hint=hint)
 
     def _seen(self) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
         """Return the Deployments and the pods of that name."""

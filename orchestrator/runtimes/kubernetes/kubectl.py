@@ -107,10 +107,8 @@ class Cluster:
     def rejection(self, done: CompletedProgram) -> HostError:
         """Return the error for a rejected request."""
         text = done.stderr.strip().removeprefix("Error from server ").removeprefix("error: ")
-        return HostError(
-            f"the cluster rejected the request: {text.splitlines()[0] if text else f'exit code {done.code}'}",
-            details=text,
-        )
+        what = f"the cluster rejected the request: {text.splitlines()[0] if text else f'exit code {done.code}'}"
+        return HostError(what, details=text)
 
     def require_answer(self, done: CompletedProgram) -> None:
         """Raise HostError if the cluster is unreachable or rejects the login."""
@@ -118,11 +116,8 @@ class Cluster:
             return
         context = f"context `{self.context}`" if self.context else "the kubeconfig's current context"
         text = done.stderr.strip().splitlines()
-        raise HostError(
-            f"the cluster of {context} does not answer",
-            hint=f"{self.command_text('get', 'pods')} must work; `--set kubernetes.context=…` selects another cluster",
-            details=f"  {text[-1]}" if text else "",
-        )
+        hint = f"{self.command_text('get', 'pods')} must work; `--set kubernetes.context=…` selects another cluster"
+        raise HostError(f"the cluster of {context} does not answer", hint=hint, details=f"  {text[-1]}" if text else "")
 
 
 class Forward:

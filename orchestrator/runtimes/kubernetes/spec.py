@@ -60,11 +60,9 @@ def weights_are_reachable(context: RuleContext) -> Iterator[Problem]:
     """Require a checkpoint source for the pods: a claim, or a directory on their node."""
     weights, origin = context.profile.kubernetes.weights, context.profile.model.checkpoint.source
     if origin != "local" and not weights.pvc and not weights.host_path:
-        yield Problem(
-            "no checkpoint location is set for the pods",
-            context.location("kubernetes", "weights") or context.location("runtime"),
-            "`--set kubernetes.weights.pvc=CLAIM`, or `--set kubernetes.weights.host_path=/DIR` on the nodes",
-        )
+        what = "no checkpoint location is set for the pods"
+        hint = "`--set kubernetes.weights.pvc=CLAIM`, or `--set kubernetes.weights.host_path=/DIR` on the nodes"
+        yield Problem(what, context.location("kubernetes", "weights") or context.location("runtime"), hint)
 
 
 def asks_for_a_key(context: RuleContext) -> Iterator[Problem]:
@@ -98,11 +96,9 @@ def user_can_open_the_gpus(context: RuleContext) -> Iterator[Problem]:
     """Require the ids of the groups of the GPU devices for a user who is not root, on AMD."""
     cluster, hardware = context.profile.kubernetes, context.profile.hardware
     if cluster.pod_security == "restricted" and hardware.vendor == "amd" and not cluster.supplemental_groups:
-        yield Problem(
-            f"as user {cluster.run_as_user}, the server cannot open /dev/kfd and /dev/dri/renderD* of the node",
-            context.location("kubernetes", "pod_security"),
-            "on the node, `stat -c %g /dev/kfd` prints the id: `--set 'kubernetes.supplemental_groups=[109]'`",
-        )
+        what = f"as user {cluster.run_as_user}, the server cannot open /dev/kfd and /dev/dri/renderD* of the node"
+        hint = "on the node, `stat -c %g /dev/kfd` prints the id: `--set 'kubernetes.supplemental_groups=[109]'`"
+        yield Problem(what, context.location("kubernetes", "pod_security"), hint)
 
 
 def image_can_be_pulled(context: RuleContext) -> Iterator[Problem]:
@@ -115,11 +111,9 @@ def config_is_unchanged(context: RuleContext) -> Iterator[Problem]:
     """Refuse a patch of the checkpoint's config.json, which is in the cluster."""
     uses = profile_patches(context.profile, context.ledger, {})
     if ids := [use.id for use in uses if use.kind == "config" and use.expected]:
-        yield Problem(
-            f"patch `{', '.join(ids)}` changes the checkpoint's config.json, which is in the cluster",
-            context.location("engine"),
-            "use an engine that needs no such patch, such as sglang 0.5.16; or `--set runtime=docker`",
-        )
+        what = f"patch `{', '.join(ids)}` changes the checkpoint's config.json, which is in the cluster"
+        hint = "use an engine that needs no such patch, such as sglang 0.5.16; or `--set runtime=docker`"
+        yield Problem(what, context.location("engine"), hint)
 
 
 RULES: Final = (

@@ -44,9 +44,8 @@ def terminate(name: str, markers: ProcessMarkers, *, grace: float) -> None:
         for excluded, seconds in ((supervisors, _RECORD_TIMEOUT), ([], _AFTER_KILL)):
             _kill(markers, excluded, within=seconds)
     if left := ", ".join(str(process.pid) for process in server_processes(markers)):
-        raise DeployError(
-            f"cannot stop processes of `{name}`: {left}", hint="`ps -o stat,wchan -p PID` shows what they wait for"
-        )
+        hint = "`ps -o stat,wchan -p PID` shows what they wait for"
+        raise DeployError(f"cannot stop processes of `{name}`: {left}", hint=hint)
 
 
 def ask(markers: ProcessMarkers, running: Sequence[Process]) -> list[Process]:
@@ -74,10 +73,8 @@ def record_end(record: Record, run_dir: Path) -> None:
         write_stopped(run_dir / FILE, dataclasses.asdict(read_record(run_dir) or record))
     except (OSError, HostError) as error:
         reason = error.strerror if isinstance(error, OSError) else error.message
-        warn(
-            f"stopped `{record.name}`, but cannot write `{run_dir / FILE}`: {reason}",
-            hint=f"fix that, then run `deploy down {record.name}` again",
-        )
+        hint = f"fix that, then run `deploy down {record.name}` again"
+        warn(f"stopped `{record.name}`, but cannot write `{run_dir / FILE}`: {reason}", hint=hint)
 
 
 def quarantine_record(name: str, run_dir: Path) -> None:

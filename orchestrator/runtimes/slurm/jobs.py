@@ -119,10 +119,8 @@ def read_job(text: str) -> Job:
     counts = re.search(r"Restarts=(?P<restarts>\d+) .*ExitCode=(?P<code>\d+):(?P<signal>\d+)", text)
     number = re.match(r"JobId=(\d+)", text)
     if found is None or counts is None or number is None:
-        raise HostError(
-            "cannot parse the output of `scontrol show job`",
-            hint="tested with 22.05; `sinfo --version` shows the version",
-        )
+        hint = "tested with 22.05; `sinfo --version` shows the version"
+        raise HostError("cannot parse the output of `scontrol show job`", hint=hint)
     nodes = re.search(r"^\s+NodeList=(\S*)", text, re.MULTILINE)
     node = nodes[1] if nodes and nodes[1] != "(null)" else ""
     begins, ended_at = (_time(re.search(rf"{key}=(\S+)", text)) for key in ("StartTime", "EndTime"))
@@ -185,9 +183,8 @@ def _run(argv: Sequence[str], env: Mapping[str, str | None] | None = None) -> Co
 
 def _require(done: CompletedProgram) -> CompletedProgram:
     if not done.ok:
-        raise HostError(
-            f"`{done.argv[0]}` failed: {last_error(done)}", hint="`scontrol ping` shows the state of the controller"
-        )
+        hint = "`scontrol ping` shows the state of the controller"
+        raise HostError(f"`{done.argv[0]}` failed: {last_error(done)}", hint=hint)
     return done
 
 
@@ -265,9 +262,8 @@ def wait_for_node(number: str, *, limit: float | None, hint: str, on_wait: Calla
         )
     if job.waits:
         longer = "raise `slurm.queue_timeout` in the profile"
-        raise StartError(
-            f"{pending_reason(job)}; gave up after {limit:g} s", hint="; ".join(filter(None, [longer, hint]))
-        )
+        what = f"{pending_reason(job)}; gave up after {limit:g} s"
+        raise StartError(what, hint="; ".join(filter(None, [longer, hint])))
     if not job.node:
         hint = f"`scontrol show job {number}` shows details"
         raise StartError(f"job {number} ended before it started: {exit_reason(job) or job.state}", hint=hint)
@@ -278,7 +274,6 @@ def wait_for_node(number: str, *, limit: float | None, hint: str, on_wait: Calla
 def _known(number: str) -> Job:
     job = find_job(number)
     if job is None:
-        raise StartError(
-            f"job {number} disappeared from Slurm before it started", hint="`sacct` may have a record of the job"
-        )
+        hint = "`sacct` may have a record of the job"
+        raise StartError(f"job {number} disappeared from Slurm before it started", hint=hint)
     return job

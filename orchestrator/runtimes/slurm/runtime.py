@@ -182,9 +182,8 @@ class SlurmRuntime(Runtime):
             submission = Submission(job=number, comment=comment, python=python, stopped=False)
             write_fields(run_dir / FILE, dataclasses.asdict(submission))
         except OSError as error:
-            raise HostError(
-                f"cannot write below `{run_dir}`: {error.strerror}", hint="`deploy prune` frees disk space"
-            ) from error
+            hint = "`deploy prune` frees disk space"
+            raise HostError(f"cannot write below `{run_dir}`: {error.strerror}", hint=hint) from error
         return submission
 
     def _cancel_start(self, comment: JobComment) -> None:
@@ -212,10 +211,8 @@ class SlurmRuntime(Runtime):
             lambda job: job is None or job.is_over, lambda: jobs.find_job(number), timeout=_ENDS, interval=_POLL
         )
         if job is not None and not job.is_over:
-            raise DeployError(
-                f"cannot stop job {number}: it is {job.state} on {job.node or 'no node'}",
-                hint=f"`scontrol show job {number}`; on a dead node it ends when the node returns or is set to down",
-            )
+            hint = f"`scontrol show job {number}`; on a dead node it ends when the node returns or is set to down"
+            raise DeployError(f"cannot stop job {number}: it is {job.state} on {job.node or 'no node'}", hint=hint)
 
     def _unit(self, comment: JobComment, job: Job) -> Unit:
         return Unit(

@@ -119,24 +119,16 @@ def has_engine(context: RuleContext) -> Iterator[Problem]:
                 "pyxis) with `--set slurm.image=…`",
             )
         if section.image is not None:
-            yield Problem(
-                "`slurm.image` needs `slurm.container`",
-                context.location("slurm", "image"),
-                "`--set slurm.container=apptainer`, or pyxis",
-            )
+            hint = "`--set slurm.container=apptainer`, or pyxis"
+            yield Problem("`slurm.image` needs `slurm.container`", context.location("slurm", "image"), hint)
         return
     if section.container == "pyxis" and max_nodes(context) > 1:
-        yield Problem(
-            "cannot start a server on several nodes with pyxis: it needs the job step that starts each rank",
-            context.location("slurm", "container"),
-            "`--set slurm.container=apptainer`",
-        )
+        what = "cannot start a server on several nodes with pyxis: it needs the job step that starts each rank"
+        hint = "`--set slurm.container=apptainer`"
+        yield Problem(what, context.location("slurm", "container"), hint)
     if section.image is None:
-        yield Problem(
-            f"`{section.container}` needs an image",
-            context.location("slurm", "container"),
-            "`deploy build PROFILE` builds it; set `slurm.image` to its name in the cluster",
-        )
+        hint = "`deploy build PROFILE` builds it; set `slurm.image` to its name in the cluster"
+        yield Problem(f"`{section.container}` needs an image", context.location("slurm", "container"), hint)
 
 
 def address_is_routable(context: RuleContext) -> Iterator[Problem]:
@@ -150,28 +142,21 @@ def address_is_routable(context: RuleContext) -> Iterator[Problem]:
     except ValueError:
         return  # `public_address_is_allowed` reports it
     if not (address.is_loopback or address.is_unspecified):
-        yield Problem(
-            f"`{server.host}` may not be an address of the job's node",
-            context.location("server", "host"),
-            "remove `server.host`: on Slurm a server listens on all addresses of its node",
-        )
+        what = f"`{server.host}` may not be an address of the job's node"
+        hint = "remove `server.host`: on Slurm a server listens on all addresses of its node"
+        yield Problem(what, context.location("server", "host"), hint)
     elif server.api_key_env is None and not server.allow_unauthenticated:
-        yield Problem(
-            "on Slurm the server is open to the cluster's network and has no API key",
-            context.location("runtime"),
-            KEY_HINT,
-        )
+        what = "on Slurm the server is open to the cluster's network and has no API key"
+        yield Problem(what, context.location("runtime"), KEY_HINT)
 
 
 def no_requeue_with_replicas(context: RuleContext) -> Iterator[Problem]:
     """Forbid `requeue` with replicas: on another node, the gateway would not find a replica."""
     count = server_count(context.profile)
     if count > 1 and context.profile.slurm.requeue:
-        yield Problem(
-            f"`slurm.requeue` needs a single server, not {count}: the gateway cannot follow it to another node",
-            context.location("slurm", "requeue"),
-            "remove it: `deploy watch` restarts an exited server as a new job and registers it at the gateway",
-        )
+        what = f"`slurm.requeue` needs a single server, not {count}: the gateway cannot follow it to another node"
+        hint = "remove it: `deploy watch` restarts an exited server as a new job and registers it at the gateway"
+        yield Problem(what, context.location("slurm", "requeue"), hint)
 
 
 def options_are_free(context: RuleContext) -> Iterator[Problem]:
@@ -182,11 +167,8 @@ def options_are_free(context: RuleContext) -> Iterator[Problem]:
             hint = f"`slurm.{ours}` sets it" if ours in SlurmSection.model_fields else "omit it"
             yield Problem(f"cannot set `--{ours}`: `deploy` sets it", location, hint)
         if looks_secret(option):
-            yield Problem(
-                f"`--{name}` looks like a secret",
-                location,
-                "remove the option: Slurm shows the options of a job to everyone",
-            )
+            what = f"`--{name}` looks like a secret"
+            yield Problem(what, location, "remove the option: Slurm shows the options of a job to everyone")
 
 
 RULES: Final = (has_engine, address_is_routable, options_are_free, no_requeue_with_replicas, joins_no_gateway)

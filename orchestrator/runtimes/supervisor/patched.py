@@ -120,9 +120,8 @@ def _make(folder: Path, python: str, sources: SourcePatches, found: Mapping[str,
     done = _run(python, *argv, stdin=sources.manifest(locations), path=path)
     if not done.ok:
         message = f"a patch does not apply to the sources that `{python}` imports"
-        raise PatchError(
-            message, details=done.stderr.strip().removeprefix("error: "), hint=_MISFIT.format(found["sglang"]["root"])
-        )
+        hint = _MISFIT.format(found["sglang"]["root"])
+        raise PatchError(message, details=done.stderr.strip().removeprefix("error: "), hint=hint)
     data = parse_json(record.read_text(encoding="utf-8"))
     remove_file(record)
     data["sources"]["sglang"]["commit"] = found["sglang"]["commit"]  # the copy is no git checkout

@@ -58,11 +58,8 @@ def require_own_gateway(url: str, control_key: Secret) -> None:
     try:
         GatewayWorkers(url=url, control_key=control_key, key=None, drain_seconds=0).workers()
     except HostError as error:
-        raise NotReadyError(
-            f"another gateway answers at {url}",
-            hint="choose another port: `--set server.port=PORT`",
-            details=error.message,
-        ) from error
+        hint = "choose another port: `--set server.port=PORT`"
+        raise NotReadyError(f"another gateway answers at {url}", hint=hint, details=error.message) from error
 
 
 def open_gateway_workers(
@@ -79,10 +76,9 @@ def open_gateway_workers(
         workers = saved_workers(gateway, key=key, seconds=grace)
         workers.workers()
     except HostError as error:
-        raise StartError(
-            f"cannot change the workers of the gateway of `{gateway.name}`: {error.message}",
-            hint=f"`deploy down {gateway.name}`, then repeat this command: it starts all replicas",
-        ) from error
+        what = f"cannot change the workers of the gateway of `{gateway.name}`: {error.message}"
+        hint = f"`deploy down {gateway.name}`, then repeat this command: it starts all replicas"
+        raise StartError(what, hint=hint) from error
     return replace(workers, roles=_roles(plan))
 
 
@@ -173,10 +169,8 @@ class GatewayWorkers:
             key = {"api_key": self.key.reveal()} if self.key else {}
             self._change("POST", WORKERS, {"url": url, **key, **self.roles.get(urlsplit(url).port, {})})
         if not poll_until(bool, lambda: self.is_routed(url, new), timeout=_ROUTE_TIMEOUT, interval=_POLL_INTERVAL):
-            raise NotReadyError(
-                f"the gateway does not route to `{url}` after {_ROUTE_TIMEOUT:.0f} s",
-                hint="`deploy logs` shows the log of the gateway",
-            )
+            hint = "`deploy logs` shows the log of the gateway"
+            raise NotReadyError(f"the gateway does not route to `{url}` after {_ROUTE_TIMEOUT:.0f} s", hint=hint)
 
     def is_routed(self, url: str, _: RunningServer) -> bool:
         """Return whether the gateway sends requests to the replica."""

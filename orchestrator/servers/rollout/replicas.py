@@ -108,6 +108,5 @@ class ReplicatedStart:
         for number, other in others:
             state = self.runtime.state(other)
             if state.unschedulable or state.status not in {Status.RUNNING, Status.PENDING}:
-                raise NotReadyError(
-                    f"{self._plan.label_of(number)} exited: {state.exit_summary}", hint="`deploy diagnose` names causes"
-                )
+                hint = "`deploy diagnose` names causes"
+                raise NotReadyError(f"{self._plan.label_of(number)} exited: {state.exit_summary}", hint=hint)

@@ -51,10 +51,8 @@ _REPLACED = "replaced"
 def require_rollable(old: Plan, new: Plan, name: str, request: UpRequest) -> None:
     """Raise NameTakenError if a rolling update cannot lead from one plan to the other."""
     if reason := rolling_update_blocker(old, new):
-        raise NameTakenError(
-            f"cannot do a rolling update of `{name}`: {reason}",
-            hint=f"`deploy down {name}`, then `{request.command(name)}` starts all replicas",
-        )
+        hint = f"`deploy down {name}`, then `{request.command(name)}` starts all replicas"
+        raise NameTakenError(f"cannot do a rolling update of `{name}`: {reason}", hint=hint)
 
 
 def rolling_update(start: StartSpec, servers: Servers, running: RunningServer, host_ref: HostRef) -> UpResult:

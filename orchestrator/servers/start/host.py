@@ -53,10 +53,9 @@ def require_host_per_node(plan: Plan, host_ref: HostRef) -> None:
     nodes, hosts = plan.layout.nodes, len(host_ref.nodes) if host_ref.remote else 0
     if not runtime_class(plan.runtime).supports_ssh or hosts == nodes or nodes == len(host_ref.nodes) == 1:
         return
-    raise UsageError(
-        f"`layout.nodes` is {nodes}, and `--host` names {hosts} host{'' if hosts == 1 else 's'}",
-        hint=f"repeat `--host ssh://NODE` for each of the {nodes} nodes, rank 0 first",
-    )
+    what = f"`layout.nodes` is {nodes}, and `--host` names {hosts} host{'' if hosts == 1 else 's'}"
+    hint = f"repeat `--host ssh://NODE` for each of the {nodes} nodes, rank 0 first"
+    raise UsageError(what, hint=hint)
 
 
 def with_head_address(host_ref: HostRef) -> HostRef:
@@ -198,10 +197,8 @@ def wait_until_released(plan: Plan, host_ref: HostRef) -> None:
             )
             if holder is not None:
                 location = f" on {node.remote}" if several else ""
-                raise HostError(
-                    f"port {port}{location} is still in use by {holder}",
-                    hint="stop that program, or use another port: `--set server.port=PORT`",
-                )
+                hint = "stop that program, or use another port: `--set server.port=PORT`"
+                raise HostError(f"port {port}{location} is still in use by {holder}", hint=hint)
     wait_for_vram(plan, host_ref)
 
 
