@@ -24,9 +24,9 @@ from orchestrator.cli.options import (
 from orchestrator.core.console import info, note, print_data
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
-from orchestrator.evals.forecast import EvalForecast
+from orchestrator.evals.forecast import EvalForecast, forecast_eval
 from orchestrator.evals.report import ScoreOutput, SuiteScore
-from orchestrator.evals.run import EvalOptions, EvalPlan, forecast_eval, run_suites, tau2_commands
+from orchestrator.evals.run import EvalOptions, run_suites, tau2_commands
 from orchestrator.servers.targets import resolve_target
 
 BaselineOption: TypeAlias = Annotated[
@@ -94,22 +94,20 @@ def command(
     is `gpqa_diamond.csv`. `tau2` is run by its own program: without `--simulations` its commands are printed.
     """
     require_kind(target, url=is_url(target), of_url={"--api-key-env": api_key_env}, of_server={"--host": host})
-    home, command_line = Home.from_environment(), shlex.join(["deploy", *sys.argv[1:]])
-    request = EvalPlan(
+    home = Home.from_environment()
+    request = EvalOptions(
         target=target,
+        suite=suite,
+        command=shlex.join(["deploy", *sys.argv[1:]]),
+        output=output,
         baseline=baseline,
-        options=EvalOptions(
-            suite=suite,
-            limit=limit,
-            dataset=dataset,
-            command=command_line,
-            output=output,
-            resume=resume,
-            max_tokens=max_tokens,
-        ),
+        limit=limit,
         seeds=seeds,
+        max_tokens=max_tokens,
+        dataset=dataset,
         simulations=simulations,
         prices=tuple(price or ()),
+        resume=resume,
     )
     expected = forecast_eval(request, home, planned=dry_run)
     if dry_run and json:

@@ -1,6 +1,6 @@
 """The forecast of an evaluation: sensitivity, duration and cost."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,16 +13,13 @@ from orchestrator.bench.published import (
     published_evals,
 )
 from orchestrator.bench.result_files import results_under
-from orchestrator.bench.run import is_url
 from orchestrator.core.console import format_duration, table
-from orchestrator.core.errors import DeployError
 from orchestrator.core.paths import Home
 from orchestrator.evals.eval_result import EvalResult
+from orchestrator.evals.run import EvalOptions, plan_of_target
 from orchestrator.evals.significance import minimum_detectable_difference
-from orchestrator.evals.suites import HARNESS, EvalPace, Suite, SuiteRun, published_pace
+from orchestrator.evals.suites import HARNESS, EvalPace, Suite, SuiteRun, published_pace, tau2_note
 from orchestrator.plan.plan import GREEDY_SPECULATION, Plan
-from orchestrator.planner.planning import load
-from orchestrator.runs.run_dir import latest_run, read_plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,26 +67,16 @@ def _cells(seconds: float | None, cost: float | None) -> tuple[str, str]:
     return "-" if seconds is None else format_duration(seconds), "-" if cost is None else f"{cost:.2f}"
 
 
-def forecast(
-    runs: Sequence[SuiteRun],
-    *,
-    plan: Plan | None,
-    results: Path,
-    prices: Sequence[str],
-    saved_baselines: Mapping[str, EvalResult],
-    sides: int,
-    skipped: tuple[str, ...],
-) -> EvalForecast:
-    """Forecast an evaluation of a server with this plan; `results` may hold its measurements.
-
-    `saved_baselines` holds baseline results by suite; `prices` are values of `--price`; `skipped` are reasons.
-    """
-    node, pace = plan.hardware if plan else None, find_pace(plan, results)
-    bill = CostEstimate.for_gpus(node.name if node else "", node.gpus if node else 0, prices)
+def forecast_eval(request: EvalOptions, home: Home, *, planned: bool) -> EvalForecast:
+    """Forecast sensitivity, duration and cost; `planned` requires a plan. Raises UsageError, ProfileError."""
+    plan, saved = plan_of_target(request.target, home, planned=planned), request.saved_baselines
+    sides = 2 if request.baseline is not None and not saved else 1
+    node, pace = plan.hardware if plan else None, find_pace(plan, request.output)
+    bill = CostEstimate.for_gpus(node.name if node else "", node.gpus if node else 0, request.prices)
     suites = []
-    for run in runs:
+    for run in request.runs:
         seconds, full = (item and item * sides for item in (run.seconds(pace), replace(run, limit=None).seconds(pace)))
-        expected = expected_score(run.suite.name, saved_baselines.get(run.suite.name))
+        expected = expected_score(run.suite.name, saved.get(run.suite.name))
         tells = describe_sensitivity(run.suite, limit=run.limit, expected=expected, seeds=run.seeds)
         suites.append(
             SuiteForecast(
@@ -102,8 +89,10 @@ def forecast(
                 cost=bill.cost_of(seconds) if seconds is not None else None,
             )
         )
-    terms = (*(_terms(pace, bill, sides) if runs else ()), *_obstacles(runs, plan), *skipped)
-    return EvalForecast(suites=tuple(suites), pace=pace, servers=sides, terms=terms)
+    terms = [*(_terms(pace, bill, sides) if suites else ()), *_obstacles(request.runs, plan)]
+    if request.simulations is None and (request.is_all_published or (request.prints_commands and planned)):
+        terms.append(tau2_note(request.target))
+    return EvalForecast(suites=tuple(suites), pace=pace, servers=sides, terms=tuple(terms))
 
 
 def describe_sensitivity(suite: Suite, *, limit: int | None, expected: float | None, seeds: int = 1) -> str:
@@ -146,23 +135,6 @@ def _obstacles(parts: Sequence[SuiteRun], plan: Plan | None) -> Iterator[str]:
     for part in parts:
         if greedy is not None and part.suite.samples:
             yield f"`{part.suite.name}` cannot run: {greedy.summary}; {greedy.hint}"
-
-
-def plan_of_target(name: str, home: Home, *, planned: bool) -> Plan | None:
-    """Return the plan of a server, or of the profile with its name; None for a URL.
-
-    Raises ProfileError if `planned` is set and there is neither.
-    """
-    if is_url(name):
-        return None
-    if (known := read_plan(latest_run(home, name))) is not None:
-        return known
-    try:
-        return load(name).plan
-    except DeployError:
-        if planned:
-            raise
-        return None
 
 
 def find_pace(plan: Plan | None, results: Path) -> EvalPace:

@@ -8,7 +8,7 @@ from orchestrator.bench.published import published_evals
 from orchestrator.bench.run import BenchTarget, is_url, resume_command
 from orchestrator.core.command_hints import left_running
 from orchestrator.core.console import info, warn
-from orchestrator.core.errors import BenchError, Interrupted, SmokeError, UsageError
+from orchestrator.core.errors import BenchError, DeployError, Interrupted, SmokeError, UsageError
 from orchestrator.core.files import atomic_write
 from orchestrator.core.paths import Home
 from orchestrator.core.secrets import redact
@@ -24,27 +24,32 @@ from orchestrator.evals.eval_result import (
     eval_result_to_json,
     load_eval_result,
 )
-from orchestrator.evals.forecast import EvalForecast, forecast, plan_of_target
 from orchestrator.evals.harness import EvalRequest, evaluate, harness_python, require_questions
 from orchestrator.evals.report import SuiteScore
-from orchestrator.evals.suites import PUBLISHED, Suite, SuiteRun, find_suite, suite_runs, tau2_note
-from orchestrator.plan.plan import GREEDY_SPECULATION
+from orchestrator.evals.suites import PUBLISHED, Suite, SuiteRun, find_suite, suite_runs
+from orchestrator.plan.plan import GREEDY_SPECULATION, Plan
+from orchestrator.planner.planning import load
+from orchestrator.runs.run_dir import latest_run, read_plan
 
 OpenTarget = Callable[[str], BenchTarget]  # opens a server by its name, or an endpoint by its URL
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalOptions:
-    """The options of `deploy eval`, except target and baseline."""
+    """The request of `deploy eval`: names or URLs of target and baseline, and the options."""
 
+    target: str
     suite: str
-    limit: int | None
-    dataset: Path | None
     command: str
     output: Path
-    seeds: int = 1
-    resume: bool = False
+    baseline: str | None = None
+    limit: int | None = None
+    seeds: int | None = None  # None: the published number
     max_tokens: int | None = None  # length of an answer; None: default of the suite
+    dataset: Path | None = None
+    simulations: Path | None = None
+    prices: tuple[str, ...] = ()
+    resume: bool = False
 
     @property
     def resolved_suite(self) -> Suite:
@@ -52,42 +57,27 @@ class EvalOptions:
         suite = find_suite(self.suite)
         return replace(suite, max_tokens=self.max_tokens or suite.max_tokens)
 
-
-@dataclass(frozen=True, kw_only=True)
-class EvalPlan:
-    """The request of the user: target, baseline and options; `seeds` is None for the published number."""
-
-    target: str
-    baseline: str | None
-    options: EvalOptions
-    seeds: int | None = None
-    simulations: Path | None = None
-    prices: tuple[str, ...] = ()
-
     @property
     def runs(self) -> tuple[SuiteRun, ...]:
         """The suites run by lm-evaluation-harness. Raises UsageError for an unknown suite."""
-        if self.options.suite == tau2.NAME:
+        if self.suite == tau2.NAME:
             return ()
-        runs = suite_runs(self.options.suite, limit=self.options.limit, seeds=self.seeds)
-        if (max_tokens := self.options.max_tokens) is None:
-            return runs
-        return tuple(replace(run, suite=replace(run.suite, max_tokens=max_tokens)) for run in runs)
+        return suite_runs(self.suite, limit=self.limit, seeds=self.seeds, max_tokens=self.max_tokens)
 
     @property
     def is_all_published(self) -> bool:
         """Whether all published suites are requested."""
-        return self.options.suite == PUBLISHED
+        return self.suite == PUBLISHED
 
     @property
     def prints_commands(self) -> bool:
         """Whether to print the tau2 commands instead of running a suite."""
-        return self.options.suite == tau2.NAME and self.simulations is None
+        return self.suite == tau2.NAME and self.simulations is None
 
     @property
     def suites(self) -> tuple[str, ...]:
         """The names of all suites with a score."""
-        with_tau2 = self.simulations is not None and self.options.suite in {tau2.NAME, PUBLISHED}
+        with_tau2 = self.simulations is not None and self.suite in {tau2.NAME, PUBLISHED}
         return (*(run.suite.name for run in self.runs), *((tau2.NAME,) if with_tau2 else ()))
 
     @property
@@ -99,23 +89,25 @@ class EvalPlan:
         return {suite: result for suite, result in results.items() if result is not None}
 
 
-def forecast_eval(request: EvalPlan, home: Home, *, planned: bool) -> EvalForecast:
-    """Forecast sensitivity, duration and cost; `planned` requires a plan. Raises UsageError, ProfileError."""
-    saved = request.saved_baselines
-    skips_tau2 = request.is_all_published or (request.prints_commands and planned)
-    return forecast(
-        request.runs,
-        plan=plan_of_target(request.target, home, planned=planned),
-        results=request.options.output,
-        prices=request.prices,
-        saved_baselines=saved,
-        sides=2 if request.baseline is not None and not saved else 1,
-        skipped=(tau2_note(request.target),) if skips_tau2 and request.simulations is None else (),
-    )
+def plan_of_target(name: str, home: Home, *, planned: bool) -> Plan | None:
+    """Return the plan of a server, or of the profile with its name; None for a URL.
+
+    Raises ProfileError if `planned` is set and there is neither.
+    """
+    if is_url(name):
+        return None
+    if (known := read_plan(latest_run(home, name))) is not None:
+        return known
+    try:
+        return load(name).plan
+    except DeployError:
+        if planned:
+            raise
+        return None
 
 
 def run_suites(
-    request: EvalPlan, home: Home, open_target: OpenTarget, notify: Callable[[str], None]
+    request: EvalOptions, home: Home, open_target: OpenTarget, notify: Callable[[str], None]
 ) -> tuple[SuiteScore, ...]:
     """Run each suite on target and baseline, after checking that all of them can run.
 
@@ -128,7 +120,7 @@ def run_suites(
 
 
 def _run_harness(
-    request: EvalPlan,
+    request: EvalOptions,
     saved: Mapping[str, EvalResult],
     home: Home,
     open_target: OpenTarget,
@@ -138,7 +130,7 @@ def _run_harness(
     candidate, baseline_server, scores = open_target(request.target), None, []
     if request.baseline is not None and not saved:
         baseline_server = open_target(request.baseline)
-    suites = [replace(request.options, suite=run.suite.name, limit=run.limit, seeds=run.seeds) for run in request.runs]
+    suites = [replace(request, suite=run.suite.name, limit=run.limit, seeds=run.seeds) for run in request.runs]
     for options in suites:
         for server in filter(None, (candidate, baseline_server)):
             require_sampling(server, options.resolved_suite)
@@ -155,20 +147,20 @@ def _run_harness(
     return scores
 
 
-def _score_tau2(request: EvalPlan, simulations: Path, baseline: EvalResult | None) -> SuiteScore:
+def _score_tau2(request: EvalOptions, simulations: Path, baseline: EvalResult | None) -> SuiteScore:
     """Read the simulations of the target, and of the baseline unless it is saved, and save the result."""
     reads_both = baseline is None and request.baseline is not None
     if baseline is None and request.baseline is not None:
         baseline = tau2.read_simulations(simulations, request.baseline, "", require_name=True).result
-    runs = tau2.read_simulations(simulations, request.target, request.options.command, require_name=reads_both)
+    runs = tau2.read_simulations(simulations, request.target, request.command, require_name=reads_both)
     if runs.skipped:
         message = f"skipped {runs.skipped} of {runs.skipped + len(runs.result.items)} tau2 simulations that never ran"
         warn(message, hint="run them with `tau2 run --auto-resume`")
-    file = save_eval_result(runs.result, request.options.output)
+    file = save_eval_result(runs.result, request.output)
     return SuiteScore(result=runs.result, file=file, baseline=baseline, baseline_name=request.baseline)
 
 
-def tau2_commands(request: EvalPlan, home: Home, open_target: OpenTarget) -> str:
+def tau2_commands(request: EvalOptions, home: Home, open_target: OpenTarget) -> str:
     """Return the commands that run tau2 against a server; warn if the server parses no tool calls.
 
     Raises what `open_target` and `served_model` raise.
@@ -195,7 +187,7 @@ def score_suite(
     """
     suite, file = options.resolved_suite, folder / eval_result_file(options.suite)
     result = _earlier_result(file, options)
-    for seed in suite.seeds(options.seeds):
+    for seed in suite.seeds(options.seeds or 1):
         if result is not None and any(item.seed == seed for item in result.items):
             continue
         notify(f"{suite.name}{f', seed {seed}' if seed is not None else ''}: {target.provenance.name or target.url}")
@@ -291,14 +283,11 @@ def run_eval(
 
     Raises what `harness_python` and `harness.evaluate` raise.
     """
-    suite = options.resolved_suite
-    require_sampling(target, suite)
-    model = served_model(target)
     request = EvalRequest(
+        model=served_model(target),
         python=harness_python(home),
-        suite=suite,
+        suite=options.resolved_suite,
         url=target.url,
-        model=model,
         key=target.key,
         limit=options.limit,
         data=options.dataset,
@@ -315,7 +304,7 @@ def require_gsm8k(target: BenchTarget, *, minimum: float, name: str, folder: Pat
     """
     command = f"deploy up --min-gsm8k {minimum:g}"
     limit = next(line.items for line in published_evals() if line.suite == "gsm8k")
-    options = EvalOptions(suite="gsm8k", limit=limit, dataset=None, command=command, output=folder)
+    options = EvalOptions(target=name, suite="gsm8k", limit=limit, command=command, output=folder)
     result = run_eval(target, options, home=home, notify=info)
     try:
         save_eval_result(result, folder)

@@ -159,21 +159,24 @@ def suite_run(suite: str, published: Sequence[PublishedEval]) -> SuiteRun:
     return SuiteRun(suite=found, limit=items if items < found.size else None, seeds=seeds)
 
 
-def suite_runs(suite: str, *, limit: int | None, seeds: int | None) -> tuple[SuiteRun, ...]:
+def suite_runs(
+    suite: str, *, limit: int | None, seeds: int | None, max_tokens: int | None
+) -> tuple[SuiteRun, ...]:
     """Return the runs of a suite or of all published ones; limit and seeds default to the published ones.
 
     Raises UsageError for an unknown suite, and for several seeds of a greedy suite.
     """
     if suite == PUBLISHED:
         lines = published_evals()
-        runs = [suite_run(line.suite, lines) for line in lines if line.suite in SUITES]
-        return tuple(
+        published = [suite_run(line.suite, lines) for line in lines if line.suite in SUITES]
+        runs = [
             replace(run, limit=limit or run.limit, seeds=(seeds if run.suite.samples else None) or run.seeds)
-            for run in runs
-        )
-    found, count = find_suite(suite), seeds or 1
-    found.seeds(count)
-    return (SuiteRun(suite=found, limit=limit, seeds=count),)
+            for run in published
+        ]
+    else:
+        runs = [SuiteRun(suite=find_suite(suite), limit=limit, seeds=seeds or 1)]
+        runs[0].suite.seeds(runs[0].seeds)
+    return tuple(replace(run, suite=replace(run.suite, max_tokens=max_tokens or run.suite.max_tokens)) for run in runs)
 
 
 def published_pace(plan: Plan, published: Published) -> EvalPace:

@@ -82,7 +82,12 @@ def ask(engine_home: Home, questions: Path) -> Callable[..., EvalResult]:
         target: BenchTarget, *, limit: int | None = None, say: Callable[[str], None] = lambda _: None
     ) -> EvalResult:
         options = EvalOptions(
-            suite="gsm8k", limit=limit, dataset=questions, command="deploy eval", output=questions.parent
+            target=target.url,
+            suite="gsm8k",
+            limit=limit,
+            dataset=questions,
+            command="deploy eval",
+            output=questions.parent,
         )
         return run_eval(target, options, home=engine_home, notify=say)
 
@@ -141,7 +146,10 @@ def test_real_server_is_compared_with_baseline_per_question(
     server: CpuServer, engine_home: Home, questions: Path, choices: Path, tmp_path: Path
 ) -> None:
     """Its weights are random: it knows no answer, and the adder all of them. Each seed draws other answers."""
-    options = EvalOptions(suite="gsm8k", limit=6, dataset=questions, command="deploy eval", output=tmp_path / "out")
+    output = tmp_path / "out"
+    options = EvalOptions(
+        target="tiny", suite="gsm8k", limit=6, dataset=questions, command="deploy eval", output=output
+    )
     sampled = replace(options, suite="gpqa-diamond", dataset=choices, max_tokens=32)
     real = url_target(server.url)
 
@@ -181,7 +189,9 @@ def test_hostile_answers_are_discarded_and_damaged_dataset_fails(
     damaged.mkdir()
     for name in ("test.jsonl", "train.jsonl"):
         (damaged / name).write_text("no JSON\n")
-    options = EvalOptions(suite="gsm8k", limit=None, dataset=damaged, command="deploy eval", output=damaged)
+    options = EvalOptions(
+        target="adder", suite="gsm8k", dataset=damaged, command="deploy eval", output=damaged
+    )
     with (
         adding_model(aside="\x1b]0;OWNED\x07 <script>OWNED</script> Authorization: Bearer OWNED") as target,
         together(

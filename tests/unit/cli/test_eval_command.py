@@ -23,7 +23,6 @@ from orchestrator.evals.forecast import describe_sensitivity, find_pace
 from orchestrator.evals.report import SuiteScore
 from orchestrator.evals.run import (
     EvalOptions,
-    EvalPlan,
     require_sampling,
     run_suites,
     save_eval_result,
@@ -117,9 +116,11 @@ def test_baseline_server_is_evaluated_with_same_options(
 
 def test_suite_is_rejected_if_baseline_cannot_sample(tmp_path: Path) -> None:
     targets = {"new": TARGET, "old": replace(TARGET, warnings=(GREEDY,))}
-    options = EvalOptions(suite="gpqa-diamond", limit=None, dataset=None, command="deploy eval", output=tmp_path)
+    options = EvalOptions(
+        target="new", baseline="old", suite="gpqa-diamond", command="deploy eval", output=tmp_path
+    )
     with pytest.raises(BenchError, match="which the server cannot"):
-        run_suites(EvalPlan(target="new", baseline="old", options=options), Home(tmp_path), targets.__getitem__, print)
+        run_suites(options, Home(tmp_path), targets.__getitem__, print)
 
 
 class Asked:
