@@ -65,19 +65,6 @@ class Listing:
         return {path: (file.size, file.identity) for path, file in self.files.items()}
 
 
-def is_dataset_denied(repository: str, file: str, endpoint: str | None) -> bool:
-    """Return whether the hub refuses the user's token a file of a dataset; False if the hub cannot be reached."""
-    url = huggingface_hub.hf_hub_url(repository, file, repo_type="dataset", endpoint=endpoint)
-    try:
-        # HEAD, with HF_TOKEN or the saved token
-        huggingface_hub.get_hf_file_metadata(url, timeout=_TIMEOUT_S, endpoint=endpoint)
-    except huggingface_hub.errors.HfHubHTTPError as error:
-        return error.response.status_code in {401, 403}
-    except (OSError, huggingface_hub.errors.HTTPError):  # type: ignore[attr-defined]  # of httpx or httpx2, by version
-        return False
-    return False
-
-
 def list_files(repository: str, revision: str | None, hub: Hub) -> Listing:
     """List the files of a repository at a branch, tag or (abbreviated) commit.
 

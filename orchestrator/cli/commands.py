@@ -137,7 +137,6 @@ RENAMED_OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "--hours": "--max-hours",
         "--rates": "--request-rate",
         "--trials": "--max-trials",
-        "--ttft": "--max-ttft-p95",
         "--usd": "--max-cost",
         **_UNTUNED,
     },

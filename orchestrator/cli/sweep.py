@@ -43,12 +43,6 @@ AtRateOption: TypeAlias = Annotated[
         "--at-rate", min=0.001, metavar="RPS", help="request rate to optimize for (requests/s); default: the knee"
     ),
 ]
-MaxTtftOption: TypeAlias = Annotated[
-    float | None,
-    typer.Option(
-        "--max-ttft-p95", min=0.001, metavar="SECONDS", help="maximum p95 TTFT (seconds); default: the workload's"
-    ),
-]
 MaxTrialsOption: TypeAlias = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="maximum number of trials, without repeats")
 ]
@@ -80,7 +74,6 @@ def command(
     space: SpaceOption = None,
     objective: ObjectiveOption = None,
     at_rate: AtRateOption = None,
-    max_ttft_p95: MaxTtftOption = None,
     workload: WorkloadOption = None,
     request_rate: RequestRateOption = None,
     max_trials: MaxTrialsOption = None,
@@ -110,7 +103,6 @@ def command(
         overrides=tuple(set_ or ()),
         objective=objective,
         at_rps=at_rate,
-        ttft_p95_s=max_ttft_p95,
         workload=workload,
         request_rates=read_rates(request_rate),
         repeats=repeats,

@@ -2,14 +2,12 @@
 
 import hashlib
 import json
-import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from orchestrator.checkpoints.hub import is_dataset_denied
 from orchestrator.core import subprocesses
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BenchError, UsageError
@@ -202,23 +200,15 @@ def has_hub_token() -> bool:
 
 
 def require_questions(suite: Suite, data: Path | None) -> None:
-    """Raise UsageError if the questions of a suite are neither local nor downloadable with the user's token."""
+    """Raise UsageError if the questions of a suite are neither local nor downloadable: gated ones need a token."""
     if data is not None:
         local_files(suite, data)
-        return
-    if suite.gated is None:
-        return
-    if not has_hub_token():
-        problem, access = "no hub token is set", f"accept its terms on the hub and set {HUB_TOKEN}"
-    elif is_dataset_denied(suite.gated, suite.file, os.environ.get("HF_ENDPOINT")):
-        problem, access = "the hub denies access to your token", f"request access at {suite.hub_page} with its account"
-    else:
-        return
-    raise UsageError(
-        f"the questions of `{suite.name}` are gated, and {problem}",
-        location=suite.hub_page,
-        hint=f"{access}, or give `{suite.file}` with --dataset",
-    )
+    elif suite.gated is not None and not has_hub_token():
+        raise UsageError(
+            f"the questions of `{suite.name}` are gated, and no hub token is set",
+            location=suite.hub_page,
+            hint=f"accept its terms on the hub and set {HUB_TOKEN}, or give `{suite.file}` with --dataset",
+        )
 
 
 def _pairs(values: dict[str, str]) -> str:

@@ -18,7 +18,6 @@ from command_line import CommandLine
 from loopback_hub import COMMIT, Hub, serve
 from waits import TIMEOUT
 
-from orchestrator.checkpoints.hub import is_dataset_denied
 from orchestrator.checkpoints.receipt import read_receipt
 from orchestrator.core.paths import Home
 from orchestrator.planner.lock import resolve
@@ -177,19 +176,6 @@ def test_gated_repository_uses_token_without_leaking_it(hub: Hub, tmp_path: Path
     assert hub.tokens == {f"Bearer {hub.token}"}
     assert hub.token not in done.stdout + done.stderr
     assert not any(hub.token in path.read_text(errors="replace") for path in tmp_path.glob("*.json"))
-
-
-def test_gated_dataset_access_is_checked_with_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By one request for the head of its file; a hub that does not answer refuses nothing."""
-    (tmp_path / "gpqa_diamond.csv").write_text("Question\n")
-    (tmp_path / "config.json").write_text("{}")
-    with serve(Hub(repository="Idavidrein/gpqa", directory=tmp_path, token="hf_" + "a" * 34)) as hub:
-        for token, refused in (("hf_" + "a" * 34, False), ("hf_" + "b" * 34, True)):
-            monkeypatch.setenv("HF_TOKEN", token)
-            assert is_dataset_denied("Idavidrein/gpqa", "gpqa_diamond.csv", hub.url) is refused
-        assert hub.tokens == {f"Bearer hf_{letter * 34}" for letter in "ab"}
-        assert not hub.sent
-    assert not is_dataset_denied("Idavidrein/gpqa", "gpqa_diamond.csv", hub.url)
 
 
 def test_missing_revision_or_repository_is_reported(hub: Hub, tmp_path: Path) -> None:

@@ -111,8 +111,6 @@ class _Handler(BaseHTTPRequestHandler):
             self._json([commit])
         elif path == f"/api/models/{self.hub.repository}/tree/{self.hub.sha}":
             self._json(self.hub.listing())
-        elif path.startswith(f"/datasets/{self.hub.repository}/resolve/main/"):
-            self._file(path.rpartition("/")[2], body=body)
         elif match := re.fullmatch(rf"/{self.hub.repository}/resolve/{re.escape(str(self.hub.sha))}/(.+)", path):
             self._file(match[1], body=body)
         elif path.startswith(f"/api/models/{self.hub.repository}/revision/"):

@@ -63,7 +63,6 @@ class SweepRequest:
     overrides: tuple[str, ...] = ()
     objective: str | None = None
     at_rps: float | None = None
-    ttft_p95_s: float | None = None
     workload: str | None = None
     request_rates: tuple[float, ...] | None = None
     repeats: int | None = None
@@ -175,13 +174,12 @@ def plan_sweep(request: SweepRequest, home: Home) -> Sweep:
     if named is None:
         raise UsageError("no workload given", hint="set a workload with `-w`, or in the space or the profile")
     at_rps = request.at_rps or space_file.at_rps
-    ttft = request.ttft_p95_s or space_file.ttft_p95_s
     loaded = load_workload(named, catalog=catalog)
     read_text(loaded, catalog=catalog)
     parse_price(request.usd_per_gpu_hour)
     changes = WorkloadChanges(
         request_rates=_ladder(loaded, request.request_rates or space_file.request_rates, at_rps),
-        ttft_p95_s=ttft,
+        ttft_p95_s=space_file.ttft_p95_s,
     )
     workload, _ = apply_changes(loaded, changes)
     usual = Objective.TOK_S if workload.load == "closed" else Objective.KNEE

@@ -30,7 +30,7 @@ USES: dict[str, str] = {
     "runtimes": "checkpoints core engine hosts images kernels patches plan profiles render runs",
     "planner": "checkpoints core engine hosts images kernels patches plan profiles render runs runtimes",
     "verify": "core engine plan profiles runtimes",
-    "evals": "bench checkpoints core engine hosts plan planner runs verify",
+    "evals": "bench core engine hosts plan planner runs verify",
     "servers": "bench checkpoints core diagnose engine evals hosts images kernels patches plan planner render runs"
     " runtimes verify",
     "monitoring": "bench core engine plan planner render runs runtimes servers",

@@ -156,7 +156,7 @@ def test_default_output_is_named_after_profile() -> None:
 
 
 def test_ladder_ends_at_requested_rate(home: Home) -> None:
-    sweep = planned(home, at_rps=1.7, objective="tok-s", ttft_p95_s=2.0)
+    sweep = planned(home, f"{SPACE}ttft_p95_s: 2.0\n", at_rps=1.7, objective="tok-s")
     assert sweep.workload.request_rates == (0.5, 1.0, 1.5, 1.7)
     assert (sweep.workload.ramp, sweep.workload.slo.ttft_p95_s) == (None, 2.0)
     assert sweep.goal.words == "output tok/s per node at 1.7 requests/s, with a TTFT p95 of at most 2 s"
@@ -480,7 +480,7 @@ def test_missed_kernels_hint_at_tuning(home: Home, misses: list[object], said: s
 
 def test_client_lag_takes_precedence_over_saturation(home: Home) -> None:
     """It was called saturated, while `compare` and `history` called the same result client-lagged."""
-    sweep = planned(home, objective="tok-s", at_rps=2.0, ttft_p95_s=0.1)
+    sweep = planned(home, f"{SPACE}ttft_p95_s: 0.1\n", objective="tok-s", at_rps=2.0)
     lag = ComparabilityIssue(kind=IssueKind.CLIENT_LAGGED, detail="the load client was late", point="2")
     late = replace(tp8(), comparability_issues=(lag,))
     with open_search(sweep) as search:
