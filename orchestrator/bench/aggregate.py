@@ -1,7 +1,6 @@
 """The metrics of one point, computed from its request records; units as in `bench/result.py`. Pure."""
 
 import math
-from array import array
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
@@ -66,7 +65,6 @@ def summarize_open_loop(observed: Observation, workload: Workload, *, rate_rps: 
     point = replace(
         _point(observed, workload, arrivals=workload.arrivals),
         offered_rps=rate_rps,
-        sent_rps=_sent_rps(records),
         achieved_rps=completions(records, window)[0] / steady.seconds if window and steady else None,
         completion_ratio=completion_ratio(records, window) if window else None,
         ttft_growth_s_per_s=ttft_growth(records),
@@ -92,8 +90,7 @@ def summarize_replay(observed: Observation, workload: Workload, *, rate_rps: flo
     """Compute the metrics of a trace at one speed; its mean rate says too little of the load to judge it."""
     point = _point(observed, workload, arrivals="recorded")
     cost = usd_per_million(point.full_run, price, observed.gpus)
-    sent = _sent_rps(observed.load_result.records)
-    return replace(point, offered_rps=rate_rps, sent_rps=sent, usd_per_million_output_tokens=cost)
+    return replace(point, offered_rps=rate_rps, usd_per_million_output_tokens=cost)
 
 
 def _full_lanes(observed: Observation) -> Throughput | None:
@@ -158,11 +155,6 @@ def _within(record: RequestRecord, slo: SustainedLimits) -> bool:
 
 def _end(records: Collection[RequestRecord]) -> float:
     return max((record.ended_s for record in records), default=0.0)
-
-
-def _sent_rps(records: Collection[RequestRecord]) -> float | None:
-    starts = array("d", (record.started_s for record in records))
-    return (len(starts) - 1) / (max(starts) - min(starts)) if len(starts) > 1 else None
 
 
 def usd_per_million(throughput: Throughput | None, price: Price | None, gpus: int | None) -> float | None:
@@ -238,7 +230,7 @@ class _Values(Sequence[float]):
 def latency(records: Collection[RequestRecord]) -> Latency | None:
     """Compute the latencies of the successful requests as the client measured them; None without any."""
     from_schedule, from_send, e2e_from_schedule, e2e_from_send, tpot, itl = (_Values() for _ in range(6))
-    gaps, tokens, chunks = Counter[float](), 0, 0
+    gaps = Counter[float]()
     for record in _done(records):
         times = record.chunk_s
         from_schedule.add(times[0] - record.scheduled_s)
@@ -248,10 +240,9 @@ def latency(records: Collection[RequestRecord]) -> Latency | None:
         if _output_tokens(record) > 1:
             tpot.add(_tpot(record))
         gaps.update(round(b - a, _DIGITS) for a, b in pairwise(times))
-        tokens, chunks = tokens + _output_tokens(record), chunks + len(times)
     for gap, count in gaps.items():
         itl.add(gap, count)
-    if not chunks:
+    if not from_send:
         return None
     return Latency(
         ttft_from_schedule_s=from_schedule.distribution(),
@@ -260,7 +251,6 @@ def latency(records: Collection[RequestRecord]) -> Latency | None:
         e2e_from_send_s=e2e_from_send.distribution(),
         tpot_s=tpot.distribution() if tpot else None,
         itl_per_chunk_s=itl.distribution() if itl else None,
-        tokens_per_chunk=tokens / chunks,
     )
 
 

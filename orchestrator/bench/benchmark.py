@@ -84,8 +84,8 @@ def measure(request: BenchRequest, progress: Callable[[str, str], None]) -> Benc
     """Measure and write `result.json` after every point.
 
     Ctrl-C or a dying endpoint ends the measurement; the finished points are returned (`BenchResult.end_reason`). Raises
-    BenchError if nothing can be measured or written, UsageError if `previous` belongs to another measurement,
-    Interrupted if there is no result to return.
+    BenchError if nothing can be measured, OSError if nothing can be written, UsageError if `previous` belongs to another
+    measurement, Interrupted if there is no result to return.
     """
     try:
         return asyncio.run(_measure(request, progress))
@@ -252,7 +252,7 @@ async def _all_points(request: BenchRequest, runner: PointRunner, result: BenchR
             result = _with_issues(request, replace(result, run=run, points=(*result.points, point)))
             if request.aiperf is None:
                 lines = (json.dumps(_request_line(record)).encode() + b"\n" for record in load_result.records)
-                _write_file(request, requests_file(point), lines)
+                atomic_write(request.directory / requests_file(point), lines)
             result = _write_with_kernel_gate(request, result)
             ending = point.end_reason
             if ending is EndReason.COMPLETE and (end := request.stop_when(result)) is not None:
@@ -350,18 +350,7 @@ def _without_secrets(facts: EndpointFacts) -> EndpointFacts:
 
 
 def _write(request: BenchRequest, result: BenchResult) -> None:
-    _write_file(request, RESULT_FILE, result.to_json())
-
-
-def _write_file(request: BenchRequest, name: str, content: str | Iterable[bytes]) -> None:
-    try:
-        atomic_write(request.directory / FileName(name), content)
-    except OSError as error:
-        raise BenchError(
-            f"cannot write the result: {error.strerror}",
-            location=str(error.filename or ""),
-            hint="free disk space, then `--resume`; earlier points are saved",
-        ) from error
+    atomic_write(request.directory / FileName(RESULT_FILE), result.to_json())
 
 
 def _request_line(record: RequestRecord) -> dict[str, object]:

@@ -293,7 +293,7 @@ async def _run(sender: _Sender, load: Callable[[asyncio.TaskGroup], Awaitable[No
             ending = EndReason.ENDPOINT_DIED
         except* asyncio.CancelledError:
             ending = EndReason.INTERRUPTED
-        except* DeployError as group:  # of a trace that has changed
+        except* (DeployError, OSError) as group:  # a trace that has changed, a full disk
             failures = _leaves(group)
     if failures:
         raise failures[0]

@@ -8,8 +8,6 @@ from array import array
 from collections.abc import Collection, Iterator
 from typing import IO, Final, NamedTuple
 
-from orchestrator.core.errors import BenchError
-
 _SIZE_BYTES: Final = 8  # of the size before each request
 
 
@@ -49,20 +47,13 @@ class RecordFile(Collection[RequestRecord]):
         self._count = 0
 
     def add(self, record: RequestRecord) -> None:
-        """Save a request. Raises BenchError if the disk is full."""
+        """Save a request. Raises OSError if the disk is full."""
         content = marshal.dumps([*record])  # arrays as bytes
-        try:
-            if self._file is None:
-                self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed with this object
-                weakref.finalize(self, self._file.close)  # in a reference cycle, `__del__` may come after the file's
-            self._file.write(len(content).to_bytes(_SIZE_BYTES) + content)
-            self._file.flush()
-        except OSError as error:
-            raise BenchError(
-                f"cannot store a measured request: {error.strerror}",
-                location=tempfile.gettempdir(),
-                hint="free some space, or point `TMPDIR` at a larger disk",
-            ) from error
+        if self._file is None:
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed with this object
+            weakref.finalize(self, self._file.close)  # in a reference cycle, `__del__` may come after the file's
+        self._file.write(len(content).to_bytes(_SIZE_BYTES) + content)
+        self._file.flush()
         self._count += 1
         self._end += _SIZE_BYTES + len(content)
 

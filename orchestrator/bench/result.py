@@ -100,7 +100,6 @@ class Latency:
     e2e_from_schedule_s: Distribution | None = None
     tpot_s: Distribution | None = None  # per request: (end - first token) / (output tokens - 1)
     itl_per_chunk_s: Distribution | None = None  # gaps between chunks with tokens; a chunk may have several
-    tokens_per_chunk: Amount | None = None  # mean; above 1, inter-chunk gaps are not inter-token gaps
 
     @property
     def ttft_s(self) -> Distribution:
@@ -190,7 +189,6 @@ class Point:
     output_tokens: Count
     concurrency: Number | None = None
     offered_rps: Rate | None = None
-    sent_rps: Amount | None = None
     achieved_rps: Amount | None = None  # successful completions per second in the steady window
     # share of the requests due in the steady window that completed in it
     completion_ratio: Amount | None = None

@@ -1,6 +1,5 @@
 """Workloads: request shape, rates and SLO, from the files in profiles/workloads/."""
 
-import errno
 import hashlib
 import json
 from pathlib import Path
@@ -12,7 +11,6 @@ from orchestrator.bench.traces.synthetic import SessionShape
 from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.errors import ProfileError, UsageError
 from orchestrator.core.files import read_file
-from orchestrator.core.subprocesses import quote
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.core.validation import StrictModel, Text, read_model, validation_problems
 
@@ -210,8 +208,5 @@ def read_text(workload: Workload, *, catalog: Catalog | None = None) -> str:
         return read_file(path, most=MAX_TEXT_BYTES).decode()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        hint = "remove `text_file` to use the built-in text"
-        if isinstance(error, OSError) and error.errno == errno.EFBIG:
-            reason = f"larger than {MAX_TEXT_BYTES} bytes"
-            hint = f"`head -c {MAX_TEXT_BYTES - 4} {quote([str(path)])} | iconv -c -t utf-8 > shorter.txt`"
+        hint = f"remove `text_file` to use the built-in text; a text has at most {MAX_TEXT_BYTES} bytes"
         raise ProfileError(f"cannot read `text_file`: {reason}", location=str(path), hint=hint) from error

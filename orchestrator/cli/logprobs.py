@@ -9,17 +9,12 @@ import typer
 from orchestrator.bench.run import is_url
 from orchestrator.cli.options import ApiKeyEnvOption, HostOption, Json, TargetArgument, require_kind, server_names
 from orchestrator.core.console import note, print_data, terminal_width
+from orchestrator.core.files import atomic_write
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
+from orchestrator.evals.logprobs.reference import reference_to_json
 from orchestrator.evals.logprobs.report import LogprobReport
-from orchestrator.evals.logprobs.run import (
-    ProbeOptions,
-    load_reference,
-    measure_reference,
-    run_probe,
-    save_reference,
-    save_report,
-)
+from orchestrator.evals.logprobs.run import REPORT_FILE, ProbeOptions, load_reference, measure_reference, run_probe
 from orchestrator.servers.servers import api_key, open_servers
 from orchestrator.servers.targets import side_of_server, side_of_url
 
@@ -76,8 +71,9 @@ def command(
         OUTPUT.show(report)
     else:
         print_data(report.to_table(width=terminal_width()))
-    save_report(side, report)
+    if side.run is not None:
+        side.run.save(REPORT_FILE, report.to_dict())
     if save is not None and report.ok:
-        save_reference(scores, save)
+        atomic_write(save, reference_to_json(scores))
         note(f"wrote the reference to `{save}`")
     report.require()

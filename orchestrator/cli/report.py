@@ -9,7 +9,6 @@ from orchestrator.bench.published import parse_by_gpu
 from orchestrator.cli.options import Json, PriceOption
 from orchestrator.cli.published import published_option, warn_incomparable
 from orchestrator.core.console import note
-from orchestrator.core.errors import BenchError
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.report.document import Details, Report
 from orchestrator.report.write import find_evals, find_results, make_report, write_report
@@ -47,10 +46,7 @@ def command(
         watts=parse_by_gpu(node_watts or (), what="power", hint="`--node-watts 13500` or `--node-watts MI355X=13500`"),
     )
     made = make_report(benchmarks, published=published, prices=price or (), details=details)
-    try:
-        written = write_report(made, output or (results[0] if results[0].is_dir() else results[0].parent))
-    except OSError as error:
-        raise BenchError(f"cannot write the report: {error.strerror}", location=str(error.filename)) from error
+    written = write_report(made, output or (results[0] if results[0].is_dir() else results[0].parent))
     if json:
         OUTPUT.show(made)
     warn_incomparable(made)

@@ -201,7 +201,8 @@ def test_every_percentile_is_accurate_within_two_percent(measured: Find, api: st
     assert_found(point.latency.e2e_from_schedule_s, true.e2e_s)
     assert_found(point.latency.tpot_s, true.tpot_s)
     assert_found(point.latency.itl_per_chunk_s, true.itl_s)
-    assert point.sent_rps == pytest.approx(10.0, rel=0.02)
+    assert point.send_lag_s is not None
+    assert point.send_lag_s.p95 < 0.02
 
 
 def test_server_stall_raises_latency_not_lowers_rate(measured: Find) -> None:
@@ -209,7 +210,8 @@ def test_server_stall_raises_latency_not_lowers_rate(measured: Find) -> None:
     found = measured("stalled")
     point, true = found.only, found.planned
     found.quietness.or_not_judged()
-    assert point.sent_rps == pytest.approx(10.0, rel=0.02)
+    assert point.send_lag_s is not None
+    assert point.send_lag_s.p95 < 0.02
     assert max(true.ttft_s) == pytest.approx(1.0, rel=FOLLOWED)
     assert sorted(true.ttft_s)[-10:] == pytest.approx([0.1 * waited for waited in range(1, 11)], abs=0.05)
     assert_found(ttft(point), true.ttft_s)
@@ -223,7 +225,8 @@ def test_queueing_raises_scheduled_latency_and_is_not_sustained(measured: Find) 
     found.quietness.or_not_judged()
     assert max(true.ttft_s) == pytest.approx(0.15 + 49 * 0.05, rel=FOLLOWED)
     assert_found(ttft(point), true.ttft_s)
-    assert point.sent_rps == pytest.approx(10.0, rel=0.02)
+    assert point.send_lag_s is not None
+    assert point.send_lag_s.p95 < 0.02
     grown = linear_regression(true.begun_s[25:], true.ttft_s[25:]).slope
     assert grown == pytest.approx(0.5, rel=FOLLOWED)
     assert point.ttft_growth_s_per_s == pytest.approx(grown, rel=0.05)
@@ -252,7 +255,6 @@ def test_split_chunks_with_multiple_tokens_are_measured_correctly(measured: Find
     point, true = found.only, found.planned
     assert point.output_tokens == 30 * TOKENS
     assert point.latency is not None
-    assert point.latency.tokens_per_chunk == 3.0
     found.quietness.or_not_judged()
     assert median(true.ttft_s) == pytest.approx(0.4, rel=FOLLOWED)  # a chunk has come when its second half has
     assert median(true.itl_s) == pytest.approx(0.4, rel=FOLLOWED)
@@ -271,7 +273,8 @@ def test_failures_are_counted_by_kind_without_delaying_others(measured: Find) ->
     found.quietness.or_not_judged()
     assert max(true.ttft_s) == pytest.approx(0.3, rel=FOLLOWED)
     assert_found(ttft(point), true.ttft_s)
-    assert point.sent_rps == pytest.approx(10.0, rel=0.02)
+    assert point.send_lag_s is not None
+    assert point.send_lag_s.p95 < 0.02
 
 
 def test_closed_loop_with_single_request_is_measured_correctly(measured: Find) -> None:

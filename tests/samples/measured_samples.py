@@ -60,7 +60,6 @@ def point(rate: float, p50: float, p95: float, *, joules: float | None = None, s
         input_tokens=4_000_000,
         output_tokens=200_000,
         offered_rps=rate,
-        sent_rps=rate,
         achieved_rps=rate,
         window=Throughput(
             seconds=180.0, output_tok_per_s=tok_s, total_tok_per_s=tok_s * 21, output_tok_per_s_per_gpu=tok_s / 8

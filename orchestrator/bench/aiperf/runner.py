@@ -96,11 +96,12 @@ class AiperfRunner(PointRunner):
         try:
             for name, content in _TOKENIZER_FILES.items():
                 atomic_write(work / _TOKENIZER / FileName(name), json.dumps(content))
-            written = await self._write(work / _REQUESTS, load)
+            with open_new(work / _REQUESTS) as trace:
+                written = await _write_requests(trace, load.sessions, recorded=self.source is not None)
             config = aiperf_config(
                 self.endpoint.facts,
                 self.workload,
-                self._phase(written),
+                self._phase(*written),
                 work=work,
                 directory=out,
                 has_key=self.key is not None,
@@ -111,27 +112,17 @@ class AiperfRunner(PointRunner):
         finally:
             remove_tree(work, within=Path(tempfile.gettempdir()))
 
-    async def _write(self, path: Path, load: PlannedLoad) -> "_Written":
-        """Write the requests of a load. Raises BenchError if the disk is full."""
-        try:
-            with open_new(path) as trace:
-                return await _write_requests(trace, load.sessions, recorded=self.source is not None)
-        except OSError as error:
-            hint = "free some space, or point `TMPDIR` at a larger disk"
-            message = f"cannot write the requests for {CLIENT}: {error.strerror}"
-            raise BenchError(message, location=str(path), hint=hint) from error
-
-    def _phase(self, sent: "_Written") -> dict[str, object]:
+    def _phase(self, sessions: int, last_arrival_s: float) -> dict[str, object]:
         """Return the phase of aiperf: a concurrency, recorded arrivals, or a rate."""
         phase: dict[str, object] = {"name": "profiling"}
         if self.source is not None and self.workload.duration_s is not None:
             phase |= {"duration": self.workload.duration_s, "grace_period": self.workload.timeout_s}
         if self.workload.load == "closed":
-            return {**phase, "type": "concurrency", "concurrency": self.workload.concurrency, "sessions": sent.sessions}
+            return {**phase, "type": "concurrency", "concurrency": self.workload.concurrency, "sessions": sessions}
         if self.source is not None:
             return {**phase, "type": "fixed_schedule", "auto_offset": False}
-        rate = round((sent.sessions - 1) / sent.last_arrival_s, 9)
-        return {**phase, "type": self.workload.arrivals, "rate": rate, "requests": sent.sessions}
+        rate = round((sessions - 1) / last_arrival_s, 9)
+        return {**phase, "type": self.workload.arrivals, "rate": rate, "requests": sessions}
 
     async def _follow(self, config: Path, work: Path, log: Path) -> int:
         argv = [str(self.program), "profile", "--config", str(config), "--ui", "none"]
@@ -139,7 +130,8 @@ class AiperfRunner(PointRunner):
         env |= dict.fromkeys(_OFFLINE)
         if self.key is not None:
             env[KEY] = self.key.reveal()
-        with _new_log(log) as output, subprocesses.start(argv, cwd=work, env=env, output=output, tied=True) as program:
+        log.parent.mkdir(parents=True)
+        with open_new(log) as output, subprocesses.start(argv, cwd=work, env=env, output=output, tied=True) as program:
             try:
                 while (code := program.code) is None:  # noqa: ASYNC110 - a process sets no event
                     await asyncio.sleep(_POLL_S)
@@ -149,14 +141,8 @@ class AiperfRunner(PointRunner):
             return code
 
 
-@dataclass(frozen=True)
-class _Written:
-    sessions: int
-    last_arrival_s: float
-
-
-async def _write_requests(trace: BinaryIO, sessions: Iterable[PlannedSession], *, recorded: bool) -> _Written:
-    """Write the requests as lines of a trace, so that both clients send the same bytes.
+async def _write_requests(trace: BinaryIO, sessions: Iterable[PlannedSession], *, recorded: bool) -> tuple[int, float]:
+    """Write the requests as lines of a trace; return the number of sessions, and the time of the last arrival.
 
     aiperf replays the lines of a session one after the other: subagents follow each other, and an answer that the next
     prompt continues is replaced by drawn tokens.
@@ -173,12 +159,7 @@ async def _write_requests(trace: BinaryIO, sessions: Iterable[PlannedSession], *
             at = planned.arrival_s if recorded else None
             trace.write(payload_line(body, planned, session=name, arrival_s=at))
         await asyncio.sleep(0)  # for Ctrl-C
-    return _Written(count, last)
-
-
-def _new_log(log: Path) -> BinaryIO:
-    log.parent.mkdir(parents=True)
-    return open_new(log)
+    return count, last
 
 
 def _read_export(out: Path, code: int) -> AiperfExport:

@@ -12,7 +12,7 @@ from orchestrator.bench.result_files import read_result_text
 from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BenchError, SmokeError
-from orchestrator.core.files import atomic_write, read_file
+from orchestrator.core.files import read_file
 from orchestrator.core.streams import ignore_sigpipe
 from orchestrator.engine.client import EngineClient
 from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError
@@ -25,7 +25,6 @@ from orchestrator.evals.logprobs.reference import (
     TextScores,
     ids_digest,
     reference_from_json,
-    reference_to_json,
 )
 from orchestrator.evals.logprobs.report import LogprobReport, LogprobRow
 from orchestrator.plan.plan import Plan
@@ -68,14 +67,6 @@ def load_reference(file: Path) -> LogprobReference:
     """Read a reference written by `--save`. Raises BenchError if that fails."""
     text = read_result_text(file, "reference", max_bytes=MAX_REFERENCE_BYTES)
     return reference_from_json(text, location=str(file))
-
-
-def save_reference(reference: LogprobReference, file: Path) -> None:
-    """Write a reference atomically. Raises BenchError if that fails."""
-    try:
-        atomic_write(file, reference_to_json(reference))
-    except OSError as error:
-        raise BenchError(f"cannot write the reference: {error.strerror}", location=str(error.filename)) from error
 
 
 def measure_reference(side: ProbeSide, options: ProbeOptions) -> LogprobReference:
@@ -203,12 +194,6 @@ class _Comparison:
             texts = texts[: len(before)]
             self._reference = replace(self._reference, texts=self._reference.texts[: len(texts)])
         return texts
-
-
-def save_report(side: ProbeSide, report: LogprobReport) -> None:
-    """Save the report in the run directory of a server, if it has one. Raises HostError if that fails."""
-    if side.run is not None:
-        side.run.save(REPORT_FILE, report.to_dict())
 
 
 def checkpoint_source(plan: Plan) -> str:

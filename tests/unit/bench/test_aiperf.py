@@ -53,7 +53,7 @@ def test_metrics_missing_from_aiperf_are_absent() -> None:
     found = point()
     assert found.latency is not None
     assert found.latency.ttft_from_schedule_s is None
-    assert (found.window, found.sustained, found.achieved_rps, found.sent_rps) == (None, None, None, None)
+    assert (found.window, found.sustained, found.achieved_rps) == (None, None, None)
     assert OUTPUT.value_of(found) is None
     assert TTFT_P95.value_of(found) == found.latency.ttft_from_send_s.p95
     assert 0 not in {metric.value_of(found) for metric in METRICS} - {None}

@@ -170,7 +170,7 @@ def test_user_text_file_is_read(tmp_path: Path) -> None:
     [
         (None, "cannot read `text_file`: No such file or directory"),
         (b"\xff\xfe", "cannot read `text_file`: not UTF-8"),
-        (bytes((1 << 18) + 1), "cannot read `text_file`: larger than 262144 bytes"),
+        (bytes((1 << 18) + 1), "cannot read `text_file`: File too large"),
     ],
 )
 def test_invalid_text_file_is_rejected(content: bytes | None, message: str, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from orchestrator.bench.record_file import RecordFile, RequestRecord
-from orchestrator.core.errors import BenchError
 
 
 def record(index: int, chunks: int = 3, **changes: object) -> RequestRecord:
@@ -54,5 +53,5 @@ def test_records_take_no_memory() -> None:
 
 def test_full_disk_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "removed"))
-    with pytest.raises(BenchError, match="cannot store a measured request: No such file"):
+    with pytest.raises(OSError, match="No such file"):
         RecordFile().add(record(0))

@@ -29,7 +29,6 @@ from orchestrator.evals.logprobs.run import (
     load_reference,
     measure_reference,
     run_probe,
-    save_reference,
 )
 from orchestrator.verify.target import Target
 
@@ -180,7 +179,7 @@ def test_api_key_is_sent_but_never_reported(ask: Ask) -> None:
 
 
 def test_reference_round_trips_through_file(right: LogprobReference, tmp_path: Path) -> None:
-    save_reference(right, tmp_path / "reference.json")
+    (tmp_path / "reference.json").write_text(reference_to_json(right))
     assert load_reference(tmp_path / "reference.json") == right
 
 
@@ -198,7 +197,7 @@ def test_corrupt_reference_is_rejected(
     right: LogprobReference, tmp_path: Path, key: str, value: object, message: str
 ) -> None:
     file = tmp_path / "reference.json"
-    save_reference(right, file)
+    file.write_text(reference_to_json(right))
     file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
     with pytest.raises(BenchError, match=message):
         load_reference(file)
