@@ -86,7 +86,7 @@ def build_report(
         facts=facts_of(comparisons),
         differences=differing(comparisons),
         side_by_side=together,
-        layouts=layouts_of(published, comparisons, prices),
+        layouts=layouts_of(published, comparisons, prices) if published else (),
         evals=evals,
         ablations=tuple(_ablations(published, comparisons)) if published else (),
         price_notes=(*_price_notes(published, comparisons, prices), *_power_notes(comparisons, details.watts)),

@@ -25,14 +25,10 @@ class LayoutRow:
     note: str
 
 
-def layouts_of(
-    published: Published | None, comparisons: tuple[Comparison, ...], prices: PriceBook
-) -> tuple[LayoutRow, ...]:
+def layouts_of(published: Published, comparisons: tuple[Comparison, ...], prices: PriceBook) -> tuple[LayoutRow, ...]:
     """Return the published layouts in their order, each followed by its measured rows, then the unpublished layouts."""
     candidates = (_measured_layout(index, comparison, published) for index, comparison in enumerate(comparisons))
     measured = [row for row in candidates if row is not None]
-    if published is None:
-        return tuple(measured)
     rows: list[LayoutRow] = []
     last = {(line.system, line.layout): index for index, line in enumerate(published.layouts)}
     for index, line in enumerate(published.layouts):
@@ -51,6 +47,9 @@ def _match(row: LayoutRow, published: Published) -> tuple[str, str]:
 
 
 def _published_layout(line: PublishedLayout, published: Published, prices: PriceBook) -> LayoutRow:
+    count, _, gpu = line.system.partition("×")
+    price, _ = prices.price_of(gpu)
+    hourly = price * int(count) if price else None
     at_rate = (row for row in published.rates if row.rate_rps == line.rate_rps)
     is_table = (line.system, line.layout) == (published.rates_system, published.rates_layout)
     row = next(at_rate, None) if is_table else None
@@ -65,20 +64,13 @@ def _published_layout(line: PublishedLayout, published: Published, prices: Price
         metrics=dict.fromkeys(metric.key for metric in _METRICS)
         | {
             metrics.TTFT_P95.key: row.ttft_p95_s if row and row.output_tok_s == line.output_tok_s else None,
-            metrics.USD.key: metrics.usd_per_million_tokens(hourly(line.system, prices), line.output_tok_s),
+            metrics.USD.key: metrics.usd_per_million_tokens(hourly, line.output_tok_s),
         },
         note=line.caveat,
     )
 
 
-def hourly(system: str, prices: PriceBook) -> float | None:
-    """Return the USD per hour of a system such as `8×MI355X`; None if there is no price for its GPU."""
-    count, _, gpu = system.partition("×")
-    price, _ = prices.price_of(gpu)
-    return price * int(count) if price else None
-
-
-def _measured_layout(index: int, comparison: Comparison, published: Published | None) -> LayoutRow | None:
+def _measured_layout(index: int, comparison: Comparison, published: Published) -> LayoutRow | None:
     best = comparison.best
     tok_s = best.of(metrics.OUTPUT).measured if best is not None else None
     if best is None or tok_s is None:
@@ -94,9 +86,6 @@ def _measured_layout(index: int, comparison: Comparison, published: Published | 
         metrics={metric.key: best.of(metric).measured for metric in _METRICS},
         note="" if comparison.comparable else "not comparable",
     )
-    if published is None:
-        return row
     key = _match(row, published)
     beside = [line.output_tok_s for line in published.layouts if (line.system, line.layout) == key]
-    change = tok_s / max(beside) - 1 if beside and comparison.comparable else None
-    return replace(row, change=change)
+    return replace(row, change=tok_s / max(beside) - 1) if beside and comparison.comparable else row

@@ -23,7 +23,7 @@ def comparison_text(report: Report) -> str:
     parts += [_header(index, side, report) for index, side in enumerate(report.side_by_side.groups)]
     parts += ["", *_differences(report), *_metrics(report)]
     parts += [f"{report.side_by_side.noise}\n"] if report.side_by_side.noise else []
-    parts += [_layouts(report)] if report.layouts and known else []
+    parts += [_layouts(report)] if report.layouts else []
     parts += [
         f"{row.name}: {row.metric} {row.without_feature:.4g} without, {row.with_feature:.4g} with, "
         f"{row.ratio:.2f} times ({row.claim})"
