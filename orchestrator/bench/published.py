@@ -260,10 +260,11 @@ class _File(RootModel[Annotated[AnyPublished, Field(discriminator="kind")]]):
     """One published file, of any kind."""
 
 
-def load_all_published(catalog: Catalog | None = None) -> tuple[AnyPublished, ...]:
-    """Load all published files, sorted by name. Raises ProfileError with the location of each problem in a file."""
-    catalog = catalog or Catalog.from_environment()
-    return tuple(read_published(path, catalog.display_path(path)) for path in catalog.all(EntryKind.PUBLISHED))
+def all_published(kind: type[_Kind]) -> tuple[_Kind, ...]:
+    """Load all published files of a kind, sorted by name. Raises ProfileError with the location of each problem."""
+    catalog = Catalog.from_environment()
+    entries = (read_published(path, catalog.display_path(path)) for path in catalog.all(EntryKind.PUBLISHED))
+    return tuple(entry for entry in entries if isinstance(entry, kind))
 
 
 def read_published(path: Path, name: str) -> AnyPublished:
@@ -271,20 +272,15 @@ def read_published(path: Path, name: str) -> AnyPublished:
     return read_model(path, _File, name).root
 
 
-def entries_of_kind(everything: tuple[AnyPublished, ...], kind: type[_Kind]) -> tuple[_Kind, ...]:
-    """Return the entries of one kind."""
-    return tuple(entry for entry in everything if isinstance(entry, kind))
-
-
 def published_workloads() -> frozenset[str]:
     """Return the names of the workloads with published results."""
-    entries = entries_of_kind(load_all_published(), Published)
+    entries = all_published(Published)
     return frozenset(name for entry in entries for name in (entry.workload.name, entry.single_stream.workload))
 
 
 def published_evals() -> tuple[PublishedEval, ...]:
     """Return the first published pair of scores of each suite."""
-    lines = [line for table in entries_of_kind(load_all_published(), Published) for line in table.evals]
+    lines = [line for table in all_published(Published) for line in table.evals]
     return tuple({line.suite: line for line in reversed(lines)}.values())[::-1]
 
 
@@ -299,7 +295,7 @@ def load_published(name: str) -> Published:
         if not isinstance(entry, Published):
             raise UsageError(f"the file has kind `{entry.kind}`, not `comparison`", location=name)
         return entry
-    known = {entry.name: entry for entry in entries_of_kind(load_all_published(), Published)}
+    known = {entry.name: entry for entry in all_published(Published)}
     if name not in known:
         raise UsageError(f"no published results named `{name}`", hint=did_you_mean(name, known))
     return known[name]
@@ -343,4 +339,4 @@ def price_book(prices: Sequence[str]) -> PriceBook:
     """Return the prices of the command line, with the published ones as a fallback."""
     hint = "USD per GPU-hour: `--price 2.10` or `--price MI355X=2.10`"
     given = parse_by_gpu(prices, what="price", hint=hint)
-    return PriceBook(user_prices=given, published=entries_of_kind(load_all_published(), Prices))
+    return PriceBook(user_prices=given, published=all_published(Prices))

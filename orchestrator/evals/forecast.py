@@ -6,12 +6,7 @@ from pathlib import Path
 
 from orchestrator.bench import metrics
 from orchestrator.bench.cost import CostEstimate
-from orchestrator.bench.published import (
-    Published,
-    entries_of_kind,
-    load_all_published,
-    published_evals,
-)
+from orchestrator.bench.published import Published, all_published, published_evals
 from orchestrator.bench.result_files import results_under
 from orchestrator.core.console import format_duration, table
 from orchestrator.core.paths import Home
@@ -145,6 +140,6 @@ def find_pace(plan: Plan | None, results: Path) -> EvalPace:
     rates = [(metrics.OUTPUT.value_of(point) or 0.0, item) for item in measured for point in item.points]
     if rates and (best := max(rates, key=lambda pair: pair[0]))[0] > 0:
         return EvalPace(tok_s=best[0], source=f"measured: best of `{best[1].run.workload_name}` below `{results}`")
-    known = (published_pace(plan, table) for table in entries_of_kind(load_all_published(), Published))
+    known = (published_pace(plan, table) for table in all_published(Published))
     nothing = EvalPace(tok_s=None, source=f"no result of this plan below `{results}`; measure one with `deploy bench`")
     return next((pace for pace in known if pace.tok_s is not None), nothing)

@@ -5,13 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from orchestrator.bench.published import (
-    Published,
-    entries_of_kind,
-    load_all_published,
-    load_published,
-    price_book,
-)
+from orchestrator.bench.published import Published, all_published, load_published, price_book
 from orchestrator.bench.result import RESULT_FILE, BenchResult, IssueKind
 from orchestrator.bench.result_files import load_result
 from orchestrator.core.errors import UsageError
@@ -109,14 +103,14 @@ def _directories(results: Sequence[Path]) -> tuple[str, ...]:
 
 
 def _of_the_same(measured: Sequence[BenchResult]) -> Published | None:
-    known = entries_of_kind(load_all_published(), Published)
+    known = all_published(Published)
     return next((item for item in known if any(not [*mismatch_reasons(result, item)] for result in measured)), None)
 
 
 def _of_suites(evals: Sequence[tuple[EvalResult | None, EvalResult]]) -> Published | None:
     """Return the first published measurement that scores a suite without a measured baseline."""
     alone = {outcome.suite for baseline, outcome in evals if baseline is None}
-    known = entries_of_kind(load_all_published(), Published)
+    known = all_published(Published)
     return next((item for item in known if alone & {line.suite for line in item.evals}), None)
 
 

@@ -7,8 +7,7 @@ import pytest
 from orchestrator.bench.published import (
     Prices,
     Published,
-    entries_of_kind,
-    load_all_published,
+    all_published,
     load_published,
     read_published,
 )
@@ -47,13 +46,13 @@ def test_published_workload_matches_shipped_workload() -> None:
 
 
 def test_every_file_names_its_source_and_its_unit() -> None:
-    everything = load_all_published()
-    assert len(entries_of_kind(everything, Published)) == 1
+    assert len(all_published(Published)) == 1
+    everything = (*all_published(Published), *all_published(Prices))
     assert all(entry.source and entry.unit and entry.caveats for entry in everything)
 
 
 def test_gpu_price_lookup_ignores_case() -> None:
-    (prices,) = entries_of_kind(load_all_published(), Prices)
+    (prices,) = all_published(Prices)
     assert (prices.price_of("mi355x"), prices.price_of("B200"), prices.price_of("h100")) == (1.48, 1.95, None)
 
 

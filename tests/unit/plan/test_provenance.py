@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.bench.published import Published, entries_of_kind, load_all_published
+from orchestrator.bench.published import Published, all_published
 from orchestrator.cli.show import command as show
 from orchestrator.core.catalog import Catalog
 from orchestrator.core.errors import ProfileError
@@ -80,7 +80,7 @@ def test_speculation_settings_are_not_marked_published() -> None:
             assert setting(plan, name).origin == "recipe"
 
 
-QUOTES = {entry.source: entry.quotes for entry in entries_of_kind(load_all_published(), Published)}
+QUOTES = {entry.source: entry.quotes for entry in all_published(Published)}
 
 
 @pytest.mark.parametrize("name", profile_names(Catalog.shipped()))

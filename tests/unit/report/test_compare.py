@@ -9,8 +9,7 @@ from orchestrator.bench import metrics
 from orchestrator.bench.published import (
     PriceBook,
     Prices,
-    entries_of_kind,
-    load_all_published,
+    all_published,
     load_published,
     parse_by_gpu,
 )
@@ -22,7 +21,7 @@ from orchestrator.report.render import render_html
 from orchestrator.report.text import comparison_text
 
 PUBLISHED = load_published("wafer-glm52")
-TCO = PriceBook(user_prices={}, published=entries_of_kind(load_all_published(), Prices))
+TCO = PriceBook(user_prices={}, published=all_published(Prices))
 
 
 def compared(result: BenchResult, prices: PriceBook = TCO) -> Comparison:

@@ -10,7 +10,7 @@ from measured_samples import b200, marked, single_stream, tp4dp2, tp8
 
 from orchestrator.bench import metrics
 from orchestrator.bench.metrics import result_text
-from orchestrator.bench.published import PriceBook, Prices, entries_of_kind, load_all_published, load_published
+from orchestrator.bench.published import PriceBook, Prices, all_published, load_published
 from orchestrator.bench.result import BenchResult, IssueKind
 from orchestrator.evals.eval_result import AnsweredQuestion, EvalResult
 from orchestrator.report.charts import line_charts
@@ -21,7 +21,7 @@ from orchestrator.report.text import comparison_text
 
 
 def report(*results: BenchResult, evals: tuple[tuple[EvalResult | None, EvalResult], ...] = ()) -> Report:
-    book = PriceBook(user_prices={}, published=entries_of_kind(load_all_published(), Prices))
+    book = PriceBook(user_prices={}, published=all_published(Prices))
     return build_report(
         results,
         published=load_published("wafer-glm52"),
