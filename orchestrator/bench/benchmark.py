@@ -14,7 +14,7 @@ from pathlib import Path
 from orchestrator import __version__
 from orchestrator.bench.aiperf.runner import CLIENT, AiperfRunner
 from orchestrator.bench.cache_forecast import PointForecasts, forecast_load
-from orchestrator.bench.comparability import client_issues, comparability_issues
+from orchestrator.bench.comparability import comparability_issues
 from orchestrator.bench.connection import Connections
 from orchestrator.bench.endpoint import Endpoint, check_fits, discover
 from orchestrator.bench.energy import EnergyReader
@@ -277,18 +277,8 @@ async def _all_points(request: BenchRequest, runner: PointRunner, result: BenchR
 def _with_issues(request: BenchRequest, result: BenchResult) -> BenchResult:
     """Return `result` with its points sorted, and with the knee and the comparability issues derived from them."""
     points = tuple(sorted(result.points, key=lambda point: point.offered_rps or 0.0))
-    issues = comparability_issues(
-        points,
-        result.run.provenance,
-        end_reason=result.end_reason,
-        overridden=request.overridden,
-        engine=result.run.endpoint.engine,
-        page_size=result.run.endpoint.page_size,
-        speculation=result.run.endpoint.speculative if request.workload.prompts == "random" else None,
-    )
-    return replace(
-        result, points=points, knee_rps=knee(points), comparability_issues=(*client_issues(result.run.client), *issues)
-    )
+    result = replace(result, points=points, knee_rps=knee(points))
+    return replace(result, comparability_issues=comparability_issues(result, overridden=request.overridden))
 
 
 def _write_with_kernel_gate(request: BenchRequest, result: BenchResult) -> BenchResult:

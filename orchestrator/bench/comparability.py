@@ -4,43 +4,52 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from orchestrator.bench import metrics
-from orchestrator.bench.result import ComparabilityIssue, EndReason, IssueKind, Point, ServerProvenance
+from orchestrator.bench.result import (
+    BenchResult,
+    ComparabilityIssue,
+    EndpointFacts,
+    EndReason,
+    IssueKind,
+    Point,
+    ServerProvenance,
+)
 from orchestrator.engine.options import Meaning
-from orchestrator.engine.other_engines import UNKNOWN, option_name
+from orchestrator.engine.other_engines import option_name
 
 CACHE_HIT_RATE_TOLERANCE: Final = 0.02  # hits are rounded down to a page: 64 of 12,000 tokens are 0.5 %
 MAX_SEND_LAG_S: Final = 0.05  # p99; a client on an idle core stays below 5 ms
 _SIMULATED: Final = "SGLANG_SIMULATE_ACC"
 
 
-def comparability_issues(
-    points: Sequence[Point],
-    provenance: ServerProvenance,
-    *,
-    end_reason: EndReason,
-    overridden: Sequence[str],
-    engine: str = UNKNOWN,
-    page_size: int | None = None,
-    speculation: str | None = None,
-) -> tuple[ComparabilityIssue, ...]:
+def comparability_issues(result: BenchResult, *, overridden: Sequence[str]) -> tuple[ComparabilityIssue, ...]:
     """Return the comparability issues of a result, those of the whole run first.
 
-    `overridden` names the workload fields that the command line changed. `speculation` names the algorithm, if
-    speculation was on and the prompts were random ids.
+    `overridden` names the workload fields that the command line changed.
     """
     return (
-        *_server_issues(provenance),
-        *_run_issues(end_reason, overridden),
-        *_random_prompt_issues(points, speculation),
-        *(issue for point in points for issue in _point_issues(point, engine, page_size)),
+        *_run_issues(result, overridden),
+        *(issue for point in result.points for issue in _point_issues(point, result.run.endpoint)),
     )
 
 
-def client_issues(client: str | None) -> Iterator[ComparabilityIssue]:
-    """Yield an issue if another program than `deploy` sent the load."""
-    if client is not None:
-        detail = f"{client} sent the load: its latencies count from sending, its throughput has no steady window"
+def _run_issues(result: BenchResult, overridden: Sequence[str]) -> Iterator[ComparabilityIssue]:
+    run = result.run
+    if run.client is not None:
+        detail = f"{run.client} sent the load: its latencies count from sending, its throughput has no steady window"
         yield ComparabilityIssue(kind=IssueKind.ANOTHER_CLIENT, detail=detail)
+    yield from _server_issues(run.provenance)
+    if result.end_reason is not EndReason.COMPLETE:
+        detail = f"{result.end_reason.value} before every point was measured"
+        yield ComparabilityIssue(kind=IssueKind.INCOMPLETE, detail=detail)
+    if overridden:
+        named = ", ".join(f"`{name}`" for name in overridden)
+        yield ComparabilityIssue(kind=IssueKind.CHANGED_WORKLOAD, detail=f"changed on the command line: {named}")
+    if run.endpoint.speculative is not None and run.workload.get("prompts", "random") == "random":
+        # draft acceptance differs from that on real text
+        lengths = [length for point in result.points if (length := metrics.accept_length(point)) is not None]
+        measured = f": {min(lengths):.2f} to {max(lengths):.2f} tokens a step" if lengths else ""
+        detail = f"random prompts do not measure speculation ({run.endpoint.speculative}){measured}"
+        yield ComparabilityIssue(kind=IssueKind.RANDOM_PROMPTS, detail=detail)
 
 
 def _server_issues(provenance: ServerProvenance) -> Iterator[ComparabilityIssue]:
@@ -57,27 +66,7 @@ def _server_issues(provenance: ServerProvenance) -> Iterator[ComparabilityIssue]
         yield ComparabilityIssue(kind=IssueKind.KERNEL_MISS, detail=detail)
 
 
-def _run_issues(end_reason: EndReason, overridden: Sequence[str]) -> Iterator[ComparabilityIssue]:
-    if end_reason is not EndReason.COMPLETE:
-        yield ComparabilityIssue(
-            kind=IssueKind.INCOMPLETE, detail=f"{end_reason.value} before every point was measured"
-        )
-    if overridden:
-        named = ", ".join(f"`{name}`" for name in overridden)
-        yield ComparabilityIssue(kind=IssueKind.CHANGED_WORKLOAD, detail=f"changed on the command line: {named}")
-
-
-def _random_prompt_issues(points: Sequence[Point], speculation: str | None) -> Iterator[ComparabilityIssue]:
-    """Report speculation on random ids: draft acceptance differs from that on real text."""
-    if speculation is None:
-        return
-    lengths = [length for point in points if (length := metrics.accept_length(point)) is not None]
-    measured = f": {min(lengths):.2f} to {max(lengths):.2f} tokens a step" if lengths else ""
-    detail = f"random prompts do not measure speculation ({speculation}){measured}"
-    yield ComparabilityIssue(kind=IssueKind.RANDOM_PROMPTS, detail=detail)
-
-
-def _point_issues(point: Point, engine: str, page_size: int | None) -> Iterator[ComparabilityIssue]:
+def _point_issues(point: Point, endpoint: EndpointFacts) -> Iterator[ComparabilityIssue]:
     if point.end_reason is not EndReason.COMPLETE:
         detail = f"{point.end_reason.value} after {point.requests} requests"
         yield ComparabilityIssue(kind=IssueKind.INCOMPLETE, detail=detail, point=point.label)
@@ -89,20 +78,20 @@ def _point_issues(point: Point, engine: str, page_size: int | None) -> Iterator[
     if point.arrivals != "closed" and point.send_lag_s is not None and point.send_lag_s.p99 > MAX_SEND_LAG_S:
         detail = f"the load client was late: p99 {point.send_lag_s.p99 * 1e3:.0f} ms; run it on an idle host or core"
         yield ComparabilityIssue(kind=IssueKind.CLIENT_LAGGED, detail=detail, point=point.label)
-    yield from _cache_hit_rate_issues(point, engine, page_size)
+    yield from _cache_hit_rate_issues(point, endpoint)
 
 
-def _cache_hit_rate_issues(point: Point, engine: str, page_size: int | None) -> Iterator[ComparabilityIssue]:
+def _cache_hit_rate_issues(point: Point, endpoint: EndpointFacts) -> Iterator[ComparabilityIssue]:
     if point.cache is None or not point.succeeded:
         return
     measured = metrics.cached_share(point)
     if measured is None:
         if point.cache.wanted_share:
-            option = option_name(engine, Meaning.CACHED_TOKENS_REPORT)
+            option = option_name(endpoint.engine, Meaning.CACHED_TOKENS_REPORT)
             detail = "the server reports no cached tokens" + (f"; start it with `--{option}`" if option else "")
             yield ComparabilityIssue(kind=IssueKind.CACHE_HIT_RATE_UNKNOWN, detail=detail, point=point.label)
     elif point.cache.wanted_share is not None and abs(measured - point.cache.wanted_share) > CACHE_HIT_RATE_TOLERANCE:
         detail = f"{measured:.1%} of prompt tokens came from cache; the target is {point.cache.wanted_share:.0%}"
-        if page_size and page_size > 1 and measured < point.cache.wanted_share:
-            detail += f" (the cache holds whole blocks of {page_size} tokens)"
+        if (endpoint.page_size or 1) > 1 and measured < point.cache.wanted_share:
+            detail += f" (the cache holds whole blocks of {endpoint.page_size} tokens)"
         yield ComparabilityIssue(kind=IssueKind.CACHE_HIT_RATE_OFF_TARGET, detail=detail, point=point.label)

@@ -15,6 +15,7 @@ from orchestrator.bench.metrics import knee_text
 from orchestrator.bench.record_file import RequestRecord
 from orchestrator.bench.result import (
     ComparabilityIssue,
+    EndpointFacts,
     EndReason,
     IssueKind,
     Point,
@@ -367,12 +368,19 @@ def test_cache_share_is_measured_or_absent() -> None:
     assert counted.metrics_share == 0.5
 
 
+def issues(
+    *points: Point, behind: ServerProvenance | None = None, overridden: tuple[str, ...] = (), **endpoint: object
+) -> tuple[ComparabilityIssue, ...]:
+    facts = EndpointFacts(url="", api="completions", served_model="tiny", **endpoint)  # type: ignore[arg-type]
+    run = replace(tp8().run, endpoint=facts, provenance=behind or ServerProvenance())
+    return comparability_issues(
+        replace(tp8(), run=run, points=points, end_reason=points[-1].end_reason), overridden=overridden
+    )
+
+
 def found(samples: list[RequestRecord], **provenance: object) -> set[IssueKind]:
     behind = ServerProvenance(**provenance)  # type: ignore[arg-type]
-    return {
-        mark.kind
-        for mark in comparability_issues([point(samples)], behind, end_reason=EndReason.COMPLETE, overridden=())
-    }
+    return {mark.kind for mark in issues(point(samples), behind=behind)}
 
 
 def test_clean_result_has_no_comparability_issues() -> None:
@@ -389,35 +397,26 @@ def test_each_cause_of_incomparability_is_reported() -> None:
     assert found(steady(), kernel_gate={"hits": [["256", "8192"]], "misses": []}) == set()
     env = [{"name": "SGLANG_SIMULATE_ACC_LEN", "value": "3.61"}]
     assert found(steady(), plan={"env": env}) == {IssueKind.SIMULATED_ACCEPTANCE}
-    blind = [point([sample._replace(**none) for sample in steady()], reports_cache=False)]
-    assert [
-        mark.kind
-        for mark in comparability_issues(blind, ServerProvenance(), end_reason=EndReason.COMPLETE, overridden=())
-    ] == [IssueKind.CACHE_HIT_RATE_UNKNOWN]
+    blind = point([sample._replace(**none) for sample in steady()], reports_cache=False)
+    assert [mark.kind for mark in issues(blind)] == [IssueKind.CACHE_HIT_RATE_UNKNOWN]
 
 
 def test_hit_rate_limited_by_block_size_names_blocks() -> None:
-    behind = [point([sample._replace(cached_tokens=51) for sample in steady()])]
-    (mark,) = comparability_issues(
-        behind, ServerProvenance(), end_reason=EndReason.COMPLETE, overridden=(), engine="vllm", page_size=128
-    )
+    behind = point([sample._replace(cached_tokens=51) for sample in steady()])
+    (mark,) = issues(behind, engine="vllm", page_size=128)
     assert mark.detail.endswith("the target is 60% (the cache holds whole blocks of 128 tokens)")
 
 
 def test_speculation_with_random_prompts_is_a_comparability_issue() -> None:
     measured = [replace(point(steady()), server=ServerCounts(accept_length=length)) for length in (1.25, 1.5)]
-    (mark,) = comparability_issues(
-        measured, ServerProvenance(), end_reason=EndReason.COMPLETE, overridden=(), speculation="EAGLE 5/1/6"
-    )
+    (mark,) = issues(*measured, speculative="EAGLE 5/1/6")
     assert mark.kind is IssueKind.RANDOM_PROMPTS
     assert mark.detail == ("random prompts do not measure speculation (EAGLE 5/1/6): 1.25 to 1.50 tokens a step")
 
 
 def test_comparability_issues_name_point_and_changed_keys() -> None:
     cut = replace(point(steady()), end_reason=EndReason.INTERRUPTED)
-    assert comparability_issues(
-        [cut], ServerProvenance(), end_reason=EndReason.INTERRUPTED, overridden=("requests",)
-    ) == (
+    assert issues(cut, overridden=("requests",)) == (
         ComparabilityIssue(kind=IssueKind.INCOMPLETE, detail="interrupted before every point was measured"),
         ComparabilityIssue(kind=IssueKind.CHANGED_WORKLOAD, detail="changed on the command line: `requests`"),
         ComparabilityIssue(kind=IssueKind.INCOMPLETE, detail="interrupted after 100 requests", point="1"),
