@@ -38,9 +38,9 @@ from orchestrator.bench.result import (
 )
 from orchestrator.bench.result_files import requests_file
 from orchestrator.bench.run_point import PointRunner
-from orchestrator.bench.sessions import SessionSource
 from orchestrator.bench.steady_state import knee
 from orchestrator.bench.text_prompts import count_words, takes_token_ids
+from orchestrator.bench.traces.trace import SessionSource
 from orchestrator.bench.workload import MIN_TEXT_TOKENS, Workload
 from orchestrator.core.command_hints import left_running
 from orchestrator.core.console import note

@@ -12,8 +12,9 @@ from typing import Final
 from orchestrator.bench.endpoint import Endpoint
 from orchestrator.bench.in_thread import in_thread
 from orchestrator.bench.result import CacheForecast, CacheSize, Point
-from orchestrator.bench.sessions import SessionSource, open_sessions
+from orchestrator.bench.sessions import open_sessions
 from orchestrator.bench.traces.accesses import cache_accesses
+from orchestrator.bench.traces.trace import SessionSource
 from orchestrator.bench.workload import Workload, load_workload, workload_name
 from orchestrator.core.catalog import Catalog
 from orchestrator.plan.reuse_distance import CacheAccess, hit_rates, shared_prefix_accesses

@@ -142,11 +142,6 @@ class ReproduceRun(StrictModel):
         """The name of the server: by default that of the profile, or the stem of a profile file."""
         return self.called or workload_name(self.profile)
 
-    @property
-    def workload_names(self) -> tuple[str, ...]:
-        """The names of the workloads, as in results."""
-        return tuple(workload_name(workload) for workload in self.workloads)
-
 
 class Ablation(ReproduceRun):
     """A server without one feature, measured to find the effect of the feature."""

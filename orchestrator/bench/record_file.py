@@ -67,13 +67,9 @@ class RecordFile(Collection[RequestRecord]):
         offset = 0
         while offset < self._end:
             size = int.from_bytes(self._read(offset, _SIZE_BYTES))
-            yield _record(self._read(offset + _SIZE_BYTES, size))
+            times, counts, *others = marshal.loads(self._read(offset + _SIZE_BYTES, size))  # noqa: S302 - of this process
+            yield RequestRecord(array("d", times), array("i", counts), *others)
             offset += _SIZE_BYTES + size
 
     def _read(self, offset: int, size: int) -> bytes:
         return os.pread(self._file.fileno(), size, offset) if self._file is not None else b""
-
-
-def _record(content: bytes) -> RequestRecord:
-    times, counts, *others = marshal.loads(content)  # noqa: S302 - of this process
-    return RequestRecord(array("d", times), array("i", counts), *others)

@@ -25,8 +25,9 @@ from orchestrator.bench.load_generator import (
 from orchestrator.bench.prompts import Source, Words, arrival_times, prompts, warmup_prompts
 from orchestrator.bench.record_file import RequestRecord
 from orchestrator.bench.result import Energy, Point, Price, SessionLoad
-from orchestrator.bench.sessions import SessionSource, SessionTokens, TreeSession, plan_closed, plan_open, session_key
+from orchestrator.bench.sessions import SessionTokens, TreeSession, plan_closed, plan_open, session_key
 from orchestrator.bench.traces.request import TraceRequest
+from orchestrator.bench.traces.trace import SessionSource
 from orchestrator.bench.workload import Workload
 from orchestrator.core.errors import BenchError
 from orchestrator.engine.metrics import Metrics

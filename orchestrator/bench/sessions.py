@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Final
@@ -11,7 +11,7 @@ from orchestrator.bench.load_generator import PlannedRequest, Request
 from orchestrator.bench.prompts import block_ids
 from orchestrator.bench.traces.request import TraceRequest, Tree
 from orchestrator.bench.traces.synthetic import synthetic_trees
-from orchestrator.bench.traces.trace import TraceTotals, count, open_trace
+from orchestrator.bench.traces.trace import SessionSource, count, open_trace
 from orchestrator.bench.workload import Workload
 from orchestrator.core.errors import ProfileError
 
@@ -19,58 +19,35 @@ _CACHED_TOKENS: Final = 1 << 21  # of blocks; 4 to 7 bytes each
 _MAX_KEY: Final = 128
 
 
-@dataclass(frozen=True, kw_only=True)
-class SessionSource:
-    """The sessions of a workload, as often as they are needed; `totals` counts those that are sent."""
-
-    trees: Callable[[], Iterator[Tree]]
-    totals: TraceTotals
-    dropped_requests: int  # longer than `max_context`, or after such a request
-    format: str  # mooncake | weka | synthetic
-    digest: str | None  # hex sha256 of a trace
-
-    @property
-    def longest(self) -> tuple[int, int]:
-        """The tokens of the longest prompt, and of the longest prompt with its output."""
-        return self.totals.longest_prompt, self.totals.longest_request
-
-
 def open_sessions(workload: Workload) -> SessionSource | None:
     """Open the sessions of a workload; None for independent prompts.
 
     Raises ProfileError for an invalid trace, and if `max_context` leaves no request.
     """
-    trees: Callable[[], Iterator[Tree]]
+    location = workload.trace or ""
     if workload.sessions is not None:
         trees = partial(synthetic_trees, workload.sessions, workload.seed)
-        format_, digest, recorded = "synthetic", None, count(trees()).requests
+        source = SessionSource(trees=trees, totals=count(trees()), format="synthetic", digest=None)
     elif workload.trace is not None:
-        trace = open_trace(Path(workload.trace))
-        if workload.load == "open" and trace.totals.last_arrival_s is None:
-            raise ProfileError(
-                "the trace has no arrival times",
-                location=workload.trace,
-                hint="run a number of sessions at a time: `--concurrency 8`",
-            )
-        trees, format_, digest, recorded = trace.trees, trace.format, trace.digest, trace.totals.requests
+        source = open_trace(Path(workload.trace))
+        if workload.load == "open" and source.totals.last_arrival_s is None:
+            hint = "run a number of sessions at a time: `--concurrency 8`"
+            raise ProfileError("the trace has no arrival times", location=location, hint=hint)
     else:
         return None
 
     def limited() -> Iterator[Tree]:
-        found = _limited(trees(), workload)
-        return _from_zero(found, workload.trace or "") if workload.load == "open" else found
+        found = _limited(source.trees(), workload)
+        return _from_zero(found, location) if workload.load == "open" else found
 
     totals = count(limited())
-    location = workload.trace or ""
     if not totals.requests:
         raise ProfileError("no request is within `max_context`", location=location, hint="increase `max_context`")
     if totals.requests <= workload.warmup_requests:
         message = f"all {totals.requests} requests are warm-up (`warmup_requests` is {workload.warmup_requests})"
         raise ProfileError(message, location=location, hint="reduce `warmup_requests`")
-    everything = totals.requests if "requests" in workload.model_fields_set else recorded
-    return SessionSource(
-        trees=limited, totals=totals, dropped_requests=everything - totals.requests, format=format_, digest=digest
-    )
+    everything = totals.requests if "requests" in workload.model_fields_set else source.totals.requests
+    return replace(source, trees=limited, totals=totals, dropped_requests=everything - totals.requests)
 
 
 def _limited(trees: Iterator[Tree], workload: Workload) -> Iterator[Tree]:

@@ -7,6 +7,7 @@ from typing import Final
 from orchestrator.bench import metrics
 from orchestrator.bench.published import PriceBook, Published
 from orchestrator.bench.result import BenchResult
+from orchestrator.bench.workload import workload_name
 from orchestrator.evals.eval_result import EvalResult
 from orchestrator.evals.report import EvalRow, measured_evals, published_eval
 from orchestrator.plan.diff import Difference
@@ -105,7 +106,7 @@ def _ablations(published: Published, comparisons: tuple[Comparison, ...]) -> Ite
     """Yield the rows of each ablation whose two servers were measured on the same workload."""
     measured = {(one.result.run.provenance.name, one.result.run.workload_name): one for one in comparisons}
     for ablation in published.reproduce.ablations:
-        for name in ablation.workload_names:
+        for name in map(workload_name, ablation.workloads):
             without, whole = measured.get((ablation.server, name)), measured.get((ablation.full_server, name))
             if without is None or whole is None:
                 continue

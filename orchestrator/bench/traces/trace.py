@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -33,20 +34,22 @@ class TraceTotals:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trace:
-    """A valid trace; reading it again takes no more memory than one session."""
+class SessionSource:
+    """Valid sessions, as often as they are needed, with their subagents: of a trace, in its order, or synthetic."""
 
-    path: Path
-    format: str  # mooncake | weka
-    digest: str  # hex sha256 of the documents
+    trees: Callable[[], Iterator[Tree]]  # reading a trace again takes no more memory than one session
     totals: TraceTotals
+    format: str  # mooncake | weka | synthetic
+    digest: str | None  # hex sha256 of the documents of a trace
+    dropped_requests: int = 0  # longer than `max_context`, or after such a request
 
-    def trees(self) -> Iterator[Tree]:
-        """Yield the sessions with their subagents, in the order of the trace."""
-        return _READERS[self.format](self.path)
+    @property
+    def longest(self) -> tuple[int, int]:
+        """The tokens of the longest prompt, and of the longest prompt with its output."""
+        return self.totals.longest_prompt, self.totals.longest_request
 
 
-def open_trace(path: Path) -> Trace:
+def open_trace(path: Path) -> SessionSource:
     """Read a trace once, to the end. Raises ProfileError with file and line if it is unreadable, invalid or empty."""
     format_ = _format(path)
     if format_ == "mooncake" and (path.is_dir() or path.suffix == ".json"):
@@ -55,7 +58,8 @@ def open_trace(path: Path) -> Trace:
     digest = hashlib.sha256()
     for document in documents(path):
         digest.update(document.content)
-    return Trace(path=path, format=format_, digest=digest.hexdigest(), totals=count(_READERS[format_](path)))
+    trees = partial(_READERS[format_], path)
+    return SessionSource(trees=trees, totals=count(trees()), format=format_, digest=digest.hexdigest())
 
 
 def _format(path: Path) -> str:

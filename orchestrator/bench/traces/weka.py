@@ -91,7 +91,8 @@ class _Builder:
         for entry in self._session.requests:
             if isinstance(entry, _Subagent):
                 if (child := self._add_subagent(entry, last)) is not None:
-                    running.append((self._end_of(entry, child), child))
+                    recorded = None if entry.duration_ms is None else entry.t + max(0.0, entry.duration_ms / 1e3)
+                    running.append((self._ends[child] if recorded is None else recorded, child))
                 continue
             joined = tuple(child for end, child in running if end <= entry.t)
             running = [item for item in running if item[0] > entry.t]
@@ -110,9 +111,6 @@ class _Builder:
             after = () if last is None else (last,)
             last = self._add_request(call, at, name, position, after, parent=self._session.id)
         return last if entry.requests else None
-
-    def _end_of(self, entry: _Subagent, last: int) -> float:
-        return self._ends[last] if entry.duration_ms is None else entry.t + max(0.0, entry.duration_ms / 1e3)
 
     def _add_request(
         self, call: _Call, at: float, session: str, position: int, after: tuple[int, ...], parent: str | None = None
