@@ -10,7 +10,7 @@ from orchestrator.cli.options import Json, PriceOption
 from orchestrator.cli.published import published_option, warn_incomparable
 from orchestrator.core.console import note
 from orchestrator.core.json_output import JsonOutput
-from orchestrator.report.document import Details, Report
+from orchestrator.report.document import Report
 from orchestrator.report.write import find_evals, find_results, make_report, write_report
 
 PublishedOption: TypeAlias = Annotated[str | None, published_option("same workload and hardware")]
@@ -41,11 +41,9 @@ def command(
     """Write an HTML and JSON report. The HTML page is self-contained."""
     evals = find_evals(results, baseline or ())
     benchmarks = find_results(results, required=not evals)
-    details = Details(
-        evals=evals,
-        watts=parse_by_gpu(node_watts or (), what="power", hint="`--node-watts 13500` or `--node-watts MI355X=13500`"),
-    )
-    made = make_report(benchmarks, published=published, prices=price or (), details=details)
+    hint = "`--node-watts 13500` or `--node-watts MI355X=13500`"
+    watts = parse_by_gpu(node_watts or (), what="power", hint=hint)
+    made = make_report(benchmarks, published=published, prices=price or (), evals=evals, watts=watts)
     written = write_report(made, output or (results[0] if results[0].is_dir() else results[0].parent))
     if json:
         OUTPUT.show(made)

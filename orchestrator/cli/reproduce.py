@@ -1,6 +1,5 @@
 """The command `deploy reproduce`."""
 
-import datetime as dt
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -181,7 +180,7 @@ def _unmeasured(planned: ReproducePlan, bill: CostEstimate, name: str) -> Iterat
         again = quote(["deploy", "reproduce", name, "--ablation", baseline.ablation.name])
         model, cost = baseline.model, bill.format_cost(baseline.seconds)
         yield (
-            f"not measured: the baseline of {baseline.suites}, as `{model.checkpoint.path}` is not on the host; "
+            f"not measured: the baseline of {", ".join(baseline.ablation.suites)}, as `{model.checkpoint.path}` is not on the host; "
             f"`{again}` measures it too, in about {format_duration(baseline.seconds)} more, {cost} USD"
         )
 
@@ -276,5 +275,5 @@ def _run(planned: ReproducePlan, state: StepLog, host: str | None, *, keep: bool
             return might_exist(servers, server)
 
     require_all_questions(planned, remaining_steps(planned.steps, state.done), dataset)
-    runner = StepRunner(run=_run_step, might_exist=is_there, now=lambda: dt.datetime.now(dt.UTC), host=host)
+    runner = StepRunner(run=_run_step, might_exist=is_there, host=host)
     reproduce(planned.steps, state, runner, keep_failed=keep)

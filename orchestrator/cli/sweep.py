@@ -23,6 +23,7 @@ from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
 from orchestrator.experiments.sweep.confirm import describe_difference
 from orchestrator.experiments.sweep.files import sweep_report, write_sweep_report, write_winners
+from orchestrator.experiments.sweep.objective import Objective
 from orchestrator.experiments.sweep.preview import SweepPreview, preview_sweep, preview_text
 from orchestrator.experiments.sweep.report import SweepReport, sweep_text
 from orchestrator.experiments.sweep.run import Budget, Sweep, SweepRequest, default_output, open_search, plan_sweep
@@ -34,7 +35,7 @@ SpaceOption: TypeAlias = Annotated[
     typer.Option("--space", metavar="FILE", help="search space; default: layouts, running requests, prefill chunks"),
 ]
 ObjectiveOption: TypeAlias = Annotated[
-    str | None,
+    Objective | None,
     typer.Option(metavar="NAME", help="knee, tok-s, tok-s-per-watt, usd-per-million or pareto; default: knee"),
 ]
 AtRateOption: TypeAlias = Annotated[

@@ -4,13 +4,13 @@ Shares are between 0 and 1, intervals have 95 % confidence by default, a differe
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from statistics import NormalDist
 from typing import Final
 
-from orchestrator.evals.eval_result import EvalResult, QuestionKey
+from orchestrator.evals.eval_result import EvalResult
 
 CONFIDENCE: Final = 0.95
 POWER: Final = 0.80
@@ -163,11 +163,13 @@ def compare_independent(*, baseline: float, candidate: float, items: tuple[float
     )
 
 
-def compare_paired(baseline: EvalResult, candidate: EvalResult) -> SignificanceTest:
-    """Compare two results over the same questions. Raises ValueError if the questions differ."""
+def compare_results(baseline: EvalResult, candidate: EvalResult) -> SignificanceTest:
+    """Compare two results: paired if questions and number of answers match, else as independent samples."""
     before, after = baseline.answers, candidate.answers
-    if _times(before) != _times(after):
-        raise ValueError("the questions differ")
+    sizes = (baseline.effective_items, candidate.effective_items)
+    independent = compare_independent(baseline=baseline.score, candidate=candidate.score, items=sizes)
+    if before.keys() != after.keys() or any(len(before[question]) != len(after[question]) for question in before):
+        return independent
     changes: dict[str, list[Fraction]] = {}
     for question, answers in before.items():
         change = Fraction(sum(after[question]) - sum(answers), len(answers))
@@ -175,34 +177,15 @@ def compare_paired(baseline: EvalResult, candidate: EvalResult) -> SignificanceT
     groups = tuple(changes.values())
     exact = len(before) == len(baseline.items) and len(groups) == 1
     p_value, flat = sign_flip(groups), [change for group in groups for change in group]
-    middle, fewer = (baseline.score + candidate.score) / 2, min(baseline.effective_items, candidate.effective_items)
-    return SignificanceTest(
-        baseline=baseline.score,
-        candidate=candidate.score,
-        items=round(fewer),
-        difference=candidate.score - baseline.score,
+    return replace(
+        independent,
         interval=paired_interval(groups),
         p_value=p_value,
         lost=sum(change < 0 for change in flat),
         gained=sum(change > 0 for change in flat),
         significant=p_value < 1 - CONFIDENCE,
-        detectable=minimum_detectable_difference(middle, fewer),
-        items_needed=required_sample_size(middle, candidate.score - baseline.score),
         method="the same items, exact McNemar test, Agresti-Min interval"
         if exact
         else "the same questions, clustered by question: sign-flip test, Agresti-Min interval",
         test="exact McNemar" if exact else "sign-flip",
     )
-
-
-def compare_results(baseline: EvalResult, candidate: EvalResult) -> SignificanceTest:
-    """Compare two results: paired if questions and number of answers match, else as independent samples."""
-    if _times(baseline.answers) == _times(candidate.answers):
-        return compare_paired(baseline, candidate)
-    sizes = (baseline.effective_items, candidate.effective_items)
-    return compare_independent(baseline=baseline.score, candidate=candidate.score, items=sizes)
-
-
-def _times(answers: Mapping[QuestionKey, tuple[bool, ...]]) -> dict[QuestionKey, int]:
-    """Return the number of answers to each question."""
-    return {question: len(answer) for question, answer in answers.items()}

@@ -57,11 +57,6 @@ class UnmeasuredBaseline:
     model: Model
     seconds: float
 
-    @property
-    def suites(self) -> str:
-        """The names of its suites."""
-        return ", ".join(self.ablation.suites)
-
 
 @dataclass(frozen=True, kw_only=True)
 class ReproduceRequest:

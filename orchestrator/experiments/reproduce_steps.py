@@ -50,9 +50,9 @@ class StepLog:
         self._digest = hashlib.sha256(json.dumps([(step.id, step.argv) for step in steps]).encode()).hexdigest()
         self.done: dict[str, str] = self._read()
 
-    def finish(self, step: Step, now: dt.datetime) -> None:
+    def finish(self, step: Step) -> None:
         """Record that a step is done."""
-        self.done[step.id] = now.isoformat(timespec="seconds")
+        self.done[step.id] = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
         atomic_write(self._file, json.dumps({"steps": self._digest, "done": self.done}, indent=2) + "\n")
 
     def _read(self) -> dict[str, str]:
@@ -88,7 +88,6 @@ class StepRunner:
 
     run: Callable[[tuple[str, ...]], int]
     might_exist: Callable[[str], bool]
-    now: Callable[[], dt.datetime]
     host: str | None = None  # host of the servers; None for the local one
 
     def stop(self, server: str) -> int:
@@ -121,7 +120,7 @@ def reproduce(steps: Sequence[Step], state: StepLog, runner: StepRunner, *, keep
         finally:
             if not finished and stops:
                 runner.stop(step.server)
-        state.finish(step, runner.now())
+        state.finish(step)
 
 
 def _run(step: Step, runner: StepRunner) -> None:

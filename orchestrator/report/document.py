@@ -1,8 +1,8 @@
 """The report as data, shared by its HTML and JSON renderings and by `deploy compare`. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from orchestrator.bench import metrics
 from orchestrator.bench.published import PriceBook, Published
@@ -16,6 +16,9 @@ from orchestrator.report.configuration import Fact, differing, facts_of
 from orchestrator.report.headline import headline, title_of, with_names
 from orchestrator.report.layouts import LayoutRow, layouts_of
 from orchestrator.report.side_by_side import SideBySide, side_by_side
+
+
+EvalPairs: TypeAlias = tuple[tuple[EvalResult | None, EvalResult], ...]  # baseline (None: published score), candidate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,46 +54,39 @@ class Report:
     price_notes: tuple[str, ...]  # prices and power, with sources
 
 
-@dataclass(frozen=True, kw_only=True)
-class Details:
-    """Optional input of a report in addition to its results."""
-
-    directories: tuple[str, ...] = ()  # names of the results without a label
-    evals: tuple[tuple[EvalResult | None, EvalResult], ...] = ()  # baseline (None: published score), candidate
-    watts: Mapping[str, float] = field(default_factory=dict)  # of a node under load by GPU in lower case; "": any
-
-
-_NOTHING: Final = Details()
-
-
 def build_report(
     results: tuple[BenchResult, ...],
     *,
     published: Published | None,
     prices: PriceBook,
-    details: Details = _NOTHING,
+    directories: tuple[str, ...] = (),
+    evals: EvalPairs = (),
+    watts: Mapping[str, float] | None = None,
 ) -> Report:
-    """Build a report from results and published measurements."""
-    comparisons = with_names(tuple(compare(result, published, prices) for result in results), details.directories)
+    """Build a report from results and published measurements.
+
+    `directories` name the results without a label; `watts` are those of a node under load by GPU in lower case; "" is
+    any GPU.
+    """
+    comparisons = with_names(tuple(compare(result, published, prices) for result in results), directories)
     together = side_by_side(comparisons)
-    published_evals = published.evals if published else ()
-    evals = (
-        *map(published_eval, published_evals),
-        *(row for pair in details.evals for row in measured_evals(published, *pair)),
+    eval_rows = (
+        *map(published_eval, published.evals if published else ()),
+        *(row for pair in evals for row in measured_evals(published, *pair)),
     )
     sentences = headline(comparisons, together, published=published is not None)
     return Report(
         title=title_of(comparisons, published.title if published else None),
-        headline=sentences if comparisons else tuple(_scores(evals)),
+        headline=sentences if comparisons else tuple(_scores(eval_rows)),
         published=published,
         comparisons=comparisons,
         facts=facts_of(comparisons),
         differences=differing(comparisons),
         side_by_side=together,
         layouts=layouts_of(published, comparisons, prices) if published else (),
-        evals=evals,
+        evals=eval_rows,
         ablations=tuple(_ablations(published, comparisons)) if published else (),
-        price_notes=(*_price_notes(published, comparisons, prices), *_power_notes(comparisons, details.watts)),
+        price_notes=(*_price_notes(published, comparisons, prices), *_power_notes(comparisons, watts or {})),
     )
 
 

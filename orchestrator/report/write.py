@@ -1,8 +1,7 @@
 """The report of `deploy compare` and `deploy report`, built from result directories and written to files."""
 
 import os
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from orchestrator.bench.published import Published, all_published, load_published, price_book
@@ -10,9 +9,9 @@ from orchestrator.bench.result import RESULT_FILE, BenchResult, IssueKind
 from orchestrator.bench.result_files import load_result
 from orchestrator.core.errors import UsageError
 from orchestrator.core.files import atomic_write_all
-from orchestrator.evals.eval_result import BASELINE_DIR, EvalResult, load_eval_result
+from orchestrator.evals.eval_result import BASELINE_DIR, load_eval_result
 from orchestrator.report.compare import mismatch_reasons
-from orchestrator.report.document import Details, Report, build_report
+from orchestrator.report.document import EvalPairs, Report, build_report
 from orchestrator.report.render import render_html, render_json
 
 
@@ -34,9 +33,7 @@ def find_results(paths: Sequence[Path], *, required: bool = True) -> tuple[Path,
     return tuple(dict.fromkeys(found))
 
 
-def find_evals(
-    directories: Sequence[Path], baselines: Sequence[Path]
-) -> tuple[tuple[EvalResult | None, EvalResult], ...]:
+def find_evals(directories: Sequence[Path], baselines: Sequence[Path]) -> EvalPairs:
     """Return pairs of baseline and eval result for the results of `deploy eval` below directories.
 
     The baseline is the given one of the same suite, else the one saved in `baseline/` next to the result, else None.
@@ -55,7 +52,12 @@ def find_evals(
 
 
 def make_report(
-    results: Sequence[Path], *, published: str | None, prices: Sequence[str], details: Details | None = None
+    results: Sequence[Path],
+    *,
+    published: str | None,
+    prices: Sequence[str],
+    evals: EvalPairs = (),
+    watts: Mapping[str, float] | None = None,
 ) -> Report:
     """Read results and build a report, with a comparison with published metrics.
 
@@ -65,7 +67,6 @@ def make_report(
     """
     measured = tuple(load_result(path) for path in results)
     _require_one_acceptance(measured, results)
-    evals = details.evals if details else ()
     if not published:
         known = _of_the_same(measured) if measured else _of_suites(evals)
     else:
@@ -75,7 +76,9 @@ def make_report(
         measured,
         published=known,
         prices=price_book(prices),
-        details=replace(details or Details(), directories=directories),
+        directories=directories,
+        evals=evals,
+        watts=watts,
     )
 
 
@@ -107,7 +110,7 @@ def _of_the_same(measured: Sequence[BenchResult]) -> Published | None:
     return next((item for item in known if any(not [*mismatch_reasons(result, item)] for result in measured)), None)
 
 
-def _of_suites(evals: Sequence[tuple[EvalResult | None, EvalResult]]) -> Published | None:
+def _of_suites(evals: EvalPairs) -> Published | None:
     """Return the first published measurement that scores a suite without a measured baseline."""
     alone = {outcome.suite for baseline, outcome in evals if baseline is None}
     known = all_published(Published)

@@ -91,8 +91,10 @@ class _Builder:
         for entry in self._session.requests:
             if isinstance(entry, _Subagent):
                 if (child := self._add_subagent(entry, last)) is not None:
-                    recorded = None if entry.duration_ms is None else entry.t + max(0.0, entry.duration_ms / 1e3)
-                    running.append((self._ends[child] if recorded is None else recorded, child))
+                    end = self._ends[child]
+                    if entry.duration_ms is not None:
+                        end = entry.t + max(0.0, entry.duration_ms / 1e3)
+                    running.append((end, child))
                 continue
             joined = tuple(child for end, child in running if end <= entry.t)
             running = [item for item in running if item[0] > entry.t]

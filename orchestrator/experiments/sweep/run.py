@@ -61,7 +61,7 @@ class SweepRequest:
     budget: Budget
     winner_in_output: bool = False  # write the winner to `output` instead of the home
     overrides: tuple[str, ...] = ()
-    objective: str | None = None
+    objective: Objective | None = None
     at_rps: float | None = None
     workload: str | None = None
     request_rates: tuple[float, ...] | None = None
@@ -184,7 +184,7 @@ def plan_sweep(request: SweepRequest, home: Home) -> Sweep:
     workload, _ = apply_changes(loaded, changes)
     usual = Objective.TOK_S if workload.load == "closed" else Objective.KNEE
     goal = Goal(
-        objective=_objective(request.objective) if request.objective else space_file.objective or usual,
+        objective=request.objective or space_file.objective or usual,
         at_rps=at_rps,
         ttft_p95_s=workload.slo.ttft_p95_s,
         closed=workload.load == "closed",
@@ -220,13 +220,6 @@ def _read_space(path: Path, table: FlagTable) -> SpaceFile:
     if problems:
         raise ProfileError(f"`{path}` is not valid", problems=dict.fromkeys(problems))
     return file
-
-
-def _objective(text: str) -> Objective:
-    try:
-        return Objective(text)
-    except ValueError as error:
-        raise UsageError(f"unknown objective `{text}`", hint=", ".join(Objective)) from error
 
 
 def _ladder(workload: Workload, rates: tuple[float, ...] | None, at_rps: float | None) -> tuple[float, ...] | None:

@@ -39,7 +39,6 @@ from orchestrator.runs.run_dir import open_run
 from orchestrator.servers.group import RunningServer
 from orchestrator.servers.servers import Servers
 
-NOW = dt.datetime(2026, 11, 20, tzinfo=dt.UTC)
 WAFER = load_published("wafer-glm52")
 PLANNED = cache(load)  # of each profile once, which takes longer than the rest of these tests
 
@@ -91,7 +90,7 @@ class Machine:
 
 def go(directory: Path, machine: Machine, *, keep: bool = False) -> None:
     planned = steps(directory)
-    runner = StepRunner(run=machine, might_exist=machine.servers.__contains__, now=lambda: NOW)
+    runner = StepRunner(run=machine, might_exist=machine.servers.__contains__)
     reproduce(planned, StepLog(directory / STATE_FILE, planned), runner, keep_failed=keep)
 
 
@@ -302,7 +301,7 @@ def test_corrupt_state_file_never_loses_completed_steps(
         told = {key for key in json.loads(changed)["done"] if key in whole}
         assert {key for key in state.done if key in whole} == told
         machine = Machine()
-        runner = StepRunner(run=machine, might_exist=machine.servers.__contains__, now=lambda: NOW)
+        runner = StepRunner(run=machine, might_exist=machine.servers.__contains__)
         reproduce(planned, state, runner, keep_failed=False)
         assert not [
             step for step in planned if step.id in told and step.stage == "bench" and step.argv in machine.argvs
@@ -354,7 +353,7 @@ def test_remote_host_builds_table_and_image_during_up() -> None:
 def test_remote_server_is_stopped_on_its_host() -> None:
     asked_for: list[tuple[str, ...]] = []
     runner = StepRunner(
-        run=lambda argv: asked_for.append(argv) or 0, might_exist=lambda _: True, now=lambda: NOW, host="ssh://node"
+        run=lambda argv: asked_for.append(argv) or 0, might_exist=lambda _: True, host="ssh://node"
     )
     assert runner.stop("tiny") == 0
     assert asked_for == [("down", "tiny", "--host", "ssh://node")]

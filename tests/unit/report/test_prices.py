@@ -8,7 +8,6 @@ from measured_samples import save, tp4dp2
 
 from orchestrator.cli.report import command as report_command
 from orchestrator.core.errors import UsageError
-from orchestrator.report.document import Details
 from orchestrator.report.write import make_report
 
 
@@ -17,8 +16,8 @@ def test_node_power_is_set_per_gpu_type(tmp_path: Path) -> None:
     result = tp4dp2()
     b200 = replace(result, run=replace(result.run, provenance=replace(result.run.provenance, gpu="b200")))
     files = [save(each, tmp_path / name) for name, each in (("a", result), ("b", b200))]
-    details = Details(watts={"mi355x": 13_500, "": 12_000})
-    assert make_report(files, published="none", prices=(), details=details).price_notes[-2:] == (
+    watts = {"mi355x": 13_500.0, "": 12_000.0}
+    assert make_report(files, published="none", prices=(), watts=watts).price_notes[-2:] == (
         "a (TP4×DP2 on 8×MI355X): 0.175 output tok/s per watt of the node at the knee (13500 W, given)",
         "b (TP4×DP2 on 8×B200): 0.197 output tok/s per watt of the node at the knee (12000 W, given)",
     )
@@ -35,7 +34,7 @@ def test_node_power_is_in_the_report(tmp_path: Path) -> None:
 def test_knee_without_throughput_has_no_power_note(tmp_path: Path) -> None:
     bare = tuple(replace(point, window=None) for point in tp4dp2().points)
     file = save(replace(tp4dp2(), points=bare), tmp_path / "one")
-    made = make_report([file], published=None, prices=(), details=Details(watts={"": 10_000}))
+    made = make_report([file], published=None, prices=(), watts={"": 10_000})
     assert not any("watt of the node" in note for note in made.price_notes)
 
 

@@ -14,7 +14,7 @@ from orchestrator.bench.published import PriceBook, Prices, all_published, load_
 from orchestrator.bench.result import BenchResult, IssueKind
 from orchestrator.evals.eval_result import AnsweredQuestion, EvalResult
 from orchestrator.report.charts import line_charts
-from orchestrator.report.document import Details, Report, build_report
+from orchestrator.report.document import Report, build_report
 from orchestrator.report.plot import Chart
 from orchestrator.report.render import render_html, render_json
 from orchestrator.report.text import comparison_text
@@ -26,7 +26,7 @@ def report(*results: BenchResult, evals: tuple[tuple[EvalResult | None, EvalResu
         results,
         published=load_published("wafer-glm52"),
         prices=book,
-        details=Details(evals=evals),
+        evals=evals,
     )
 
 
