@@ -1,6 +1,5 @@
 """`deploy reproduce`: the steps, what remains of them after a failure, and what is taken down."""
 
-import datetime as dt
 import json
 import os
 from dataclasses import replace

@@ -7,6 +7,7 @@ from measured_samples import tp8
 
 from orchestrator.bench.result import BenchResult, EndReason
 from orchestrator.core.paths import Home
+from orchestrator.experiments.sweep.objective import Objective
 from orchestrator.experiments.sweep.run import Budget, SweepRequest, open_search, plan_sweep
 from orchestrator.experiments.sweep.search import SweepTrial, TrialOutcome
 from orchestrator.experiments.sweep.trial import _Ladder
@@ -28,7 +29,7 @@ def test_ladder_ends_at_knee_or_when_worse(tmp_path: Path) -> None:
         budget=Budget(),
         workload="wafer-20k-1k",
         at_rps=2.0,
-        objective="tok-s",
+        objective=Objective.TOK_S,
     )
     sweep = plan_sweep(request, Home(tmp_path))
     with open_search(sweep) as search:
@@ -46,5 +47,5 @@ def test_ladder_ends_at_knee_or_when_worse(tmp_path: Path) -> None:
         assert (worse(cut(2, success=0.5)), worse.stopped) == (EndReason.INTERRUPTED, True)
         last = _Ladder(sweep, asked)
         assert last(cut(4, success=0.5)) is None, "nothing is left to save"
-        knee = _Ladder(plan_sweep(replace(request, at_rps=None, objective="knee"), Home(tmp_path)), asked)
+        knee = _Ladder(plan_sweep(replace(request, at_rps=None, objective=Objective.KNEE), Home(tmp_path)), asked)
         assert (knee(tp8()), knee.stopped) == (EndReason.COMPLETE, False)
