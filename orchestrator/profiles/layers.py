@@ -196,7 +196,7 @@ def _image_replaced(data: dict[str, Data], locations: dict[KeyPath, str], names:
     names["engine"] = str(image)
     for path in paths:
         if locations.get(path) == section[path]:
-            _forget(locations, path, _parent(data, path).pop(path[-1], None))
+            _forget(locations, path, parent_of(data, path).pop(path[-1], None))
 
 
 def _value(data: Mapping[str, Data], path: tuple[str, str]) -> Data:
@@ -245,7 +245,7 @@ class _Placer:
 def _merge(
     data: dict[str, Data], locations: dict[KeyPath, str], path: KeyPath, value: Data, location: "_Placer"
 ) -> None:
-    parent = _parent(data, path)
+    parent = parent_of(data, path)
     key = str(path[-1])
     if isinstance(value, dict) and not is_setting(path):
         if not isinstance(parent.get(key), dict):
@@ -262,7 +262,8 @@ def _merge(
         _remember(locations, path, value, location)
 
 
-def _parent(data: dict[str, Data], path: KeyPath) -> dict[str, Data]:
+def parent_of(data: dict[str, Data], path: KeyPath) -> dict[str, Data]:
+    """Return the section of nested data that holds the last key of a path; missing sections are added."""
     for key in path[:-1]:
         inner = data.setdefault(str(key), {})
         if not isinstance(inner, dict):

@@ -19,7 +19,7 @@ from orchestrator.experiments.sweep.run import Sweep
 from orchestrator.experiments.sweep.search import Search, SweepTrial
 from orchestrator.plan.plan import NAME
 from orchestrator.planner.planning import is_path, read_draft
-from orchestrator.profiles.layers import EXTENDS, Override
+from orchestrator.profiles.layers import EXTENDS, Override, parent_of
 from orchestrator.profiles.yaml_writer import YamlLine, yaml_text
 
 _SWEEP_MARK: Final = "found by `deploy sweep`"  # in the header of a file that a sweep may overwrite
@@ -62,12 +62,12 @@ def write_winner(sweep: Sweep, best: SweepTrial, search: Search, path: Path) -> 
     lines = [YamlLine(path=("description",), value=f"{sweep.plan.profile}, as measured by a sweep")]
     base = sweep.request.profile
     lines += [YamlLine(path=(EXTENDS,), value=str(Path(base).absolute()) if is_path(base) else base)]
-    data = _override_data(sweep.request.overrides)
-    for (section, key), value in sweep.space.settings(best.point).items():
+    data: dict[str, Data] = {}
+    for override in map(Override.parse, sweep.request.overrides):
+        parent_of(data, override.path)[override.path[-1]] = override.value
+    for path, value in sweep.space.settings(best.point).items():
         entry: Data = {"value": value, "origin": Origin.MEASURED.value, "source": source} if value is not None else None
-        keys = data.setdefault(section, {})
-        if isinstance(keys, dict):
-            keys[key] = entry
+        parent_of(data, path)[path[-1]] = entry
     lines += _lines(data)
     ran = sum(trial.ran for trial in trials)
     head = [
@@ -115,20 +115,6 @@ def _date(sweep: Sweep, trial: SweepTrial) -> str:
         return load_result(sweep.request.output / RelativePath(trial.directory)).run.started_at[: len("2026-11-22")]
     except BenchError:
         return datetime.now(UTC).date().isoformat()
-
-
-def _override_data(overrides: tuple[str, ...]) -> dict[str, Data]:
-    """Return `--set` options as nested keys of a profile."""
-    data: dict[str, Data] = {}
-    for override in map(Override.parse, overrides):
-        keys = data
-        for key in override.path[:-1]:
-            inner = keys.setdefault(key, {})
-            if not isinstance(inner, dict):
-                inner = keys[key] = {}
-            keys = inner
-        keys[override.path[-1]] = override.value
-    return data
 
 
 def _lines(data: Mapping[str, Data]) -> Iterator[YamlLine]:
