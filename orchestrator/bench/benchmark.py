@@ -344,7 +344,6 @@ def _write(request: BenchRequest, result: BenchResult) -> None:
 
 
 def _request_line(record: RequestRecord) -> dict[str, object]:
-    """Return a request record as JSON data, times rounded to microseconds."""
     data = record._asdict()
     times = {key: round(value, 6) for key, value in data.items() if isinstance(value, float)}
     chunks = {"chunk_s": [round(at, 6) for at in record.chunk_s], "chunk_tokens": list(record.chunk_tokens)}

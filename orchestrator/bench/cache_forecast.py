@@ -87,8 +87,8 @@ class PointForecasts:
 
     def with_known(self, point: Point) -> Point:
         """Return the point with the hit rate of the workload, if its prompts were sent as planned."""
-        known = None if self.forecast is None or self._differs(point) else self.forecast.share
-        return _with_achievable(point, known)
+        differs = self.source is not None and self._load(point) != (self.source.totals.requests, 0.0)
+        return _with_achievable(point, None if self.forecast is None or differs else self.forecast.share)
 
     async def complete(self, points: Iterable[Point], progress: Callable[[str, str], None]) -> tuple[Point, ...]:
         """Return the points, each with the hit rate that its prompts can reach, as they were sent."""
@@ -107,10 +107,6 @@ class PointForecasts:
             )
             self._shares[load] = (await in_thread(compute)).at(size)
         return _with_achievable(point, self._shares[load])
-
-    def _differs(self, point: Point) -> bool:
-        """Return whether other prompts were sent than forecast: a part of the sessions, or drawn answers in them."""
-        return self.source is not None and self._load(point) != (self.source.totals.requests, 0.0)
 
     def _load(self, point: Point) -> tuple[int, float]:
         """Return the requests that were sent, and the share of drawn answers in them."""

@@ -238,7 +238,6 @@ async def _fetch(connections: Connections, address: Address, path: str) -> tuple
 
 
 async def _vllm_facts(connections: Connections, facts: EndpointFacts, metrics: str) -> EndpointFacts:
-    """Add the facts that vLLM reports in `/version` and in its metrics."""
     try:
         status, content = await connections.fetch("GET", endpoints.VERSION)
         version = read_object(content, path=endpoints.VERSION).get("version") if status == 200 else None

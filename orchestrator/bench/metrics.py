@@ -195,7 +195,6 @@ def _duration_metric(
     *,
     also: DisplayIn = DisplayIn.WAIT,
 ) -> ReportMetric:
-    """Create a metric of a duration, for which lower is better."""
     return ReportMetric(key, name, unit, show, of, displays=DisplayIn.WAIT | also, higher_is_better=False)
 
 

@@ -276,7 +276,6 @@ class _Window:
 
 
 def _next_prompts(source: SessionSource, tokens: SessionTokens) -> str:
-    """Describe what a later prompt of a session contains after the earlier ones."""
     if source.format == "weka":
         return "the recorded blocks"
     if tokens.drawn_answers:

@@ -75,7 +75,6 @@ async def _count_all(endpoint: Endpoint, texts: Sequence[str], timeout_s: float)
 
 
 async def _count(endpoint: Endpoint, text: str, timeout_s: float) -> int:
-    """Return the number of prompt tokens of a text. Raises BenchError."""
     try:
         status, content = await endpoint.generate_one(text, timeout_s=timeout_s)
         if status != 200:

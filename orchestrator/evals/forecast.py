@@ -115,7 +115,6 @@ def expected_score(suite: str, baseline: EvalResult | None) -> float | None:
 
 
 def _terms(pace: EvalPace, bill: CostEstimate, sides: int) -> Iterator[str]:
-    """Yield the assumptions of a forecast."""
     if pace.tok_s is None:
         yield f"duration unknown: {pace.source}"
         return
@@ -125,7 +124,6 @@ def _terms(pace: EvalPace, bill: CostEstimate, sides: int) -> Iterator[str]:
 
 
 def _obstacles(parts: Sequence[SuiteRun], plan: Plan | None) -> Iterator[str]:
-    """Yield the reasons why suites cannot run."""
     greedy = next((warning for warning in plan.warnings if warning.id == GREEDY_SPECULATION), None) if plan else None
     for part in parts:
         if greedy is not None and part.suite.samples:

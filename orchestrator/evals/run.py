@@ -126,7 +126,6 @@ def _run_harness(
     open_target: OpenTarget,
     notify: Callable[[str], None],
 ) -> list[SuiteScore]:
-    """Run the suites of lm-evaluation-harness."""
     candidate, baseline_server, scores = open_target(request.target), None, []
     if request.baseline is not None and not saved:
         baseline_server = open_target(request.baseline)

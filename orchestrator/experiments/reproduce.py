@@ -330,7 +330,6 @@ def require_all_questions(planned: ReproducePlan, remaining: Sequence[Step], dat
 
 
 def _results_without_step(published: Published, servers: Sequence[MeasuredServer]) -> Iterator[str]:
-    """Yield published results that have no step."""
     name = next((server.name for server in servers if server.suites and not server.is_ablation), None)
     if name is not None and any(line.suite == tau2.NAME for line in published.evals):
         yield f"no step `eval` for `{tau2.NAME}`: {tau2_note(name)}"

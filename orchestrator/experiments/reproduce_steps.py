@@ -124,7 +124,6 @@ def reproduce(steps: Sequence[Step], state: StepLog, runner: StepRunner, *, keep
 
 
 def _run(step: Step, runner: StepRunner) -> None:
-    """Run one step. Raises DeployError if its command fails."""
     argv = command(step)
     code = runner.stop(step.server) if step.stage == "down" else runner.run(argv)
     if code != 0:

@@ -112,7 +112,6 @@ def _monitor(
 
 
 def _scrape() -> dict[str, object]:
-    """Return the Prometheus configuration shared by all servers in a directory."""
     written, name = ESCAPED
     renamed = {"source_labels": ["__name__"], "regex": written, "target_label": "__name__", "replacement": name}
     job = {

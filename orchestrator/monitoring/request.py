@@ -126,13 +126,10 @@ def _of_workload(name: str | None, catalog: Catalog) -> Mapping[str, Expected]:
     if name is None:
         return {}
     load = load_workload(name, catalog=catalog)
-    limit = Expected(value=load.slo.ttft_p95_s, source=f"`slo.{TTFT_P95}` of workload `{name}`")
-    if not load.cache_hit_rate:
-        return {TTFT_P95: limit}
-    return {
-        TTFT_P95: limit,
-        CACHE_HIT_RATE: Expected(value=load.cache_hit_rate, source=f"`cache_hit_rate` of workload `{name}`"),
-    }
+    found = {TTFT_P95: Expected(value=load.slo.ttft_p95_s, source=f"`slo.{TTFT_P95}` of workload `{name}`")}
+    if (rate := load.cache_hit_rate) > 0:
+        found[CACHE_HIT_RATE] = Expected(value=rate, source=f"`cache_hit_rate` of workload `{name}`")
+    return found
 
 
 def _parse_expected(pairs: Sequence[str]) -> dict[str, Expected]:

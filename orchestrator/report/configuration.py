@@ -148,7 +148,6 @@ def same_load(one: Comparison, other: Comparison) -> bool:
 
 
 def _sent(comparison: Comparison) -> list[object]:
-    """Return what a client sent, and which client."""
     run = comparison.result.run
     keys = (*_SENDING, *_SESSIONS) if run.trace_sha256 or run.workload.get("sessions") else _SENDING
     return [run.client, run.trace_sha256, *map(run.workload.get, keys)]
@@ -212,7 +211,6 @@ def _host_findings(host: Mapping[str, object] | None) -> dict[str, str]:
 
 
 def _states(receipt: Mapping[str, object] | None) -> dict[str, str]:
-    """Return the state of each patch by its name."""
     patches = (receipt or {}).get("patches")
     found = [patch for patch in patches if isinstance(patch, dict)] if isinstance(patches, list) else []
     return {str(item["id"]): str(item.get("state", "")) for item in found if "id" in item}

@@ -44,6 +44,7 @@ _AREAS: Final[Mapping[str, str]] = {
 }
 _ORDER: Final = ("configuration", "image", "weights", "host", "load", "outcome")
 _OBSERVED: Final = ("image", "patched", "weights", "host", "workload", "outcome", "locked")  # not in a plan
+_LABELS: Final = {"layout": "plan", "patched": "detected patches", "workload": "load", "locked": "lock"}  # of groups
 _MAX_NAMED: Final = 4
 _CAUSES: Final = ("configuration", "image", "weights", "host")
 
@@ -158,7 +159,7 @@ def diff(a: DiffSide, b: DiffSide) -> DiffOutput:
         DifferentReason(keys=tuple(keys), a=one, b=other) for (one, other), keys in reasons.items() if one or other
     )
     compared = _last_per_workload(a.results, b.results)
-    unknown = [f"{'B' if a.knows(group) else 'A'} has no record of its {_group_label(group)}" for group in one_sided]
+    unknown = [f"{'B' if a.knows(group) else 'A'} has no record of its {_LABELS.get(group, group)}" for group in one_sided]
     if bool(a.results) != bool(b.results):
         unknown.append(f"{'B' if a.results else 'A'} has no measurement")
     return DiffOutput(
@@ -251,10 +252,6 @@ def _area(key: str) -> str:
     return "outcome" if group == "outcome" else _AREAS.get(group, "configuration")
 
 
-def _group_label(group: str) -> str:
-    return {"layout": "plan", "patched": "detected patches", "workload": "load", "locked": "lock"}.get(group, group)
-
-
 def _of_settings(plan: Mapping[str, object]) -> dict[str, str]:
     """Return origin and source of the flags and variables of a plan, which may come from another version."""
     found = {}
@@ -331,7 +328,6 @@ def _outcome(start: RunSummary) -> Iterator[tuple[str, str]]:
 
 
 def _last_per_workload(a: Sequence[BenchResult], b: Sequence[BenchResult]) -> dict[str, SideBySide]:
-    """Compare the last results of each workload that both sides have."""
     by_time = (sorted(side, key=lambda result: result.run.started_at) for side in (a, b))
     last = [{result.run.workload_name: result for result in side} for side in by_time]
     return {name: compare_two(last[0][name], last[1][name]) for name in sorted(last[0].keys() & last[1].keys())}

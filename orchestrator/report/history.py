@@ -168,7 +168,6 @@ def summarize_run(run: RunDir) -> tuple[RunSummary, tuple[BenchResult, ...]]:
 
 
 def _best_metrics(result: BenchResult) -> BestMetrics:
-    """Return the metrics of a result at its knee, else at its highest output."""
     points = [point for point in result.points if point.offered_rps == result.knee_rps] if result.knee_rps else []
     best = max(points or result.points, key=lambda point: metrics.OUTPUT.value_of(point) or 0.0)
     return BestMetrics(

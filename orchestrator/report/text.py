@@ -100,7 +100,6 @@ def _metric_table(key: str, rows: tuple[SideRow, ...], report: Report) -> str:
 
 
 def _differences(report: Report) -> Iterator[str]:
-    """Yield the table of differences between the configurations, if there are any."""
     firsts = [side.runs[0] for side in report.side_by_side.groups]
     rows = [(difference.key, *(difference.values[first] for first in firsts)) for difference in report.differences]
     differing = [row for row in rows if len({*row[1:]}) > 1]

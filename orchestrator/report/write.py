@@ -99,7 +99,6 @@ def _require_one_acceptance(measured: Sequence[BenchResult], results: Sequence[P
 
 
 def _directories(results: Sequence[Path]) -> tuple[str, ...]:
-    """Return the directory of each result relative to their common parent."""
     folders = [path.resolve().parent for path in results]
     above = Path(os.path.commonpath(folders))
     return tuple(folder.name if folder == above else str(folder.relative_to(above)) for folder in folders)

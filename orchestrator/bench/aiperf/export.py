@@ -159,6 +159,5 @@ def _throughput(export: AiperfExport, gpus: int | None) -> Throughput | None:
 
 
 def _cached_share(export: AiperfExport) -> float | None:
-    """Return the share of prompt tokens from cache, from response usage."""
     cached, prompt = export.total_usage_prompt_cache_read_tokens, export.total_usage_prompt_tokens
     return cached.avg / prompt.avg if cached and prompt and prompt.avg else None

@@ -63,7 +63,6 @@ def open_trace(path: Path) -> SessionSource:
 
 
 def _format(path: Path) -> str:
-    """Return the format of a trace by the keys of its first document."""
     document = next(documents(path), None)
     if document is None:
         raise ProfileError("the trace is empty", location=str(path))

@@ -70,7 +70,7 @@ class LogprobReport:
         bands = [band for band in range(len(BANDS) - 1) if any(_in_band(row, band) for row in self.rows)]
         columns = ("compared with", "tokens", "mean |Δ|", "largest", "KL", "same top")
         header = (*columns, *(f"{BANDS[band]}+" for band in bands), "verdict")
-        rows = [(*_cells(row), *(_mean(_in_band(row, band)) for band in bands), _verdict(row)) for row in self.rows]
+        rows = [(*_cells(row), *(_in_band(row, band) for band in bands), _verdict(row)) for row in self.rows]
         lines = [table(header, rows, width=width)] if rows else []
         return "\n\n".join([*lines, *self.differences, self.basis])
 
@@ -102,12 +102,8 @@ def _describe_above_limit(row: LogprobRow) -> Iterator[str]:
         yield f"{position}: mean difference {_nats(part.mean)} where at most {_nats(row.limit or 0)} is expected"
 
 
-def _in_band(row: LogprobRow, band: int) -> Divergence | None:
-    return next((part for part in row.bands if BANDS[band] <= part.first < BANDS[band + 1]), None)
-
-
-def _mean(part: Divergence | None) -> str:
-    return _nats(part.mean) if part else ""
+def _in_band(row: LogprobRow, band: int) -> str:
+    return next((_nats(part.mean) for part in row.bands if BANDS[band] <= part.first < BANDS[band + 1]), "")
 
 
 def _nats(value: float) -> str:

@@ -172,7 +172,6 @@ class _Comparison:
         )
 
     def _compare(self, scores: RankScores, first: RankScores | None) -> tuple[LogprobRow, ...]:
-        """Compare a rank with the reference, else with the first rank."""
         if self._reference is not None:
             before = [text.logprobs for text in self._reference.texts]
             return probe.compare_ranks(self._texts, scores, before, what="the reference")
@@ -245,7 +244,6 @@ def _minimum_noise(numerics: Mapping[str, str]) -> float:
 
 
 def _numeric_differences(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[str, ...]:
-    """Describe the different numeric settings of two servers."""
     return tuple(
         f"`{key}` is {after.get(key, 'unknown')} on the server, {before.get(key, 'unknown')} in the reference"
         for key in sorted({*before, *after})

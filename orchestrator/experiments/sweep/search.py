@@ -191,7 +191,6 @@ class Search:
             self._report(suggestion.trial.number, ended)
 
     def _report(self, number: int, ended: SweepTrial) -> None:
-        """Report an outcome to the sampler."""
         states = self._optuna.trial.TrialState
         if ended.outcome is TrialOutcome.MEASURED and ended.values:
             self._study.tell(number, list(ended.values))
@@ -243,7 +242,6 @@ _CONFIRMATIONS: Final = TypeAdapter(tuple[SweepTrial, ...])
 
 
 def _outcome(trial: "FrozenTrial") -> SweepTrial:
-    """Return the recorded outcome of a trial."""
     return _TRIAL.validate_python(trial.user_attrs[_OUTCOME])
 
 
