@@ -13,6 +13,7 @@ from orchestrator.bench.result import (
     Point,
     ServerProvenance,
 )
+from orchestrator.core.text import objects_in
 from orchestrator.engine.options import Meaning
 from orchestrator.engine.other_engines import option_name
 
@@ -53,10 +54,8 @@ def _run_issues(result: BenchResult, overridden: Sequence[str]) -> Iterator[Comp
 
 
 def _server_issues(provenance: ServerProvenance) -> Iterator[ComparabilityIssue]:
-    variables = (provenance.plan or {}).get("env", ())
-    for variable in variables if isinstance(variables, list | tuple) else ():
-        name = str(variable.get("name")) if isinstance(variable, dict) else ""
-        if name.startswith(_SIMULATED):
+    for variable in objects_in(provenance.plan, "env"):
+        if (name := str(variable.get("name"))).startswith(_SIMULATED):
             detail = f"`{name}` simulates the acceptance of draft tokens"
             yield ComparabilityIssue(kind=IssueKind.SIMULATED_ACCEPTANCE, detail=detail)
     misses = (provenance.kernel_gate or {}).get("misses")

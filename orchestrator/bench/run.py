@@ -5,13 +5,11 @@ import ipaddress
 import itertools
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
-
-from pydantic import ValidationError
 
 from orchestrator.bench.aiperf.runner import aiperf_program
 from orchestrator.bench.benchmark import BenchRequest, measure
@@ -21,7 +19,7 @@ from orchestrator.bench.result import RESULT_FILE, BenchResult, EndReason, Price
 from orchestrator.bench.result_files import load_result
 from orchestrator.bench.sessions import open_sessions
 from orchestrator.bench.steady_state import unjudgeable_rates
-from orchestrator.bench.workload import Workload, load_workload, read_text, workload_name
+from orchestrator.bench.workload import Workload, load_workload, read_text, validate_workload, workload_name
 from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.console import note, warn
 from orchestrator.core.errors import UsageError
@@ -30,7 +28,6 @@ from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secrets import Secret
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.core.url import Address
-from orchestrator.core.validation import validation_problems
 from orchestrator.engine.gateway import SESSION_HEADER
 from orchestrator.engine.other_engines import require_engine
 from orchestrator.engine.requests import Api
@@ -207,14 +204,7 @@ def _workload(options: BenchOptions, default: str) -> tuple[str, Workload]:
             hint=f"add {' and '.join(missing)}",
         )
     data = {"input_tokens": input_tokens, "output_tokens": output_tokens, "request_rates": rates}
-    return f"{input_tokens}-in-{output_tokens}-out", _validate_workload(data)
-
-
-def _validate_workload(data: Mapping[str, object]) -> Workload:
-    try:
-        return Workload.model_validate(data)
-    except ValidationError as error:
-        raise UsageError("invalid workload", problems=validation_problems(error)) from error
+    return f"{input_tokens}-in-{output_tokens}-out", validate_workload(data)
 
 
 def apply_changes(workload: Workload, changes: WorkloadChanges) -> tuple[Workload, tuple[str, ...]]:
@@ -238,7 +228,7 @@ def apply_changes(workload: Workload, changes: WorkloadChanges) -> tuple[Workloa
         update["slo"] = workload.slo.model_copy(update={"ttft_p95_s": ttft_p95_s})
     limits = {"requests"} - workload.model_fields_set if workload.has_sessions else set()  # without it, all are sent
     changed = {key: value for key, value in update.items() if getattr(workload, key) != value or key in limits}
-    return _validate_workload({**settings, **changed}), tuple(
+    return validate_workload({**settings, **changed}), tuple(
         sorted(changed.keys() & {"requests", "duration_s", "slo", "max_context", "max_think_time_s", "concurrency"})
     )
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -163,6 +164,14 @@ def workload_name(name_or_file: str) -> str:
     return Path(name_or_file).stem if name_or_file.endswith((*_FILES, *_TRACES)) else name_or_file
 
 
+def validate_workload(data: Mapping[str, object]) -> Workload:
+    """Return the workload of options. Raises UsageError with each problem."""
+    try:
+        return Workload.model_validate(data)
+    except ValidationError as error:
+        raise UsageError("invalid workload", problems=validation_problems(error)) from error
+
+
 def load_workload(name_or_file: str, *, catalog: Catalog | None = None) -> Workload:
     """Load a workload by name from the catalog, or from a file; a trace is a workload with its recorded arrivals.
 
@@ -170,10 +179,7 @@ def load_workload(name_or_file: str, *, catalog: Catalog | None = None) -> Workl
     """
     catalog = catalog or Catalog.from_environment()
     if name_or_file.endswith(_TRACES):
-        try:
-            return Workload(trace=name_or_file)
-        except ValidationError as error:
-            raise UsageError("invalid workload", problems=validation_problems(error)) from error
+        return validate_workload({"trace": name_or_file})
     path = Path(name_or_file) if name_or_file.endswith(_FILES) else catalog.find(EntryKind.WORKLOAD, name_or_file)
     if path is None or not path.is_file():
         known = did_you_mean(name_or_file, catalog.names(EntryKind.WORKLOAD))

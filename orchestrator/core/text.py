@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any, Final
 
 # Control characters (C0, DEL, C1), Unicode's line ends and bidirectional controls (CVE-2021-42574), and surrogates,
@@ -37,6 +38,12 @@ def parse_json(text: str | bytes) -> Any:  # noqa: ANN401 - of any shape
         return json.loads(text)
     except RecursionError as error:
         raise ValueError("nested too deep") from error
+
+
+def objects_in(document: Mapping[str, object] | None, key: str) -> list[dict[str, Any]]:
+    """Return the objects in a list of a document of any version; none if it has no such list."""
+    found = (document or {}).get(key)
+    return [item for item in found if isinstance(item, dict)] if isinstance(found, list | tuple) else []
 
 
 def gb(size: float) -> str:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 
+from orchestrator.bench.result import parse_strict
+from orchestrator.bench.result_files import read_result_text
 from orchestrator.core.errors import BenchError, UsageError
-from orchestrator.core.files import read_file
 from orchestrator.core.safe_paths import path_named_in
-from orchestrator.core.validation import validation_problems
 from orchestrator.evals.eval_result import EVAL_RESULT_SCHEMA, AnsweredQuestion, EvalResult
 
 NAME: Final = "tau2"
@@ -154,13 +154,8 @@ def _files(folder: Path, name: str, *, compared: bool) -> list[Path]:
 
 
 def _read(file: Path) -> _Results:
-    try:
-        return _Results.model_validate_json(read_file(file, most=_MAX_BYTES))
-    except OSError as error:
-        raise BenchError(f"cannot read the tau2 results: {error.strerror}", location=str(file)) from error
-    except ValidationError as error:
-        problems = validation_problems(error)[:10]
-    raise BenchError("not valid tau2 results", location=str(file), problems=problems)
+    text = read_result_text(file, "tau2 results", max_bytes=_MAX_BYTES)
+    return parse_strict(TypeAdapter(_Results), text, description="file of tau2 results", location=str(file))
 
 
 def _require_one_evaluation(files: Sequence[Path], found: Sequence[_Results]) -> None:

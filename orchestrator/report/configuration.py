@@ -10,6 +10,7 @@ from typing import Final
 from orchestrator.bench import metrics
 from orchestrator.bench.result import BenchResult, ServerProvenance
 from orchestrator.checkpoints.verify import FROM_RECEIPT
+from orchestrator.core.text import objects_in
 from orchestrator.engine.options import SUBJECTS
 from orchestrator.engine.serving import recorded_facts
 from orchestrator.plan.diff import Difference, differences, flatten
@@ -204,16 +205,13 @@ def flat_known(data: Mapping[str, object]) -> dict[str, str]:
 
 def _host_findings(host: Mapping[str, object] | None) -> dict[str, str]:
     """Return the preflight findings that can affect a measurement, by check."""
-    findings = (host or {}).get("findings")
-    found = [finding for finding in findings if isinstance(finding, dict)] if isinstance(findings, list) else []
-    values = {str(item["check"]): str(item.get("value", "")) for item in found if item.get("check") in _HOST_CHECKS}
+    found = [item for item in objects_in(host, "findings") if item.get("check") in _HOST_CHECKS]
+    values = {str(item["check"]): str(item.get("value", "")) for item in found}
     return {check: text.removesuffix(FROM_RECEIPT) for check, text in values.items()}
 
 
 def _states(receipt: Mapping[str, object] | None) -> dict[str, str]:
-    patches = (receipt or {}).get("patches")
-    found = [patch for patch in patches if isinstance(patch, dict)] if isinstance(patches, list) else []
-    return {str(item["id"]): str(item.get("state", "")) for item in found if "id" in item}
+    return {str(item["id"]): str(item.get("state", "")) for item in objects_in(receipt, "patches") if "id" in item}
 
 
 def facts_of(comparisons: tuple[Comparison, ...]) -> tuple[Fact, ...]:

@@ -15,6 +15,7 @@ from orchestrator.core.console import table
 from orchestrator.core.errors import DeployError, StartError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.suggest import did_you_mean
+from orchestrator.core.text import objects_in
 from orchestrator.plan.diff import differences
 from orchestrator.plan.lock import LOCK_FILE
 from orchestrator.planner.explain import explained
@@ -254,15 +255,12 @@ def _area(key: str) -> str:
 
 def _of_settings(plan: Mapping[str, object]) -> dict[str, str]:
     """Return origin and source of the flags and variables of a plan, which may come from another version."""
-    found = {}
-    for section in ("flags", "env"):
-        settings = plan.get(section)
-        for setting in settings if isinstance(settings, list | tuple) else ():
-            if isinstance(setting, dict) and setting.get("origin"):
-                found[f"{section}.{setting.get('name')}"] = _origin_text(
-                    str(setting["origin"]), str(setting.get("source", ""))
-                )
-    return found
+    return {
+        f"{section}.{setting.get('name')}": _origin_text(str(setting["origin"]), str(setting.get("source", "")))
+        for section in ("flags", "env")
+        for setting in objects_in(plan, section)
+        if setting.get("origin")
+    }
 
 
 def _entry_origins(loaded: "ResolvedProfile") -> dict[str, str]:

@@ -13,6 +13,7 @@ from orchestrator.bench.result import BenchResult, Point
 from orchestrator.bench.result_files import recorded_results
 from orchestrator.core.console import format_duration, table, warn
 from orchestrator.core.errors import DeployError
+from orchestrator.core.text import objects_in
 from orchestrator.runs.run_dir import (
     REQUEST_FILE,
     SMOKE_FILE,
@@ -143,7 +144,7 @@ def summarize_run(run: RunDir) -> tuple[RunSummary, tuple[BenchResult, ...]]:
     overrides = request.get("overrides")
     ended, ended_at = _ending(run)
     soaked, soaked_at = _soak_of(smoke)
-    verdicts = tuple(_check_verdicts(smoke.get("checks")))
+    checks = objects_in(smoke, "checks")
     ascending = sorted(map(_best_metrics, results), key=lambda best: best.metrics[metrics.OUTPUT.key] or 0.0)
     start = RunSummary(
         name=name,
@@ -153,10 +154,10 @@ def summarize_run(run: RunDir) -> tuple[RunSummary, tuple[BenchResult, ...]]:
         plan=run.digest,
         started_at=run.started.isoformat() if run.started else "",
         ready_seconds=float(seconds) if isinstance(seconds, int | float) else None,
-        smoke=dict(Counter(verdict for _, verdict in verdicts)),
+        smoke=dict(Counter(str(check.get("verdict")) for check in checks)),
         soak_seconds=soaked,
         soaked_at=soaked_at,
-        failed=tuple(check for check, verdict in verdicts if verdict == _FAILED),
+        failed=tuple(str(check.get("name")) for check in checks if check.get("verdict") == _FAILED),
         kernels=_counted(run.read("kernels.json")),
         best=tuple({values.workload: values for values in ascending}.values()),
         status="",
@@ -180,12 +181,6 @@ def _best_metrics(result: BenchResult) -> BestMetrics:
 
 def _load(point: Point) -> str:
     return f"{point.concurrency} at a time" if point.offered_rps is None else f"{point.offered_rps:g} rps"
-
-
-def _check_verdicts(checks: object) -> Iterator[tuple[str, str]]:
-    for check in checks if isinstance(checks, list) else ():
-        if isinstance(check, dict):
-            yield str(check.get("name")), str(check.get("verdict"))
 
 
 def _soak_of(smoke: Mapping[str, object]) -> tuple[float, str]:
