@@ -1,6 +1,7 @@
 """The command `deploy logprobs`."""
 
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Final, TypeAlias
 
@@ -72,7 +73,7 @@ def command(
     else:
         print_data(report.to_table(width=terminal_width()))
     if side.run is not None:
-        side.run.save(REPORT_FILE, report.to_dict())
+        side.run.save(REPORT_FILE, asdict(report))
     if save is not None and report.ok:
         atomic_write(save, reference_to_json(scores))
         note(f"wrote the reference to `{save}`")

@@ -1,11 +1,8 @@
 """The report of a comparison of log-probabilities, as a table and as JSON data."""
 
-import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
-
-from pydantic import computed_field
 
 from orchestrator.core.console import table
 from orchestrator.core.errors import Problem, SmokeError
@@ -36,7 +33,7 @@ class LogprobRow:
             bands = (band for band in self.bands if band.positions >= _MIN_POSITIONS)
             above_limit = tuple(band for band in bands if band.mean > limit)
             above_limit = above_limit or ((self.overall,) if self.overall.mean > limit else ())
-        return dataclasses.replace(self, limit=limit, above_limit=above_limit)
+        return replace(self, limit=limit, above_limit=above_limit)
 
     @property
     def title(self) -> str:
@@ -48,22 +45,13 @@ class LogprobRow:
 class LogprobReport:
     """The complete comparison of one server."""
 
+    ok: bool  # every difference is within its limit
     url: str
     served_name: str
     reference: str | None  # name of the reference; None: compared only with itself
     differences: tuple[str, ...]  # different settings of server and reference, as text
     basis: str  # the source of the limits, as text
     rows: tuple[LogprobRow, ...]
-
-    @computed_field  # type: ignore[prop-decorator]  # mypy knows no decorator of a property
-    @property
-    def ok(self) -> bool:
-        """Whether every difference is within its limit."""
-        return not any(row.above_limit for row in self.rows)
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the report as JSON data."""
-        return {"ok": self.ok, **dataclasses.asdict(self)}
 
     def to_table(self, *, width: int | None = None) -> str:
         """Return the report as a table of mean differences by band of position, with the source of the limits."""

@@ -146,6 +146,7 @@ class _Comparison:
             rows += (row.with_limit(inner) for row in rank.rows)
         before = self._reference.numerics if self._reference else numerics
         return LogprobReport(
+            ok=not any(row.above_limit for row in rows),
             url=self._side.engines[0][1].url,
             served_name=self._side.name,
             reference=reference_name,

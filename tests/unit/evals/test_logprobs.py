@@ -175,7 +175,7 @@ def test_api_key_is_sent_but_never_reported(ask: Ask) -> None:
     server = engine(key="sk-0123456789")
     report, reference = ask(server, key=Secret("sk-0123456789"))
     assert report.ok  # without its key, the server says 401
-    assert "sk-0123456789" not in json.dumps(report.to_dict()) + str(reference)
+    assert "sk-0123456789" not in json.dumps(dataclasses.asdict(report)) + str(reference)
 
 
 def test_reference_round_trips_through_file(right: LogprobReference, tmp_path: Path) -> None:
