@@ -22,13 +22,18 @@ from orchestrator.core.errors import BenchError, DeployError
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
 from orchestrator.experiments.sweep.confirm import describe_difference
-from orchestrator.experiments.sweep.files import sweep_report, write_sweep_report, write_winners
+from orchestrator.experiments.sweep.files import (
+    profile_name,
+    profile_path,
+    sweep_report,
+    write_sweep_report,
+    write_winners,
+)
 from orchestrator.experiments.sweep.objective import Objective
 from orchestrator.experiments.sweep.preview import SweepPreview, preview_sweep, preview_text
 from orchestrator.experiments.sweep.report import SweepReport, sweep_text
 from orchestrator.experiments.sweep.run import Budget, Sweep, SweepRequest, default_output, open_search, plan_sweep
 from orchestrator.experiments.sweep.trial import run_trials
-from orchestrator.experiments.sweep.winner import profile_name, profile_path
 
 SpaceOption: TypeAlias = Annotated[
     Path | None,

@@ -16,6 +16,7 @@ from orchestrator.experiments.sweep.confirm import describe_difference, next_to_
 from orchestrator.experiments.sweep.files import (
     Winner,
     best_trials,
+    profile_path,
     sweep_report,
     tune_command,
     write_sweep_report,
@@ -36,7 +37,6 @@ from orchestrator.experiments.sweep.run import (
 from orchestrator.experiments.sweep.run import spent as spent_of
 from orchestrator.experiments.sweep.search import Search, Suggestion, SweepTrial, TrialOutcome
 from orchestrator.experiments.sweep.trial import _evaluate, _Ladder, _try, _up_request
-from orchestrator.experiments.sweep.winner import profile_path
 from orchestrator.planner.estimate import STEP_SECONDS, startup_seconds
 from orchestrator.planner.planning import load
 
