@@ -1,5 +1,6 @@
 """The plots of a report. Pure."""
 
+from dataclasses import replace
 from typing import Final
 
 from orchestrator.bench import metrics
@@ -9,49 +10,42 @@ from orchestrator.report.document import Report
 from orchestrator.report.plot import Chart, Limit, Line
 
 RATE: Final = "offered rate, requests per second"
+_BY_RATE: Final = (  # id, title, unit, metric, description
+    (
+        "ttft-p95",
+        "Time to first token, p95",
+        "seconds, logarithmic",
+        metrics.TTFT_P95,
+        "95 % of the requests get their first token within this time.",
+    ),
+    (
+        "tpot",
+        "Time per output token, p50",
+        "milliseconds",
+        metrics.TPOT_P50,
+        "Half of the responses need at most this time per token.",
+    ),
+    (
+        "throughput",
+        "Output throughput of the node",
+        "output tokens per second",
+        metrics.OUTPUT,
+        "A full server emits no more tokens at a higher rate.",
+    ),
+    ("energy", "Energy of an output token", "joules", metrics.JOULES, "From the energy counters of the GPUs."),
+)
 _LONGEST: Final = 14  # characters of a name in a plot; the legend has the full name
 
 
 def line_charts(report: Report) -> tuple[Chart, ...]:
     """Return the plots: throughput against speed per user, then four metrics against the offered rate."""
     limits = sorted({limit for comparison in report.comparisons if (limit := comparison.ttft_limit_s) is not None})
-    return (
-        _frontier(report),
-        Chart(
-            id="ttft-p95",
-            title="Time to first token, p95",
-            x_label=RATE,
-            y_label="seconds, logarithmic",
-            lines=_lines(report, metrics.TTFT_P95),
-            limits=tuple(Limit(label=f"limit {limit:g} s", value=limit) for limit in limits),
-            log=True,
-            description="95 % of the requests get their first token within this time.",
-        ),
-        Chart(
-            id="tpot",
-            title="Time per output token, p50",
-            x_label=RATE,
-            y_label="milliseconds",
-            lines=_lines(report, metrics.TPOT_P50),
-            description="Half of the responses need at most this time per token.",
-        ),
-        Chart(
-            id="throughput",
-            title="Output throughput of the node",
-            x_label=RATE,
-            y_label="output tokens per second",
-            lines=_lines(report, metrics.OUTPUT),
-            description="A full server emits no more tokens at a higher rate.",
-        ),
-        Chart(
-            id="energy",
-            title="Energy of an output token",
-            x_label=RATE,
-            y_label="joules",
-            lines=_lines(report, metrics.JOULES),
-            description="From the energy counters of the GPUs.",
-        ),
+    ttft, *others = (
+        Chart(id=id_, title=title, x_label=RATE, y_label=unit, lines=_lines(report, metric), description=description)
+        for id_, title, unit, metric, description in _BY_RATE
     )
+    drawn = tuple(Limit(label=f"limit {limit:g} s", value=limit) for limit in limits)
+    return (_frontier(report), replace(ttft, limits=drawn, log=True), *others)
 
 
 def _frontier(report: Report) -> Chart:

@@ -276,16 +276,14 @@ def budget_exhausted(trials: tuple[SweepTrial, ...], sweep: Sweep, *, confirmed:
     ran = [trial.seconds for trial in trials if trial.ran]
     used = sum(trial.seconds for trial in trials) + confirmed
     mean_seconds = sum(ran) / max(len(ran), 1)
-    then = used + mean_seconds
-    if (
-        budget.hours is not None
-        and then + min(reserved_runs * mean_seconds, _RESERVED * budget.hours * 3600) > budget.hours * 3600
-    ):
-        return f"one more trial would exceed {budget.hours:g} hours: {format_duration(used)} were used"
+    limits: list[tuple[float, str]] = []
+    if budget.hours is not None:
+        limits.append((budget.hours * 3600, f"{budget.hours:g} hours: {format_duration(used)}"))
     if budget.usd is not None and cost:
-        most = budget.usd / cost * 3600
-        if then + min(reserved_runs * mean_seconds, _RESERVED * most) > most:
-            return f"one more trial would exceed ${budget.usd:g}: ${used / 3600 * cost:.2f} were used"
+        limits.append((budget.usd / cost * 3600, f"${budget.usd:g}: ${used / 3600 * cost:.2f}"))
+    for most, exceeded in limits:
+        if used + mean_seconds + min(reserved_runs * mean_seconds, _RESERVED * most) > most:
+            return f"one more trial would exceed {exceeded} were used"
     return ""
 
 
