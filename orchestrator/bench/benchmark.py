@@ -6,7 +6,7 @@ import hashlib
 import json
 import secrets
 import signal
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -84,7 +84,7 @@ def measure(request: BenchRequest, progress: Callable[[str, str], None]) -> Benc
     """Measure and write `result.json` after every point.
 
     Ctrl-C or a dying endpoint ends the measurement; the finished points are returned (`BenchResult.end_reason`). Raises
-    BenchError if nothing can be measured, OSError if nothing can be written, UsageError if `previous` belongs to another
+    BenchError if nothing can be measured, OSError if nothing can be written, UsageError if `previous` is of another
     measurement, Interrupted if there is no result to return.
     """
     try:

@@ -59,11 +59,6 @@ class StreamedResponse:
         self._ids = b""  # of the answer so far, as the inside of a JSON array
 
     @property
-    def complete(self) -> bool:
-        """Whether the HTTP message ended."""
-        return self.framing.complete
-
-    @property
     def answer_ids(self) -> bytes | None:
         """The token ids of the whole answer, as the inside of a JSON array; None if they were not kept or not sent."""
         return self._ids if self._ids and self._ids.count(b",") + 1 == self._tokens else None

@@ -179,8 +179,9 @@ def _unmeasured(planned: ReproducePlan, bill: CostEstimate, name: str) -> Iterat
     for baseline in planned.unmeasured:
         again = quote(["deploy", "reproduce", name, "--ablation", baseline.ablation.name])
         model, cost = baseline.model, bill.format_cost(baseline.seconds)
+        suites = ", ".join(baseline.ablation.suites)
         yield (
-            f"not measured: the baseline of {", ".join(baseline.ablation.suites)}, as `{model.checkpoint.path}` is not on the host; "
+            f"not measured: the baseline of {suites}, as `{model.checkpoint.path}` is not on the host; "
             f"`{again}` measures it too, in about {format_duration(baseline.seconds)} more, {cost} USD"
         )
 

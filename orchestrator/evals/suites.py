@@ -159,9 +159,7 @@ def suite_run(suite: str, published: Sequence[PublishedEval]) -> SuiteRun:
     return SuiteRun(suite=found, limit=items if items < found.size else None, seeds=seeds)
 
 
-def suite_runs(
-    suite: str, *, limit: int | None, seeds: int | None, max_tokens: int | None
-) -> tuple[SuiteRun, ...]:
+def suite_runs(suite: str, *, limit: int | None, seeds: int | None, max_tokens: int | None) -> tuple[SuiteRun, ...]:
     """Return the runs of a suite or of all published ones; limit and seeds default to the published ones.
 
     Raises UsageError for an unknown suite, and for several seeds of a greedy suite.

@@ -160,7 +160,9 @@ def diff(a: DiffSide, b: DiffSide) -> DiffOutput:
         DifferentReason(keys=tuple(keys), a=one, b=other) for (one, other), keys in reasons.items() if one or other
     )
     compared = _last_per_workload(a.results, b.results)
-    unknown = [f"{'B' if a.knows(group) else 'A'} has no record of its {_LABELS.get(group, group)}" for group in one_sided]
+    unknown = [
+        f"{'B' if a.knows(group) else 'A'} has no record of its {_LABELS.get(group, group)}" for group in one_sided
+    ]
     if bool(a.results) != bool(b.results):
         unknown.append(f"{'B' if a.results else 'A'} has no measurement")
     return DiffOutput(

@@ -16,7 +16,6 @@ from orchestrator.report.configuration import Fact, differing, facts_of
 from orchestrator.report.headline import headline, title_of, with_names
 from orchestrator.report.side_by_side import SideBySide, side_by_side
 
-
 _LAYOUT_METRICS: Final = metrics.metrics_for(metrics.DisplayIn.LAYOUT)
 EvalPairs: TypeAlias = tuple[tuple[EvalResult | None, EvalResult], ...]  # baseline (None: published score), candidate
 

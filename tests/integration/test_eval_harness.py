@@ -189,9 +189,7 @@ def test_hostile_answers_are_discarded_and_damaged_dataset_fails(
     damaged.mkdir()
     for name in ("test.jsonl", "train.jsonl"):
         (damaged / name).write_text("no JSON\n")
-    options = EvalOptions(
-        target="adder", suite="gsm8k", dataset=damaged, command="deploy eval", output=damaged
-    )
+    options = EvalOptions(target="adder", suite="gsm8k", dataset=damaged, command="deploy eval", output=damaged)
     with (
         adding_model(aside="\x1b]0;OWNED\x07 <script>OWNED</script> Authorization: Bearer OWNED") as target,
         together(

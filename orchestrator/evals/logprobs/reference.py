@@ -54,11 +54,6 @@ class LogprobReference:
     top: Annotated[int, Field(ge=1, le=64)]
     texts: Annotated[tuple[TextScores, ...], Field(min_length=1, max_length=16), FailFast()]
 
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """The number of tokens of each text."""
-        return tuple(len(text.ids) for text in self.texts)
-
 
 _REFERENCE: Final = TypeAdapter(LogprobReference)
 _DESCRIPTION: Final = "reference of `deploy logprobs`"

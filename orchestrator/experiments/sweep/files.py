@@ -237,9 +237,9 @@ def write_winner(sweep: Sweep, best: SweepTrial, search: Search, path: Path) -> 
     data: dict[str, Data] = {}
     for override in map(Override.parse, sweep.request.overrides):
         parent_of(data, override.path)[override.path[-1]] = override.value
-    for path, value in sweep.space.settings(best.point).items():
+    for keys, value in sweep.space.settings(best.point).items():
         entry: Data = {"value": value, "origin": Origin.MEASURED.value, "source": source} if value is not None else None
-        parent_of(data, path)[path[-1]] = entry
+        parent_of(data, keys)[keys[-1]] = entry
     lines += _lines(data)
     ran = sum(trial.ran for trial in trials)
     head = [

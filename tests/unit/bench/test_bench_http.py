@@ -49,7 +49,7 @@ def test_response_is_parsed_for_any_fragmentation(size: int) -> None:
     for at in range(0, len(WHOLE), size):
         answer.feed(WHOLE[at : at + size], float(at))
     usage = answer.finish()
-    assert answer.complete
+    assert answer.framing.complete
     assert answer.chunk_tokens == [1, 4, 6]
     assert usage is not None
     assert (usage.prompt_tokens, usage.output_tokens, usage.cached_tokens) == (7, 6, 3)

@@ -116,9 +116,7 @@ def test_baseline_server_is_evaluated_with_same_options(
 
 def test_suite_is_rejected_if_baseline_cannot_sample(tmp_path: Path) -> None:
     targets = {"new": TARGET, "old": replace(TARGET, warnings=(GREEDY,))}
-    options = EvalOptions(
-        target="new", baseline="old", suite="gpqa-diamond", command="deploy eval", output=tmp_path
-    )
+    options = EvalOptions(target="new", baseline="old", suite="gpqa-diamond", command="deploy eval", output=tmp_path)
     with pytest.raises(BenchError, match="which the server cannot"):
         run_suites(options, Home(tmp_path), targets.__getitem__, print)
 

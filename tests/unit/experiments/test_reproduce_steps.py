@@ -351,9 +351,7 @@ def test_remote_host_builds_table_and_image_during_up() -> None:
 
 def test_remote_server_is_stopped_on_its_host() -> None:
     asked_for: list[tuple[str, ...]] = []
-    runner = StepRunner(
-        run=lambda argv: asked_for.append(argv) or 0, might_exist=lambda _: True, host="ssh://node"
-    )
+    runner = StepRunner(run=lambda argv: asked_for.append(argv) or 0, might_exist=lambda _: True, host="ssh://node")
     assert runner.stop("tiny") == 0
     assert asked_for == [("down", "tiny", "--host", "ssh://node")]
 
