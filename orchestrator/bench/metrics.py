@@ -231,12 +231,7 @@ METRICS: Final = (
         "full_run_tok_s", "full run", "tok/s", count, lambda point: _output(point.full_run), displays=DisplayIn.BENCH
     ),
     _duration_metric(
-        "ttft_p50_s",
-        "TTFT p50",
-        "s",
-        seconds,
-        _latency("p50", "ttft_s"),
-        also=DisplayIn.BENCH | DisplayIn.COMPARE,
+        "ttft_p50_s", "TTFT p50", "s", seconds, _latency("p50", "ttft_s"), also=DisplayIn.BENCH | DisplayIn.COMPARE
     ),
     _duration_metric("ttft_p95_s", "TTFT p95", "s", seconds, _latency("p95", "ttft_s"), also=_ALL ^ DisplayIn.RATE),
     _duration_metric("ttft_p99_s", "TTFT p99", "s", seconds, _latency("p99", "ttft_s")),

@@ -32,10 +32,7 @@ class SuiteScore:
         result = self.result
         if self.baseline is None:
             return tuple(
-                (
-                    f"{line.model} {score.label} {score.score} published",
-                    _compare_with_published(line, score, result),
-                )
+                (f"{line.model} {score.label} {score.score} published", _compare_with_published(line, score, result))
                 for line in published_evals()
                 if line.suite == result.suite and line.is_of(result.model)
                 for score in (line.baseline, line.candidate)

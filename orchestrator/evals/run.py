@@ -271,12 +271,7 @@ def served_model(target: BenchTarget) -> str:
 
 
 def run_eval(
-    target: BenchTarget,
-    options: EvalOptions,
-    *,
-    home: Home,
-    notify: Callable[[str], None],
-    seed: int | None = None,
+    target: BenchTarget, options: EvalOptions, *, home: Home, notify: Callable[[str], None], seed: int | None = None
 ) -> EvalResult:
     """Run a suite against a served model, with one answer per question.
 

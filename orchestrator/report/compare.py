@@ -278,19 +278,14 @@ def _checkpoint_caveat(result: BenchResult, published: Published | None) -> Iter
 
 
 def _rows(
-    result: BenchResult,
-    published_rates: tuple[PublishedRate, ...],
-    *,
-    price: float | None,
-    terms: ComparisonTerms,
+    result: BenchResult, published_rates: tuple[PublishedRate, ...], *, price: float | None, terms: ComparisonTerms
 ) -> tuple[RateRow, ...]:
     """Return one row per rate, measured or published for this system and layout, then one per concurrency."""
     gpus = result.run.provenance.gpus
     hourly = price * gpus if price and gpus else None
     priced = tuple(
         replace(
-            point,
-            usd_per_million_output_tokens=metrics.usd_per_million_tokens(hourly, metrics.OUTPUT.value_of(point)),
+            point, usd_per_million_output_tokens=metrics.usd_per_million_tokens(hourly, metrics.OUTPUT.value_of(point))
         )
         for point in result.points
     )

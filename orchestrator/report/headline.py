@@ -9,14 +9,7 @@ from orchestrator.bench.confidence import Estimate, change
 from orchestrator.bench.result import IssueKind
 from orchestrator.report.compare import Comparison, engine_name
 from orchestrator.report.configuration import same_load, tiers_of
-from orchestrator.report.side_by_side import (
-    ConfigurationGroup,
-    SideBySide,
-    SideRow,
-    change_text,
-    estimate_text,
-    signed,
-)
+from orchestrator.report.side_by_side import ConfigurationGroup, SideBySide, SideRow, change_text, estimate_text, signed
 
 _VERDICT_METRICS: Final = (metrics.OUTPUT, metrics.TTFT_P95, metrics.TPOT_P50)
 

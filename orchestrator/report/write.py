@@ -73,12 +73,7 @@ def make_report(
         known = None if published == "none" else load_published(published)
     directories = _directories(results) if known is None and len(results) > 1 else ()
     return build_report(
-        measured,
-        published=known,
-        prices=price_book(prices),
-        directories=directories,
-        evals=evals,
-        watts=watts,
+        measured, published=known, prices=price_book(prices), directories=directories, evals=evals, watts=watts
     )
 
 
@@ -118,9 +113,6 @@ def _of_suites(evals: EvalPairs) -> Published | None:
 
 def write_report(report: Report, directory: Path) -> tuple[Path, ...]:
     """Write report.html and report.json atomically, and return their paths in this order."""
-    texts = {
-        directory / "report.html": render_html(report),
-        directory / "report.json": render_json(report),
-    }
+    texts = {directory / "report.html": render_html(report), directory / "report.json": render_json(report)}
     atomic_write_all((path, text, 0o644) for path, text in texts.items())
     return tuple(texts)

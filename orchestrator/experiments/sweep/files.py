@@ -86,10 +86,7 @@ def write_sweep_report(sweep: Sweep, search: Search, winners: tuple[Winner, ...]
     """Write sweep.html and sweep.json atomically, and return the path of sweep.html."""
     report = sweep_report(sweep, search, winners, ended)
     folder = sweep.request.output
-    texts = {
-        folder / REPORT: render_sweep_html(report),
-        folder / "sweep.json": render_sweep_json(report),
-    }
+    texts = {folder / REPORT: render_sweep_html(report), folder / "sweep.json": render_sweep_json(report)}
     atomic_write_all((path, text, 0o644) for path, text in texts.items())
     return folder / REPORT
 
@@ -145,10 +142,7 @@ def _headline(sweep: Sweep, search: Search, winners: tuple[Winner, ...], ended: 
 
 
 def _notes(
-    sweep: Sweep,
-    search: Search,
-    winners: tuple[Winner, ...],
-    results: dict[int, BenchResult | None],
+    sweep: Sweep, search: Search, winners: tuple[Winner, ...], results: dict[int, BenchResult | None]
 ) -> Iterator[str]:
     repeated = {confirmation.number for confirmation in search.confirmations}
     if not repeated and len(sweep.goal.names) > 1:

@@ -91,8 +91,7 @@ class SpaceFile(StrictModel):
     )
     layouts: tuple[LayoutChoice, ...] = Field(default=(), description="layouts to choose from")
     flags: dict[Text, Values] = Field(
-        default={},
-        description="sglang's options, each a list of values or a range: {from, to, step}",
+        default={}, description="sglang's options, each a list of values or a range: {from, to, step}"
     )
     env: dict[VariableName, Values] = Field(default={}, description="variables of the server, likewise")
 

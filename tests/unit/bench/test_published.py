@@ -47,7 +47,7 @@ def test_published_workload_matches_shipped_workload() -> None:
 
 def test_every_file_names_its_source_and_its_unit() -> None:
     assert len(all_published(Published)) == 1
-    everything = (*all_published(Published), *all_published(Prices))
+    everything: tuple[Published | Prices, ...] = (*all_published(Published), *all_published(Prices))
     assert all(entry.source and entry.unit and entry.caveats for entry in everything)
 
 

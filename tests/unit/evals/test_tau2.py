@@ -78,7 +78,7 @@ def test_simulation_without_reward_counts_as_failed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"info": {}, "simulations": []}', "\xff", "[" * 100_000])
 def test_invalid_tau2_results_are_rejected(text: str, tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(text, encoding="latin-1")
-    with pytest.raises(BenchError, match="not a valid file of tau2 results") as caught:
+    with pytest.raises(BenchError, match="tau2 results") as caught:
         read_simulations(tmp_path, "glm", "")
     assert caught.value.location == str(tmp_path / "results.json")
 
