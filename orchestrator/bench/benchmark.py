@@ -201,7 +201,7 @@ def _begin(request: BenchRequest, facts: EndpointFacts, forecast: CacheForecast 
         command=redact(request.command),
         workload_name=request.workload_name,
         workload=request.workload.to_dict(),
-        workload_digest=request.workload.digest_with(request.source.digest if request.source else None),
+        workload_digest=request.workload.digest(request.source.digest if request.source else None),
         seed=request.workload.seed,
         trace_sha256=request.source.digest if request.source else None,
         text_sha256=hashlib.sha256(request.text.encode()).hexdigest() if request.text else None,

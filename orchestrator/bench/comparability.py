@@ -27,60 +27,57 @@ def comparability_issues(result: BenchResult, *, overridden: Sequence[str]) -> t
 
     `overridden` names the workload fields that the command line changed.
     """
-    return (
-        *_run_issues(result, overridden),
-        *(issue for point in result.points for issue in _point_issues(point, result.run.endpoint)),
-    )
+    issues = [ComparabilityIssue(kind=kind, detail=detail) for kind, detail in _run_issues(result, overridden)]
+    for point in result.points:
+        found = _point_issues(point, result.run.endpoint)
+        issues += [ComparabilityIssue(kind=kind, detail=detail, point=point.label) for kind, detail in found]
+    return tuple(issues)
 
 
-def _run_issues(result: BenchResult, overridden: Sequence[str]) -> Iterator[ComparabilityIssue]:
+def _run_issues(result: BenchResult, overridden: Sequence[str]) -> Iterator[tuple[IssueKind, str]]:
     run = result.run
     if run.client is not None:
         detail = f"{run.client} sent the load: its latencies count from sending, its throughput has no steady window"
-        yield ComparabilityIssue(kind=IssueKind.ANOTHER_CLIENT, detail=detail)
+        yield IssueKind.ANOTHER_CLIENT, detail
     yield from _server_issues(run.provenance)
     if result.end_reason is not EndReason.COMPLETE:
-        detail = f"{result.end_reason.value} before every point was measured"
-        yield ComparabilityIssue(kind=IssueKind.INCOMPLETE, detail=detail)
+        yield IssueKind.INCOMPLETE, f"{result.end_reason.value} before every point was measured"
     if overridden:
         named = ", ".join(f"`{name}`" for name in overridden)
-        yield ComparabilityIssue(kind=IssueKind.CHANGED_WORKLOAD, detail=f"changed on the command line: {named}")
-    if run.endpoint.speculative is not None and run.workload.get("prompts", "random") == "random":
+        yield IssueKind.CHANGED_WORKLOAD, f"changed on the command line: {named}"
+    if (algorithm := run.endpoint.speculative) is not None and run.workload.get("prompts", "random") == "random":
         # draft acceptance differs from that on real text
         lengths = [length for point in result.points if (length := metrics.accept_length(point)) is not None]
         measured = f": {min(lengths):.2f} to {max(lengths):.2f} tokens a step" if lengths else ""
-        detail = f"random prompts do not measure speculation ({run.endpoint.speculative}){measured}"
-        yield ComparabilityIssue(kind=IssueKind.RANDOM_PROMPTS, detail=detail)
+        yield (
+            IssueKind.RANDOM_PROMPTS,
+            f"random prompts do not measure speculation ({algorithm}){measured}",
+        )
 
 
-def _server_issues(provenance: ServerProvenance) -> Iterator[ComparabilityIssue]:
+def _server_issues(provenance: ServerProvenance) -> Iterator[tuple[IssueKind, str]]:
     for variable in objects_in(provenance.plan, "env"):
         if (name := str(variable.get("name"))).startswith(_SIMULATED):
-            detail = f"`{name}` simulates the acceptance of draft tokens"
-            yield ComparabilityIssue(kind=IssueKind.SIMULATED_ACCEPTANCE, detail=detail)
+            yield IssueKind.SIMULATED_ACCEPTANCE, f"`{name}` simulates the acceptance of draft tokens"
     misses = (provenance.kernel_gate or {}).get("misses")
     if isinstance(misses, list | tuple) and misses:
         shapes = "1 MoE shape has" if len(misses) == 1 else f"{len(misses)} MoE shapes have"
-        detail = f"{shapes} no tuned kernel; untuned kernels were used"
-        yield ComparabilityIssue(kind=IssueKind.KERNEL_MISS, detail=detail)
+        yield IssueKind.KERNEL_MISS, f"{shapes} no tuned kernel; untuned kernels were used"
 
 
-def _point_issues(point: Point, endpoint: EndpointFacts) -> Iterator[ComparabilityIssue]:
+def _point_issues(point: Point, endpoint: EndpointFacts) -> Iterator[tuple[IssueKind, str]]:
     if point.end_reason is not EndReason.COMPLETE:
-        detail = f"{point.end_reason.value} after {point.requests} requests"
-        yield ComparabilityIssue(kind=IssueKind.INCOMPLETE, detail=detail, point=point.label)
+        yield IssueKind.INCOMPLETE, f"{point.end_reason.value} after {point.requests} requests"
     if point.succeeded < point.requests:
         failed = ", ".join(f"{failure.count} {failure.kind}" for failure in point.failures)
-        yield ComparabilityIssue(
-            kind=IssueKind.FAILED_REQUESTS, detail=f"of {point.requests} requests failed: {failed}", point=point.label
-        )
+        yield IssueKind.FAILED_REQUESTS, f"of {point.requests} requests failed: {failed}"
     if point.arrivals != "closed" and point.send_lag_s is not None and point.send_lag_s.p99 > MAX_SEND_LAG_S:
         detail = f"the load client was late: p99 {point.send_lag_s.p99 * 1e3:.0f} ms; run it on an idle host or core"
-        yield ComparabilityIssue(kind=IssueKind.CLIENT_LAGGED, detail=detail, point=point.label)
+        yield IssueKind.CLIENT_LAGGED, detail
     yield from _cache_hit_rate_issues(point, endpoint)
 
 
-def _cache_hit_rate_issues(point: Point, endpoint: EndpointFacts) -> Iterator[ComparabilityIssue]:
+def _cache_hit_rate_issues(point: Point, endpoint: EndpointFacts) -> Iterator[tuple[IssueKind, str]]:
     if point.cache is None or not point.succeeded:
         return
     measured = metrics.cached_share(point)
@@ -88,9 +85,9 @@ def _cache_hit_rate_issues(point: Point, endpoint: EndpointFacts) -> Iterator[Co
         if point.cache.wanted_share:
             option = option_name(endpoint.engine, Meaning.CACHED_TOKENS_REPORT)
             detail = "the server reports no cached tokens" + (f"; start it with `--{option}`" if option else "")
-            yield ComparabilityIssue(kind=IssueKind.CACHE_HIT_RATE_UNKNOWN, detail=detail, point=point.label)
+            yield IssueKind.CACHE_HIT_RATE_UNKNOWN, detail
     elif point.cache.wanted_share is not None and abs(measured - point.cache.wanted_share) > CACHE_HIT_RATE_TOLERANCE:
         detail = f"{measured:.1%} of prompt tokens came from cache; the target is {point.cache.wanted_share:.0%}"
         if (endpoint.page_size or 1) > 1 and measured < point.cache.wanted_share:
             detail += f" (the cache holds whole blocks of {endpoint.page_size} tokens)"
-        yield ComparabilityIssue(kind=IssueKind.CACHE_HIT_RATE_OFF_TARGET, detail=detail, point=point.label)
+        yield IssueKind.CACHE_HIT_RATE_OFF_TARGET, detail

@@ -76,16 +76,16 @@ class BenchOptions:
     """The options of `deploy bench`, except its target."""
 
     workload: str | None  # None: use `tokens`
-    tokens: tuple[int | None, int | None]  # input, output
+    tokens: tuple[int | None, int | None] = (None, None)  # input, output
     changes: WorkloadChanges
-    api: str
+    api: str = "completions"
     tool: str = "deploy"  # client that sends the load: deploy | aiperf
     text_prompts: bool = False  # send text also where token ids are taken
     session_header: str | None = None  # None: of the target
     usd_per_gpu_hour: float | None
     label: str | None = None  # name in reports
     directory: Path | None
-    resume: bool
+    resume: bool = False
     command: str
     stop_when: Callable[[BenchResult], EndReason | None] = lambda _: None  # called after each point; not None: stop
 

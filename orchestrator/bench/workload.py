@@ -144,12 +144,7 @@ class Workload(StrictModel):
         omitted |= _OF_PROMPTS | {"input_tokens", "output_tokens"} if self.has_sessions else _OF_SESSIONS
         return {**self.model_dump(mode="json", exclude=omitted), "slo": self.slo.model_dump(exclude_none=True)}
 
-    @property
-    def digest(self) -> str:
-        """The hex sha256 of the JSON data."""
-        return self.digest_with(None)
-
-    def digest_with(self, trace_digest: str | None) -> str:
+    def digest(self, trace_digest: str | None = None) -> str:
         """Return the hex sha256 of the JSON data, with the digest of a trace in place of its path."""
         data = {**self.to_dict(), **({"trace": trace_digest} if trace_digest else {})}
         return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()

@@ -13,9 +13,9 @@ from orchestrator.core.console import note, print_data, terminal_width
 from orchestrator.core.files import atomic_write
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
-from orchestrator.evals.logprobs.reference import reference_to_json
+from orchestrator.evals.logprobs.reference import load_reference, reference_to_json
 from orchestrator.evals.logprobs.report import LogprobReport
-from orchestrator.evals.logprobs.run import REPORT_FILE, ProbeOptions, load_reference, measure_reference, run_probe
+from orchestrator.evals.logprobs.run import REPORT_FILE, ProbeOptions, measure_reference, run_probe
 from orchestrator.servers.servers import api_key, open_servers
 from orchestrator.servers.targets import side_of_server, side_of_url
 

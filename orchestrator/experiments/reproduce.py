@@ -103,19 +103,15 @@ def plan_steps(published: Published, directory: Path, request: ReproduceRequest)
         own_steps = _serve(servers[0], directory, published=published, request=request, baselines={})
         measured = tuple(step for step in own_steps if step.stage not in {"up", "down"})
         return ReproducePlan(steps=measured, skipped=tuple(_results_without_step(published, servers)), servers=servers)
-    early = [
-        (stage, server)
-        for stage in (_EARLY_STAGES_WITH_TUNING if request.tune else _EARLY_STAGES)
-        for server in servers
-    ]
-    needed = [(stage, server) for stage, server in early if _skip_reason(stage, server.plan, request.host) is None]
+    stages = _EARLY_STAGES_WITH_TUNING if request.tune else _EARLY_STAGES
+    early = [(stage, server, _skip_reason(stage, server.plan, request.host)) for stage in stages for server in servers]
+    needed = [(stage, server) for stage, server, reason in early if reason is None]
     steps, baselines = list(_prepare(needed, request)), dict[str, Path]()
     for server in servers:
         if server.is_baseline:
             baselines |= {suite: directory / FileName(server.name) / eval_result_file(suite) for suite in server.suites}
         steps += _serve(server, directory, published=published, request=request, baselines=baselines)
-    reasons = ((stage, server.name, _skip_reason(stage, server.plan, request.host)) for stage, server in early)
-    skipped = [f"no step `{stage}` for `{name}`: {reason}" for stage, name, reason in reasons if reason]
+    skipped = [f"no step `{stage}` for `{server.name}`: {reason}" for stage, server, reason in early if reason]
     skipped += _results_without_step(published, servers)
     unmeasured = tuple(_unmeasured(published, directory, request))
     return ReproducePlan(steps=tuple(steps), skipped=tuple(skipped), servers=servers, unmeasured=unmeasured)

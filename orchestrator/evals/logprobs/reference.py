@@ -4,11 +4,13 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Final
 
 from pydantic import FailFast, Field, TypeAdapter
 
 from orchestrator.bench.result import ANY_VERSION, parse_strict
+from orchestrator.bench.result_files import read_result_text
 from orchestrator.core.errors import BenchError
 from orchestrator.engine.logprobs import TokenLogprobs
 
@@ -73,8 +75,9 @@ def reference_to_json(reference: LogprobReference) -> str:
     return json.dumps(data, separators=(",", ":")) + "\n"
 
 
-def reference_from_json(text: str, *, location: str) -> LogprobReference:
-    """Parse a reference read from `location`. Raises BenchError for another schema version or damaged data."""
+def load_reference(file: Path) -> LogprobReference:
+    """Read a reference written by `--save`. Raises BenchError for another schema version or damaged data."""
+    text, location = read_result_text(file, "reference", max_bytes=MAX_REFERENCE_BYTES), str(file)
     if text.count("[") + text.count("{") > _MAX_LISTS or text.count(",") > _MAX_VALUES:
         raise BenchError("not a valid reference of `deploy logprobs`: too large", location=location)
     known = parse_strict(ANY_VERSION, text, description=_DESCRIPTION, location=location)

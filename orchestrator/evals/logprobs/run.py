@@ -5,10 +5,8 @@ The limit on the difference of two correct servers is a multiple of the measured
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
-from orchestrator.bench.result_files import read_result_text
 from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BenchError, SmokeError
@@ -18,14 +16,7 @@ from orchestrator.engine.client import EngineClient
 from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError
 from orchestrator.evals.logprobs import probe
 from orchestrator.evals.logprobs.probe import Identity, RankScores
-from orchestrator.evals.logprobs.reference import (
-    MAX_REFERENCE_BYTES,
-    REFERENCE_SCHEMA,
-    LogprobReference,
-    TextScores,
-    ids_digest,
-    reference_from_json,
-)
+from orchestrator.evals.logprobs.reference import REFERENCE_SCHEMA, LogprobReference, TextScores, ids_digest
 from orchestrator.evals.logprobs.report import LogprobReport, LogprobRow
 from orchestrator.plan.plan import Plan
 from orchestrator.runs.run_dir import RunDir
@@ -61,12 +52,6 @@ class ProbeOptions:
     tolerance: float | None
     max_length: int
     allow_other_checkpoint: bool
-
-
-def load_reference(file: Path) -> LogprobReference:
-    """Read a reference written by `--save`. Raises BenchError if that fails."""
-    text = read_result_text(file, "reference", max_bytes=MAX_REFERENCE_BYTES)
-    return reference_from_json(text, location=str(file))
 
 
 def measure_reference(side: ProbeSide, options: ProbeOptions) -> LogprobReference:

@@ -15,21 +15,15 @@ _MAX_TRIALS: Final = 3  # trials to confirm; with many equal trials, each would 
 
 def runs_of(search: Search, trial: SweepTrial) -> tuple[float, ...]:
     """Return the value of each run of a trial; for a single objective."""
-    repeats = [confirmation for confirmation in search.confirmations if confirmation.number == trial.number]
-    return (trial.values[0], *(repeat.values[0] for repeat in repeats if repeat.values))
+    return (trial.values[0], *(repeat.values[0] for repeat in search.repeats_of(trial) if repeat.values))
 
 
 def middle(sweep: Sweep, search: Search, trial: SweepTrial) -> float:
     """Return the median of the runs of a trial; a run without a value is worse than any, if the client was on time."""
-    sign = 1 if sweep.goal.higher_is_better[0] else -1
-    worst = [
-        -sign * math.inf
-        for confirmation in search.confirmations
-        if confirmation.number == trial.number
-        and not confirmation.values
-        and confirmation.outcome is not TrialOutcome.LAGGED
-    ]
-    return median((*runs_of(search, trial), *worst))
+    worst = -math.inf if sweep.goal.higher_is_better[0] else math.inf
+    failed = [repeat for repeat in search.repeats_of(trial) if not repeat.values]
+    counted = [worst for repeat in failed if repeat.outcome is not TrialOutcome.LAGGED]
+    return median((*runs_of(search, trial), *counted))
 
 
 def ranked(sweep: Sweep, search: Search) -> tuple[SweepTrial, ...]:
@@ -68,11 +62,7 @@ def _is_as_good(sweep: Sweep, search: Search, best: SweepTrial, other: SweepTria
 
 def describe_runs(sweep: Sweep, search: Search, trial: SweepTrial) -> str:
     """Describe the runs of a trial: their number and values, or why they have none."""
-    failed = [
-        confirmation
-        for confirmation in search.confirmations
-        if confirmation.number == trial.number and not confirmation.values
-    ]
+    failed = [repeat for repeat in search.repeats_of(trial) if not repeat.values]
     runs = [sweep.goal.text((value,)) for value in runs_of(search, trial)]
     runs += [f"{item.outcome} ({item.reason})" for item in failed]
     return f"{len(runs)} runs: {', '.join(runs)}" if len(runs) > 1 else "one run"

@@ -260,7 +260,7 @@ def evidence(sweep: Sweep, best: SweepTrial, search: Search) -> str:
 
 def value_text(sweep: Sweep, trial: SweepTrial, search: Search) -> str:
     """Format the values of a trial; the median and range if it has several runs."""
-    if len(trial.values) > 1 or not any(confirmation.number == trial.number for confirmation in search.confirmations):
+    if len(trial.values) > 1 or not search.repeats_of(trial):
         return sweep.goal.text(trial.values)
     runs, value = runs_of(search, trial), middle(sweep, search, trial)
     if len(runs) == 1 or not math.isfinite(value):

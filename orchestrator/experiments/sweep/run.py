@@ -143,7 +143,7 @@ class Sweep:
             "profile": self.plan.digest_without_port,
             "space": self.values,
             "objective": [self.goal.objective.value, self.goal.at_rps, self.goal.ttft_p95_s],
-            "workload": self.workload.digest,
+            "workload": self.workload.digest(),
             "price": self.request.usd_per_gpu_hour,
             "host": self.request.host,
         }

@@ -203,6 +203,10 @@ class Search:
         """The repeated runs, in order."""
         return _CONFIRMATIONS.validate_python(self._study.user_attrs.get(_CONFIRMED, []))
 
+    def repeats_of(self, trial: SweepTrial) -> list[SweepTrial]:
+        """Return the repeated runs of a trial, in order."""
+        return [confirmation for confirmation in self.confirmations if confirmation.number == trial.number]
+
     def confirm(self, ended: SweepTrial) -> None:
         """Record a repeated run of a trial."""
         with defer_signals():

@@ -141,7 +141,7 @@ def _confirm(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str:
     while (trial := next_to_confirm(sweep, search)) is not None:
         if short := budget_exhausted(search.trials, sweep, confirmed=_confirmed_seconds(search)):
             return f"trial {trial.number} has fewer repeats than requested: {short}"
-        count = 2 + sum(confirmation.number == trial.number for confirmation in search.confirmations)
+        count = 2 + len(search.repeats_of(trial))
         line = _TrialLine(f"trial {trial.number}, run {count} of {sweep.repeats + 1}")
         suggestion = Suggestion(point=trial.point, is_baseline=trial.is_baseline, trial=None)
         pending = replace(trial, outcome=TrialOutcome.INTERRUPTED, values=(), reason="", diagnosis="")
@@ -285,13 +285,10 @@ def _up_request(sweep: Sweep, suggestion: Suggestion) -> UpRequest:
 def _measure(sweep: Sweep, suggestion: Suggestion, ladder: _Ladder, folder: Path) -> BenchResult:
     options = BenchOptions(
         workload=sweep.workload_ref,
-        tokens=(None, None),
         changes=sweep.changes,
-        api="completions",
         usd_per_gpu_hour=sweep.request.usd_per_gpu_hour,
         label=", ".join(sweep.space.display(suggestion.point).values()),
         directory=folder,
-        resume=False,
         command=quote(["deploy", "bench", sweep.server, "--workload", sweep.workload_ref]),
         stop_when=ladder,
     )

@@ -21,12 +21,11 @@ from orchestrator.engine.logprobs import TokenLogprobs, read_scored
 from orchestrator.engine.responses import UnexpectedResponseError
 from orchestrator.evals.logprobs import probe
 from orchestrator.evals.logprobs.divergence import diverge
-from orchestrator.evals.logprobs.reference import LogprobReference, reference_to_json
+from orchestrator.evals.logprobs.reference import LogprobReference, load_reference, reference_to_json
 from orchestrator.evals.logprobs.report import LogprobReport
 from orchestrator.evals.logprobs.run import (
     ProbeOptions,
     ProbeSide,
-    load_reference,
     measure_reference,
     run_probe,
 )
