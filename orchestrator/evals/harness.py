@@ -11,7 +11,7 @@ from typing import Final
 from orchestrator.core import subprocesses
 from orchestrator.core.console import Progress
 from orchestrator.core.errors import BenchError, UsageError
-from orchestrator.core.files import atomic_write, remove_tree
+from orchestrator.core.files import atomic_write
 from orchestrator.core.paths import Home, data_root
 from orchestrator.core.safe_paths import RelativePath
 from orchestrator.core.secrets import HUB_TOKEN, Secret, hub_token
@@ -57,16 +57,13 @@ def evaluate(request: EvalRequest, notify: Callable[[str], None]) -> EvalResult:
 
     Raises UsageError if a file is missing, BenchError if the harness fails.
     """
-    work = Path(tempfile.mkdtemp(prefix="deploy-eval-"))
-    try:
-        task = request.suite.task
+    with tempfile.TemporaryDirectory(prefix="deploy-eval-") as folder:
+        work, task = Path(folder), request.suite.task
         if request.data is not None:
             task = LOCAL_TASK
             atomic_write(work / "task.yaml", local_task(request, request.data))
         _run(argv(request, task=task, work=work), request, notify)
         return read_eval_result(work, request, task=task)
-    finally:
-        remove_tree(work, within=Path(tempfile.gettempdir()))
 
 
 def argv(request: EvalRequest, *, task: str, work: Path) -> list[str]:

@@ -121,7 +121,9 @@ def line_chart(chart: Chart) -> Markup:
     parts += [_series(line, across, upward) for line in chart.lines]
     parts += _end_labels(chart.lines, upward, edge)
     tagged = [line for line in chart.lines if line.tags]
-    parts += [_tags(line, across, upward) for line in tagged if len(tagged) == 1]  # those of several lines overlap
+    if len(tagged) == 1:  # those of several lines overlap
+        points = zip(_locations(tagged[0], across, upward), tagged[0].tags, strict=True)
+        parts += [_tag(x, y, tag, across) for (x, y), tag in points]
     parts += [_spots(line, across, upward) for line in chart.lines]
     return _svg(chart.id, chart.title, _describe(chart), parts, HEIGHT)
 
@@ -219,11 +221,6 @@ def _spots(line: Line, across: _Scale, upward: _Scale) -> Markup:
 
 def _exact(value: float) -> str:
     return number(float(f"{value:.4g}"))
-
-
-def _tags(line: Line, across: _Scale, upward: _Scale) -> Markup:
-    points = zip(_locations(line, across, upward), line.tags, strict=True)
-    return Markup("").join(_tag(x, y, tag, across) for (x, y), tag in points)
 
 
 def _tag(x: float, y: float, tag: str, across: _Scale) -> Markup:

@@ -67,10 +67,9 @@ def make_report(
     """
     measured = tuple(load_result(path) for path in results)
     _require_one_acceptance(measured, results)
-    if not published:
-        known = _of_the_same(measured) if measured else _of_suites(evals)
-    else:
-        known = None if published == "none" else load_published(published)
+    known = None if published else _matching(measured, evals)
+    if published and published != "none":
+        known = load_published(published)
     directories = _directories(results) if known is None and len(results) > 1 else ()
     return build_report(
         measured, published=known, prices=price_book(prices), directories=directories, evals=evals, watts=watts
@@ -99,16 +98,15 @@ def _directories(results: Sequence[Path]) -> tuple[str, ...]:
     return tuple(folder.name if folder == above else str(folder.relative_to(above)) for folder in folders)
 
 
-def _of_the_same(measured: Sequence[BenchResult]) -> Published | None:
-    known = all_published(Published)
-    return next((item for item in known if any(not [*mismatch_reasons(result, item)] for result in measured)), None)
-
-
-def _of_suites(evals: EvalPairs) -> Published | None:
-    """Return the first published measurement that scores a suite without a measured baseline."""
+def _matching(measured: Sequence[BenchResult], evals: EvalPairs) -> Published | None:
+    """Return the published measurement of the same workload and hardware; without results, that of a suite."""
     alone = {outcome.suite for baseline, outcome in evals if baseline is None}
-    known = all_published(Published)
-    return next((item for item in known if alone & {line.suite for line in item.evals}), None)
+    for item in all_published(Published):
+        if any(not [*mismatch_reasons(result, item)] for result in measured):
+            return item
+        if not measured and alone & {line.suite for line in item.evals}:
+            return item
+    return None
 
 
 def write_report(report: Report, directory: Path) -> tuple[Path, ...]:

@@ -92,8 +92,8 @@ class AiperfRunner(PointRunner):
         """Run aiperf; its temporary files are removed in any case. Raises BenchError with its log if it fails."""
         out = self.directory / FileName(f"aiperf-{label}")
         remove_tree(out, within=self.directory)
-        work = Path(tempfile.mkdtemp(prefix="deploy-aiperf-"))
-        try:
+        with tempfile.TemporaryDirectory(prefix="deploy-aiperf-") as folder:
+            work = Path(folder)
             for name, content in _TOKENIZER_FILES.items():
                 atomic_write(work / _TOKENIZER / FileName(name), json.dumps(content))
             with open_new(work / _REQUESTS) as trace:
@@ -109,8 +109,6 @@ class AiperfRunner(PointRunner):
             )
             code = await self._follow(atomic_write(work / "aiperf.yaml", config), work, out / _LOG)
             return _AiperfLoad(records=(), end_reason=EndReason.COMPLETE, export=_read_export(out, code))
-        finally:
-            remove_tree(work, within=Path(tempfile.gettempdir()))
 
     def _phase(self, sessions: int, last_arrival_s: float) -> dict[str, object]:
         """Return the phase of aiperf: a concurrency, recorded arrivals, or a rate."""
