@@ -19,11 +19,7 @@ class Rules:
     groups: list[dict[str, Any]]
     missing_metrics: dict[str, str]  # missing metrics by recorded series
     missing_series: dict[str, str]  # missing series by alert
-
-    @property
-    def recorded(self) -> frozenset[str]:
-        """The names of the recorded series."""
-        return frozenset(rule["record"] for group in self.groups for rule in group["rules"] if "record" in rule)
+    recorded: frozenset[str]  # names of the recorded series
 
 
 def rules_of(server: MonitoredServer) -> Rules:
@@ -40,7 +36,7 @@ def rules_of(server: MonitoredServer) -> Rules:
         for record, metrics in needs.items()
         if metrics - server.exported
     }
-    recorded = needs.keys() - missing_metrics.keys()
+    recorded = frozenset(needs.keys() - missing_metrics.keys())
     missing_series = {
         rule["alert"]: ", ".join(sorted(missing))
         for rule in alerts
@@ -48,7 +44,7 @@ def rules_of(server: MonitoredServer) -> Rules:
     }
     series[:] = [rule for rule in series if rule["record"] in recorded]
     alerts[:] = [rule for rule in alerts if rule["alert"] not in missing_series]
-    return Rules(groups=groups, missing_metrics=missing_metrics, missing_series=missing_series)
+    return Rules(groups=groups, missing_metrics=missing_metrics, missing_series=missing_series, recorded=recorded)
 
 
 def skipped_rules(server: MonitoredServer) -> Iterator[str]:
