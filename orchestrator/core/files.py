@@ -26,7 +26,7 @@ from orchestrator.core.safe_paths import (
 )
 from orchestrator.core.streams import ignore_sigpipe
 
-__all__ = ["move", "open_to_append", "remove_tree"]  # re-exported, in addition to this module's functions
+__all__ = ["move", "naming", "open_to_append", "remove_tree"]  # re-exported, in addition to this module's functions
 
 _MAX_UNPACKED: Final = 2 << 30  # bytes; the wheel of sglang has 30 MB
 _MOST: Final = 4 << 20  # bytes of a record; no record of this tool is longer

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import TypeAdapter, ValidationError
 
 from orchestrator.core.errors import UsageError
+from orchestrator.core.files import naming
 from orchestrator.core.signals import defer_signals
 from orchestrator.experiments.sweep.objective import Goal
 from orchestrator.experiments.sweep.space import Point, SearchSpace, SweepParameter
@@ -22,6 +23,7 @@ from orchestrator.experiments.sweep.space import Point, SearchSpace, SweepParame
 if TYPE_CHECKING:
     from optuna import Study, Trial
     from optuna.distributions import BaseDistribution
+    from optuna.storages.journal import JournalFileBackend
     from optuna.trial import FrozenTrial
 
 _STUDY: Final = "sweep"
@@ -88,6 +90,18 @@ class Suggestion:
         return bool(self.trial.should_prune())
 
 
+def _open_journal(optuna: Any, journal: Path) -> "JournalFileBackend":  # noqa: ANN401 - a module
+    """Return Optuna's journal in a file; an OSError of a write names the file."""
+
+    class NamedJournal(optuna.storages.journal.JournalFileBackend):  # type: ignore[misc]  # imported lazily
+        def append_logs(self, logs: list[dict[str, Any]]) -> None:
+            with naming(journal):
+                super().append_logs(logs)
+
+    backend: JournalFileBackend = NamedJournal(str(journal))
+    return backend
+
+
 class Search:
     """An Optuna study with all of its state in a journal file, so that it can be resumed."""
 
@@ -116,11 +130,10 @@ class Search:
         directions = ["maximize" if higher else "minimize" for higher in self._goal.higher_is_better]
         sampler = optuna.samplers.TPESampler(seed=self._seed, n_startup_trials=_RANDOM_TRIALS)
         pruner = optuna.pruners.MedianPruner(n_startup_trials=_RANDOM_TRIALS, n_min_trials=2)
-        backend = optuna.storages.journal.JournalFileBackend
         try:
             study: Study = optuna.create_study(
                 study_name=_STUDY,
-                storage=optuna.storages.JournalStorage(backend(str(journal))),
+                storage=optuna.storages.JournalStorage(_open_journal(optuna, journal)),
                 sampler=sampler,
                 pruner=pruner,
                 directions=directions,
