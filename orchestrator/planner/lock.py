@@ -251,7 +251,7 @@ class LockSource(ProfileSource):
     path: Path
     lock: Lock
     document: Document
-    decided: ClassVar[bool] = True
+    has_fixed_plan: ClassVar[bool] = True
 
     def decide(self, facts: Facts) -> Plan:
         """Build the plan and check it and its inputs against the lock.

@@ -149,8 +149,10 @@ def test_up_locked_uses_the_locked_plan(home: Home) -> None:
     assert locked(path, home) == load("cpu-tiny", overrides=["server.port=31000"]).plan
     asked = resolve_request(request_of(profile=str(path)), home, run=None, locked=True)
     assert (asked.profile, asked.overrides, asked.lock) == ("cpu-tiny", ("server.port=31000",), str(path))
-    script = next(file for file in preview(asked, home).files if file.path == "server.sh")
+    found = preview(asked, home)
+    script = next(file for file in found.files if file.path == "server.sh")
     assert b"--port 31000" in script.content
+    assert found.capacity is None  # shown for a plan that can still change
     assert asked.command("owl") == f"deploy up --locked {path} --name owl"
 
 
