@@ -1,18 +1,17 @@
 """The step from a valid profile to a plan: check every rule, then decide every open value."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from math import inf
 from typing import Final
 
 from orchestrator.core.errors import Problem, ProfileError, truncate_problems
-from orchestrator.engine.flags import FlagTable, flag_words
-from orchestrator.patches.schema import Patch
-from orchestrator.plan.capacity import Load, capacity_of, capacity_warnings
+from orchestrator.engine.flags import flag_words
+from orchestrator.plan.capacity import capacity_of, capacity_warnings
 from orchestrator.plan.facts import Facts
 from orchestrator.plan.fusion import with_fusion_flag
-from orchestrator.plan.known_issues import KnownIssue, KnownIssues, blocking_issues, matching_issues
-from orchestrator.plan.networks import Network, network_env
+from orchestrator.plan.known_issues import KnownIssue, blocking_issues, matching_issues
+from orchestrator.plan.networks import network_env
 from orchestrator.plan.patches import patch_env, profile_patches
 from orchestrator.plan.plan import (
     ContainerRequirements,
@@ -32,40 +31,14 @@ from orchestrator.plan.plan import (
 )
 from orchestrator.plan.replicas import LOOPBACK, planned_gateway, server_count
 from orchestrator.plan.roles import as_role, role_plans, role_profiles, transfer_label
-from orchestrator.plan.rules import Rule, RuleContext, plan_problems
+from orchestrator.plan.rules import PlanningContext, RuleContext, plan_problems
 from orchestrator.plan.serving import profile_serving
-from orchestrator.profiles.kubernetes import KubernetesSection
 from orchestrator.profiles.layers import MergedProfile
 from orchestrator.profiles.schema import ContainerSection, Profile
-from orchestrator.profiles.slurm import SlurmSection
 
 # Tokens: the largest default chunk of sglang, which depends on the GPU's memory (0.5.14, server_args.py:3201).
 _MAX_DEFAULT_CHUNK: Final = 16384
 _MAX_TOKENS_PER_WORD: Final = 3  # English is below 1.5, the vocabulary of the generated model at 2.2
-
-
-@dataclass(frozen=True, kw_only=True)
-class RuntimeSettings:
-    """The settings of the profile's runtime."""
-
-    kubernetes: KubernetesSection | None = None
-    slurm: SlurmSection | None = None
-    one_node: bool = True  # the replicas share the GPUs and the loopback of one node
-    same_port: bool = False  # each replica has its own network, like a pod
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanningContext:
-    """The inputs of a plan besides the profile and the facts."""
-
-    table: FlagTable
-    ledger: Sequence[Patch]
-    known_issues: KnownIssues
-    networks: Mapping[str, Network]  # by name, those that the profile names
-    runtimes: Sequence[str]  # the names of all
-    rules: Sequence[Rule]  # of the profile's runtime
-    settings: Callable[[Profile], RuntimeSettings]  # of that runtime
-    load: Load | None  # of the profile's workload
 
 
 def build_plan(name: str, *, profile: Profile, merged: MergedProfile, context: PlanningContext, facts: Facts) -> Plan:
@@ -73,37 +46,14 @@ def build_plan(name: str, *, profile: Profile, merged: MergedProfile, context: P
 
     Raises ProfileError with every problem that the rules find.
     """
-    rule_context = RuleContext(
-        profile=profile,
-        merged=merged,
-        table=context.table,
-        ledger=context.ledger,
-        runtimes=context.runtimes,
-        rules=context.rules,
-        blocked_issues=context.known_issues.blocked,
-        load=context.load,
-        image=facts.image,
-    )
+    rule_context = RuleContext(**vars(context), profile=profile, merged=merged, image=facts.image)
     _require_no_problems(name, plan_problems(rule_context))
-    servers = role_profiles(profile)
     plan = _assemble(name, profile=profile, merged=merged, context=context, facts=facts)
-    plan = with_fusion_flag(plan, facts.experts)
-    by_role = {
-        role: as_role(
-            with_fusion_flag(
-                _assemble(name, profile=server, merged=merged, context=context, facts=facts), facts.experts
-            ),
-            role,
-            profile,
-            env=plan.env,
-        )
-        for role, server in servers.items()
-    }
-    plan = replace(
-        plan,
-        roles=tuple(role_plans(profile, by_role)),
-        transfer=transfer_label(profile),
-    )
+    by_role = {}
+    for role, server in role_profiles(profile).items():
+        own = _assemble(name, profile=server, merged=merged, context=context, facts=facts)
+        by_role[role] = as_role(own, role, profile, env=plan.env)
+    plan = replace(plan, roles=tuple(role_plans(profile, by_role)), transfer=transfer_label(profile))
     plans, accepted = tuple(by_role.values()) or (plan,), profile.allow_known_issues
     blocked = [
         problem
@@ -132,7 +82,7 @@ def _require_no_problems(name: str, problems: Iterable[Problem]) -> None:
 def _assemble(name: str, *, profile: Profile, merged: MergedProfile, context: PlanningContext, facts: Facts) -> Plan:
     uses = profile_patches(profile, context.ledger, facts.inputs)
     settings = context.settings(profile)
-    return Plan(
+    plan = Plan(
         profile=name,
         description=profile.description,
         runtime=profile.runtime,
@@ -164,6 +114,7 @@ def _assemble(name: str, *, profile: Profile, merged: MergedProfile, context: Pl
         prebuilt_image=facts.image,
         host_cache_bytes=host.bytes if (host := capacity_of(profile, profile_serving(profile), None).host) else 0,
     )
+    return with_fusion_flag(plan, facts.experts)
 
 
 def _flags(profile: Profile) -> tuple[Flag, ...]:
@@ -223,9 +174,7 @@ def planned_model(profile: Profile, merged: MergedProfile) -> Model:
     return Model(
         name=merged.names["model"],
         served_name=model.served_name,
-        checkpoint=ModelSource(
-            source=model.checkpoint.source, path=model.checkpoint.path, revision=model.checkpoint.revision
-        ),
+        checkpoint=ModelSource(**model.checkpoint.model_dump()),
         weight_bytes=model.weights_size,
         quantization=model.quantization,
         context_length=model.context_length,
@@ -251,16 +200,9 @@ def _questions(profile: Profile) -> Iterator[SmokeQuestion]:
     room = min(facts.context, facts.cache_tokens or inf)
     max_words = int(room) // _MAX_TOKENS_PER_WORD
     for section in profile.model.questions:
-        by_chunk = section.filler_words == "chunk"
-        words = (
-            facts.prefill_chunk or _MAX_DEFAULT_CHUNK if isinstance(section.filler_words, str) else section.filler_words
-        )
+        words = section.filler_words
+        by_chunk = isinstance(words, str)
+        if isinstance(words, str):
+            words = facts.prefill_chunk or _MAX_DEFAULT_CHUNK
         if by_chunk or words <= max_words:
-            yield SmokeQuestion(
-                prompt=section.prompt,
-                expected=section.expected,
-                filler_words=min(words, max_words),
-                max_tokens=section.max_tokens,
-                origin=section.origin,
-                source=section.source,
-            )
+            yield SmokeQuestion(**{**section.model_dump(), "filler_words": min(words, max_words)})

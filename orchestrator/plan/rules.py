@@ -2,7 +2,7 @@
 
 import ipaddress
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
@@ -21,29 +21,50 @@ from orchestrator.engine.options import Meaning
 from orchestrator.engine.serving import ServingFacts, all_readable
 from orchestrator.patches.schema import Patch
 from orchestrator.plan.capacity import Capacity, Load, capacity_of, context_shortage
-from orchestrator.plan.known_issues import KnownIssue
+from orchestrator.plan.known_issues import KnownIssues
+from orchestrator.plan.networks import Network
 from orchestrator.plan.placement import nodes_share_the_ranks, replicas_have_ports
 from orchestrator.plan.replicas import LOOPBACK, gpus_per_replica
 from orchestrator.plan.roles import role_profiles, roles_agree
 from orchestrator.plan.serving import profile_serving
+from orchestrator.profiles.kubernetes import KubernetesSection
 from orchestrator.profiles.layers import MergedProfile
 from orchestrator.profiles.schema import Profile
+from orchestrator.profiles.slurm import SlurmSection
 
 _SMALL_TIERS: Final = Version("0.5.15")  # from here on the host's tier may be smaller than the device's cache
 
 
 @dataclass(frozen=True, kw_only=True)
-class RuleContext:
+class RuntimeSettings:
+    """The settings of the profile's runtime."""
+
+    kubernetes: KubernetesSection | None = None
+    slurm: SlurmSection | None = None
+    one_node: bool = True  # the replicas share the GPUs and the loopback of one node
+    same_port: bool = False  # each replica has its own network, like a pod
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanningContext:
+    """The inputs of a plan besides the profile and the facts."""
+
+    table: FlagTable
+    ledger: Sequence[Patch]
+    known_issues: KnownIssues
+    networks: Mapping[str, Network]  # by name, those that the profile names
+    runtimes: Sequence[str]  # the names of all
+    rules: "Sequence[Rule]"  # of the profile's runtime
+    settings: Callable[[Profile], RuntimeSettings]  # of that runtime
+    load: Load | None  # of the profile's workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleContext(PlanningContext):
     """The inputs of a rule."""
 
     profile: Profile
     merged: MergedProfile
-    table: FlagTable
-    ledger: Sequence[Patch]
-    runtimes: Sequence[str]  # the names of all
-    rules: "Sequence[Rule]"  # of the profile's runtime
-    blocked_issues: Sequence[KnownIssue]
-    load: Load | None  # of the profile's workload
     image: str | None = None  # the prebuilt image, if any
     role: str = ""  # the section of `layout` whose servers these are
 
@@ -301,14 +322,10 @@ def public_address_is_allowed(context: RuleContext) -> Iterator[Problem]:
 def named_exceptions_exist(context: RuleContext) -> Iterator[Problem]:
     """Check that each skipped patch and each allowed known issue exists."""
     profile = context.profile
+    blocking = [issue.id for issue in context.known_issues.blocked]
     for key, what, names, known in (
         ("skip_patches", "patch", profile.skip_patches, [patch.id for patch in context.ledger]),
-        (
-            "allow_known_issues",
-            "blocking known issue",
-            profile.allow_known_issues,
-            [issue.id for issue in context.blocked_issues],
-        ),
+        ("allow_known_issues", "blocking known issue", profile.allow_known_issues, blocking),
     ):
         for index, name in enumerate(names):
             if name not in known:

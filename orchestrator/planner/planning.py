@@ -15,12 +15,13 @@ from orchestrator.core.validation import drop_unknown_keys, read_file, read_mode
 from orchestrator.core.yaml_document import Document, KeyPath, read_document
 from orchestrator.engine.flags import FlagTable, read_flags
 from orchestrator.patches.ledger import read_ledger
-from orchestrator.plan.build import PlanningContext, build_plan
+from orchestrator.plan.build import build_plan
 from orchestrator.plan.capacity import DEFAULT_WORKLOAD, Capacity, Load, capacity_of
 from orchestrator.plan.facts import NO_FACTS, Facts
 from orchestrator.plan.known_issues import KnownIssues
 from orchestrator.plan.networks import Network
 from orchestrator.plan.plan import NAME, Plan
+from orchestrator.plan.rules import PlanningContext
 from orchestrator.plan.serving import profile_serving
 from orchestrator.planner.renamed_flags import rename_flags
 from orchestrator.profiles.layers import (

@@ -28,9 +28,8 @@ if TYPE_CHECKING:  # a supervisor imports this module and runs as long as its se
     from orchestrator.hosts.survey import Runner
     from orchestrator.images.config import ImageConfig
     from orchestrator.kernels.disk.archive import KernelStore
-    from orchestrator.plan.build import RuntimeSettings
     from orchestrator.plan.plan import DetectedPatches, Plan
-    from orchestrator.plan.rules import Rule
+    from orchestrator.plan.rules import Rule, RuntimeSettings
     from orchestrator.profiles.schema import Profile
     from orchestrator.render.artifacts import Artifacts, RenderedFile
 
@@ -236,7 +235,7 @@ class Runtime(ABC):
     @classmethod
     def settings(cls, profile: Profile) -> RuntimeSettings:
         """Return the settings from the profile's section for this runtime."""
-        from orchestrator.plan.build import RuntimeSettings  # noqa: PLC0415 - see above
+        from orchestrator.plan.rules import RuntimeSettings  # noqa: PLC0415 - see above
 
         return RuntimeSettings()
 

@@ -10,13 +10,12 @@ from orchestrator.core.subprocesses import quote
 from orchestrator.core.text import printable
 from orchestrator.core.yaml_document import dump_yaml
 from orchestrator.engine.options import Meaning
-from orchestrator.plan.build import RuntimeSettings
 from orchestrator.plan.patches import profile_patches
 from orchestrator.plan.placement import joins_no_gateway
 from orchestrator.plan.plan import Gateway, Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.plan.roles import role_profiles
-from orchestrator.plan.rules import KEY_HINT, RuleContext
+from orchestrator.plan.rules import KEY_HINT, RuleContext, RuntimeSettings
 from orchestrator.profiles.kubernetes import KubernetesSection
 from orchestrator.profiles.schema import Profile
 from orchestrator.render.artifacts import Artifacts, RenderedFile, render_units, server_command

@@ -10,11 +10,10 @@ from orchestrator.core.console import note
 from orchestrator.core.errors import KernelsError, Problem
 from orchestrator.core.paths import Home
 from orchestrator.core.secrets import looks_secret, redact
-from orchestrator.plan.build import RuntimeSettings
 from orchestrator.plan.placement import joins_no_gateway, max_nodes
 from orchestrator.plan.plan import Gateway, Plan
 from orchestrator.plan.replicas import server_count
-from orchestrator.plan.rules import KEY_HINT, RuleContext
+from orchestrator.plan.rules import KEY_HINT, RuleContext, RuntimeSettings
 from orchestrator.profiles.schema import Profile
 from orchestrator.profiles.slurm import SlurmSection
 from orchestrator.render.artifacts import Artifacts, RenderedFile, gateway_command, render_units, server_command
