@@ -88,14 +88,13 @@ class Catalog:
             _note_override(*found[:2])
         return found[0] if found else None
 
-    def path(self, kind: EntryKind, name: str) -> Path:
+    def path(self, kind: EntryKind, name: str, *, location: str = "") -> Path:
         """Return the file of an entry, as `find`. Raises ProfileError, with the nearest name, if there is none."""
         if found := self.find(kind, name):
             return found
         what = kind.name.lower().replace("_", " ")
-        raise ProfileError(
-            f"no {what} `{name}` found", hint=did_you_mean(name, self.names(kind)) or "`deploy profiles` lists them"
-        )
+        hint = did_you_mean(name, self.names(kind)) or "`deploy profiles` lists them"
+        raise ProfileError(f"no {what} `{name}` found", location=location, hint=hint)
 
     def names(self, kind: EntryKind) -> tuple[str, ...]:
         """Return the names of all entries of a kind, sorted."""

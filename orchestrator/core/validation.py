@@ -6,10 +6,11 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias, TypeVar, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from orchestrator.core import files
+from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.errors import Problem, ProfileError, truncate_problems
 from orchestrator.core.safe_paths import ImageReference
 from orchestrator.core.suggest import did_you_mean
@@ -99,12 +100,18 @@ def _image_name(text: str) -> str:
     return text
 
 
+def _number_as_text(value: object) -> object:
+    return str(value) if type(value) is int else value
+
+
 # Texts are written into scripts, labels and comments, so each is a single line unless its field is prose.
 Text: TypeAlias = Annotated[str, AfterValidator(_one_line)]
 Word: TypeAlias = Annotated[Text, Field(pattern=r"^[^\s-]\S*$")]  # a single argument of a command, and never an option
 # In an image; a Dockerfile contains it.
 AbsolutePath: TypeAlias = Annotated[str, Field(pattern="^/[A-Za-z0-9_.+@/-]*$")]
 ImageName: TypeAlias = Annotated[str, AfterValidator(_image_name)]  # in a Dockerfile's FROM, followed by a digest
+# A text that YAML reads as a number if it has digits only.
+TextOrNumber: TypeAlias = Annotated[str, BeforeValidator(_number_as_text, json_schema_input_type=int | str)]
 VariableName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
@@ -127,6 +134,15 @@ def read_model(path: Path, kind: type[Model], name: str) -> Model:
     model = _read_model(_read_text(path, name), kind, name)
     assert isinstance(model, kind)  # noqa: S101 - for the type
     return model
+
+
+def read_entry(catalog: Catalog, kind: EntryKind, name: str, model: type[Model], *, location: str = "") -> Model:
+    """Read the entry of a catalog that is named at `location`.
+
+    Raises ProfileError if there is none, or with every problem and its line.
+    """
+    path = catalog.path(kind, name, location=location)
+    return read_model(path, model, catalog.display_path(path))
 
 
 def _read_text(path: Path, name: str) -> str:

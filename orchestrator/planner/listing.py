@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.errors import ProfileError
-from orchestrator.core.validation import read_model
+from orchestrator.core.validation import read_entry
 from orchestrator.plan.capacity import DEFAULT_WORKLOAD
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import load
@@ -137,15 +137,14 @@ def _row(entry: Mapping[str, object], facts: Sequence[str]) -> tuple[str, ...]:
 def _entries(
     kind: EntryKind, describe: Callable[[str, Catalog], Entry], catalog: Catalog
 ) -> tuple[Entry | InvalidEntry, ...]:
-    return tuple(_entry(name, describe, catalog) for name in catalog.names(kind))
-
-
-def _entry(name: str, describe: Callable[[str, Catalog], Entry], catalog: Catalog) -> Entry | InvalidEntry:
-    try:
-        return describe(name, catalog)
-    except ProfileError as error:
-        problems = tuple(f"{item.message} ({item.location})" for item in error.problems_or_self())
-        return InvalidEntry(name=name, problems=problems)
+    entries: list[Entry | InvalidEntry] = []
+    for name in catalog.names(kind):
+        try:
+            entries.append(describe(name, catalog))
+        except ProfileError as error:
+            problems = tuple(f"{item.message} ({item.location})" for item in error.problems_or_self())
+            entries.append(InvalidEntry(name=name, problems=problems))
+    return tuple(entries)
 
 
 def _profile(name: str, catalog: Catalog) -> ProfileEntry:
@@ -171,8 +170,7 @@ def _layout(plan: Plan) -> str:
 
 
 def _hardware(name: str, catalog: Catalog) -> HardwareEntry:
-    path = catalog.path(EntryKind.HARDWARE, name)
-    hardware = read_model(path, HardwareFile, catalog.display_path(path))
+    hardware = read_entry(catalog, EntryKind.HARDWARE, name, HardwareFile)
     return HardwareEntry(
         name=name,
         vendor=hardware.vendor,
@@ -183,8 +181,7 @@ def _hardware(name: str, catalog: Catalog) -> HardwareEntry:
 
 
 def _model(name: str, catalog: Catalog) -> ModelEntry:
-    path = catalog.path(EntryKind.MODEL, name)
-    model = read_model(path, ModelFile, catalog.display_path(path))
+    model = read_entry(catalog, EntryKind.MODEL, name, ModelFile)
     return ModelEntry(
         name=name,
         quantization=model.quantization,
@@ -195,8 +192,7 @@ def _model(name: str, catalog: Catalog) -> ModelEntry:
 
 
 def _engine(name: str, catalog: Catalog) -> EngineEntry:
-    path = catalog.path(EntryKind.ENGINE, name)
-    engine = read_model(path, EngineFile, catalog.display_path(path))
+    engine = read_entry(catalog, EntryKind.ENGINE, name, EngineFile)
     return EngineEntry(
         name=name,
         version=engine.version,

@@ -11,7 +11,7 @@ from orchestrator.core.errors import Problem, ProfileError, truncate_problems
 from orchestrator.core.safe_paths import path_named_in
 from orchestrator.core.secrets import register_env_secret
 from orchestrator.core.suggest import did_you_mean
-from orchestrator.core.validation import drop_unknown_keys, read_file, read_model, validate
+from orchestrator.core.validation import drop_unknown_keys, read_entry, read_file, read_model, validate
 from orchestrator.core.yaml_document import Document, KeyPath, read_document
 from orchestrator.engine.flags import FlagTable, read_flags
 from orchestrator.patches.ledger import read_ledger
@@ -25,6 +25,7 @@ from orchestrator.plan.rules import PlanningContext
 from orchestrator.plan.serving import profile_serving
 from orchestrator.planner.renamed_flags import rename_flags
 from orchestrator.profiles.layers import (
+    ENTRY_KEYS,
     EXTENDS,
     USE,
     EntryChoice,
@@ -39,7 +40,7 @@ from orchestrator.render.scripts import files
 from orchestrator.runtimes import REGISTRY, runtime_class
 from orchestrator.runtimes.base import Runtime
 
-_KINDS: Mapping[str, EntryKind] = {"hardware": EntryKind.HARDWARE, "model": EntryKind.MODEL, "engine": EntryKind.ENGINE}
+ENTRY_KINDS: Mapping[str, EntryKind] = {key: EntryKind[key.upper()] for key in ENTRY_KEYS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +85,7 @@ class LoadedProfile:
         named: dict[KeyPath, str | None] = {("hardware", "network"): self.profile.hardware.network}
         named["layout", "transfer", "network"] = transfer.network if transfer else None
         return {
-            name: _read_network(name, self.catalog, self.composed.location(path))
+            name: read_entry(self.catalog, EntryKind.NETWORK, name, Network, location=self.composed.location(path))
             for path, name in named.items()
             if name
         }
@@ -291,16 +292,8 @@ def _extended(base: str, folder: Path, catalog: Catalog) -> Path | None:
 
 def read_networks(catalog: Catalog) -> Mapping[str, Network]:
     """Read every network of the catalog. Raises ProfileError with every problem of a file at its line."""
-    return {name: _read_network(name, catalog, "") for name in catalog.names(EntryKind.NETWORK)}
-
-
-def _read_network(name: str, catalog: Catalog, location: str) -> Network:
-    path = catalog.find(EntryKind.NETWORK, name)
-    if path is None:
-        known = catalog.names(EntryKind.NETWORK)
-        hint = did_you_mean(name, known) or f"one of {', '.join(known)}"
-        raise ProfileError(f"no network `{name}` found", location=location, hint=hint)
-    return read_model(path, Network, catalog.display_path(path))
+    kind = EntryKind.NETWORK
+    return {name: read_entry(catalog, kind, name, Network) for name in catalog.names(kind)}
 
 
 def _read_load(name: str, catalog: Catalog, location: str) -> Load | None:
@@ -374,7 +367,4 @@ def _entry_file(key: str, name: str, folder: Path, catalog: Catalog) -> Path:
         if not is_valid_name(file.stem):
             raise ProfileError(f"invalid name `{file.stem}` of a catalog entry", hint="rename the file")
         return file
-    if (found := catalog.find(_KINDS[key], name)) is None:
-        hint = did_you_mean(name, catalog.names(_KINDS[key]))
-        raise ProfileError(f"no {key} `{name}` found", hint=hint)
-    return found
+    return catalog.path(ENTRY_KINDS[key], name)

@@ -7,9 +7,9 @@ kubernetes.node_selector=[amd.com/gpu.device-id=75a3]`.
 from math import ceil
 from typing import Annotated, Final, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from orchestrator.core.validation import AbsolutePath, StrictModel, Text, Word
+from orchestrator.core.validation import AbsolutePath, StrictModel, Text, TextOrNumber, Word
 
 # Valid names and labels of the API server (apimachinery, pkg/util/validation/validation.go).
 _NAME: Final = r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
@@ -17,16 +17,8 @@ _KEY: Final = r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9]
 _VALUE: Final = r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?"
 
 
-def _text(value: object) -> object:
-    return str(value) if type(value) is int else value
-
-
 # A size in the syntax of Kubernetes (apimachinery, resource.Quantity), or a number of bytes.
-Quantity: TypeAlias = Annotated[
-    str,
-    BeforeValidator(_text, json_schema_input_type=int | str),
-    Field(pattern=r"^[0-9]{1,18}(\.[0-9]{1,9})?([kMGT]|[KMGT]i)?$"),
-]
+Quantity: TypeAlias = Annotated[TextOrNumber, Field(pattern=r"^[0-9]{1,18}(\.[0-9]{1,9})?([kMGT]|[KMGT]i)?$")]
 ObjectName: TypeAlias = Annotated[str, Field(pattern=f"^{_NAME}$")]
 Label: TypeAlias = Annotated[str, Field(pattern=f"^{_KEY}={_VALUE}$")]
 Taint: TypeAlias = Annotated[

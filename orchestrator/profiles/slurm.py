@@ -2,9 +2,9 @@
 
 from typing import Annotated, Final, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
-from orchestrator.core.validation import StrictModel, Text, Word
+from orchestrator.core.validation import StrictModel, Text, TextOrNumber, Word
 
 _WEEK: Final = 7 * 86_400  # seconds
 # The time formats of sbatch(1): minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]].
@@ -12,13 +12,7 @@ _JOB_TIME: Final = r"^([0-9]{1,6}(:[0-9]{1,2}){0,2}|[0-9]{1,4}-[0-9]{1,2}(:[0-9]
 _JOB_OPTION: Final = r"^--[a-z][a-z-]*(=\S+)?$"
 
 
-def _minutes(value: object) -> object:
-    return str(value) if type(value) is int else value
-
-
-JobTime: TypeAlias = Annotated[
-    str, BeforeValidator(_minutes, json_schema_input_type=int | str), Field(pattern=_JOB_TIME)
-]
+JobTime: TypeAlias = Annotated[TextOrNumber, Field(pattern=_JOB_TIME)]
 
 
 class SlurmSection(StrictModel):

@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from pydantic import Field
 
 from orchestrator.core.catalog import Catalog, EntryKind
-from orchestrator.core.validation import StrictModel, read_model
+from orchestrator.core.validation import StrictModel, read_entry
 from orchestrator.kernels.keys import Shape, buckets
 from orchestrator.kernels.table import KernelNames, ShapeConstraint, UpstreamKeys
 from orchestrator.plan.plan import Plan
@@ -105,6 +105,4 @@ def _commit_in(commits: Iterable[str], commit: str | None) -> str | None:
 
 def read_pins(catalog: Catalog | None = None) -> Pins:
     """Read the pins of aiter. Raises ProfileError if the file is invalid."""
-    catalog = catalog or Catalog.from_environment()
-    path = catalog.path(EntryKind.KERNELS, "aiter")
-    return read_model(path, Pins, catalog.display_path(path))
+    return read_entry(catalog or Catalog.from_environment(), EntryKind.KERNELS, "aiter", Pins)

@@ -12,7 +12,7 @@ from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.console import note
 from orchestrator.core.errors import HostError, ProfileError, UsageError
 from orchestrator.core.paths import Home
-from orchestrator.core.validation import read_model
+from orchestrator.core.validation import read_entry
 from orchestrator.hosts.gpus import ALL_SECTIONS, inventories
 from orchestrator.hosts.gpus.inventory import Gpu, GpuInventory, gib
 from orchestrator.hosts.machine import read_memory
@@ -138,8 +138,7 @@ def match_hardware(inventory: GpuInventory, catalog: Catalog) -> str:
 def _entries(inventory: GpuInventory, gpu: Gpu, catalog: Catalog) -> Iterator[tuple[str, HardwareFile]]:
     """Yield the entries with this GPU's vendor and, if they are known, architecture and memory."""
     for name in catalog.names(EntryKind.HARDWARE):
-        path = catalog.path(EntryKind.HARDWARE, name)
-        entry = read_model(path, HardwareFile, catalog.display_path(path))
+        entry = read_entry(catalog, EntryKind.HARDWARE, name, HardwareFile)
         size = entry.vram
         fits = gpu.vram_bytes is None or size * _VRAM_TOLERANCE <= gpu.vram_bytes <= size / _VRAM_TOLERANCE
         if entry.vendor == inventory.vendor and gpu.arch in {None, entry.arch} and fits:
@@ -160,8 +159,7 @@ def _model_of(repo_or_dir: str, catalog: Catalog) -> str | None:
     source = ("local", str(path.absolute())) if path.is_dir() else ("hub", repo_or_dir)
     for name in catalog.names(EntryKind.MODEL):
         with suppress(ProfileError):  # an invalid entry is reported when it is used
-            found = catalog.path(EntryKind.MODEL, name)
-            checkpoint = read_model(found, ModelFile, catalog.display_path(found)).checkpoint
+            checkpoint = read_entry(catalog, EntryKind.MODEL, name, ModelFile).checkpoint
             if (checkpoint.source, checkpoint.path) == source:
                 return name
     return None

@@ -14,7 +14,7 @@ from orchestrator.core.files import atomic_write
 from orchestrator.core.origin import Origin
 from orchestrator.core.paths import Home
 from orchestrator.core.text import gb
-from orchestrator.core.validation import read_file, read_model
+from orchestrator.core.validation import read_entry, read_file
 from orchestrator.core.yaml_document import Data
 from orchestrator.engine.architectures import PARSERS
 from orchestrator.engine.options import Meaning, Tie, ties
@@ -33,7 +33,7 @@ from orchestrator.plan.propose import (
 from orchestrator.plan.rules import VENDOR_OF, image_arch
 from orchestrator.plan.serving import profile_serving
 from orchestrator.planner.add.file import require_free
-from orchestrator.planner.planning import LoadedProfile, read_draft, read_profile
+from orchestrator.planner.planning import ENTRY_KINDS, LoadedProfile, read_draft, read_profile
 from orchestrator.profiles.schema import EngineFile, HardwareFile, Profile
 from orchestrator.profiles.settings import Scalar
 from orchestrator.profiles.yaml_writer import YamlLine, yaml_text
@@ -42,7 +42,6 @@ _MEASURED: Final = {
     Meaning.METRICS: "the smoke test and bench read them",
     Meaning.CACHED_TOKENS_REPORT: "the smoke test and bench read cached tokens",
 }
-_ENTRY_KINDS: Final = {"hardware": EntryKind.HARDWARE, "model": EntryKind.MODEL, "engine": EntryKind.ENGINE}
 _SECTIONS: Final = ("layout", "flags", "env")  # in the order of a profile
 
 
@@ -136,7 +135,7 @@ def propose_profile(request: ProfileRequest, home: Home, *, name: str | None, re
     """
     catalog = Catalog.of(home)
     for part in ("model", "hardware"):
-        catalog.path(_ENTRY_KINDS[part], getattr(request, part))
+        catalog.path(ENTRY_KINDS[part], getattr(request, part))
     name = _free_name(name or default_name(request, catalog), home, replace_it=replace_it)
     base = _base(request, _Draft(name=name, hardware=request.hardware, path=_path(name, home), catalog=catalog))
     first = base.copy()
@@ -213,7 +212,7 @@ def _hardware(request: ProfileRequest, catalog: Catalog) -> Data:
 
 
 def _read_entry(catalog: Catalog, key: str, name: str) -> Mapping[str, Data]:
-    path = catalog.path(_ENTRY_KINDS[key], name)
+    path = catalog.path(ENTRY_KINDS[key], name)
     return read_file(path, catalog.display_path(path)).data
 
 
@@ -229,7 +228,8 @@ def _engine(
         return request.engine, "as requested"
     named = like.composed.names["engine"] if like is not None else ""
     found: list[tuple[Version, bool, str]] = []
-    for name, engine in _engines(catalog):
+    for name in catalog.names(EntryKind.ENGINE):
+        engine = read_entry(catalog, EntryKind.ENGINE, name, EngineFile)
         usable = engine.requirements or engine.python or (request.containers and engine.image)
         if (
             usable
@@ -262,16 +262,9 @@ def _shape(model: str, catalog: Catalog) -> tuple[object, ...]:
     return tuple(map(_read_entry(catalog, "model", model).get, ("layers", "attention_heads", "moe")))
 
 
-def _engines(catalog: Catalog) -> Iterator[tuple[str, EngineFile]]:
-    for name in catalog.names(EntryKind.ENGINE):
-        path = catalog.path(EntryKind.ENGINE, name)
-        yield name, read_model(path, EngineFile, catalog.display_path(path))
-
-
 def read_node(catalog: Catalog, name: str) -> HardwareFile:
     """Return a hardware entry. Raises ProfileError."""
-    path = catalog.path(EntryKind.HARDWARE, name)
-    return read_model(path, HardwareFile, catalog.display_path(path))
+    return read_entry(catalog, EntryKind.HARDWARE, name, HardwareFile)
 
 
 def _adopt_flags(request: ProfileRequest, draft: _Draft, model: Profile) -> None:
@@ -305,7 +298,7 @@ def _adopt_flags(request: ProfileRequest, draft: _Draft, model: Profile) -> None
 def _is_own(like: LoadedProfile, section: str, name: str) -> bool:
     """Return whether the profile itself sets this key, not one of its catalog entries."""
     location = like.composed.location((section, name)).rpartition(":")[0]
-    parts = [like.catalog.find(kind, like.composed.names[part]) for part, kind in _ENTRY_KINDS.items()]
+    parts = [like.catalog.find(kind, like.composed.names[part]) for part, kind in ENTRY_KINDS.items()]
     return location not in {like.catalog.display_path(path) for path in parts if path is not None}
 
 

@@ -64,7 +64,7 @@ READS = {
     "iterdir",
     "glob",
 }
-READS |= {"read_file", "read_model", "write_whole"}  # our own
+READS |= {"read_entry", "read_file", "read_model", "write_whole"}  # our own
 # How sglang is spoken to and what its log says: paths of its API, the header with its key, fields of its requests,
 # counters, options of its launch line, wordings that tell how far a start is. All of it stands in `engine`; a docstring
 # may name it.
