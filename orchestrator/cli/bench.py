@@ -31,7 +31,7 @@ from orchestrator.cli.options import (
     require_kind,
 )
 from orchestrator.core.command_hints import left_running
-from orchestrator.core.console import Progress, note, print_data
+from orchestrator.core.console import Progress, note
 from orchestrator.core.errors import BenchError, Interrupted, UsageError
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
@@ -179,16 +179,9 @@ def _run(target: str, options: BenchOptions, url_options: _UrlOptions, host: str
         with Progress() as progress:
             result, directory = bench(found, options, lambda text, remote: progress.update(text, transient=remote))
     if result.points or result.end_reason is not EndReason.INTERRUPTED:
-        _show(result, json=json)
+        OUTPUT.show_or_print(result, lambda: result_text(result), json=json)
         note(f"wrote the result to `{directory}`")
     _require_complete(result, target, url=found.url, again=resume_command(options.command, directory))
-
-
-def _show(result: BenchResult, *, json: bool) -> None:
-    if json:
-        OUTPUT.show(result)
-    else:
-        print_data(result_text(result))
 
 
 def _require_complete(result: BenchResult, target: str, *, url: str, again: str) -> None:

@@ -7,7 +7,6 @@ import typer
 
 from orchestrator.cli.options import Json, PriceOption
 from orchestrator.cli.published import published_option, warn_incomparable
-from orchestrator.core.console import print_data
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.report.document import Report
 from orchestrator.report.text import comparison_text
@@ -27,8 +26,5 @@ def command(
 ) -> None:
     """Compare results. Shows what differs, and by how much."""
     made = make_report(find_results(results), published=published or "none", prices=price or ())
-    if json:
-        OUTPUT.show(made)
-    else:
-        print_data(comparison_text(made))
+    OUTPUT.show_or_print(made, lambda: comparison_text(made), json=json)
     warn_incomparable(made)

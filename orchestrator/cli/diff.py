@@ -5,7 +5,7 @@ from typing import Annotated, Final
 import typer
 
 from orchestrator.cli.options import Json, sides_to_compare
-from orchestrator.core.console import print_data, terminal_width
+from orchestrator.core.console import terminal_width
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
 from orchestrator.report.diff import DiffOutput, diff, diff_text, resolve_side
@@ -24,7 +24,4 @@ def command(
     """Compare two profiles, locks, runs or results."""
     home = Home.from_environment()
     found = diff(resolve_side(a, home), resolve_side(b, home))
-    if json:
-        OUTPUT.show(found)
-    else:
-        print_data(diff_text(found, width=terminal_width()))
+    OUTPUT.show_or_print(found, lambda: diff_text(found, width=terminal_width()), json=json)

@@ -75,10 +75,7 @@ def command(
 
 def _inspect_checkpoint(directory: Path, *, json: bool) -> None:
     view = view_checkpoint(directory.absolute())
-    if json:
-        OUTPUT.show(view)
-    else:
-        print_data(view.to_text(width=terminal_width()))
+    OUTPUT.show_or_print(view, lambda: view.to_text(width=terminal_width()), json=json)
     for difference in view.mismatches:
         if not difference.fatal or difference.sglang:
             warn(difference.message, hint=difference.hint)

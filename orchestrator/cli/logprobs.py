@@ -9,7 +9,7 @@ import typer
 
 from orchestrator.bench.run import is_url
 from orchestrator.cli.options import ApiKeyEnvOption, HostOption, Json, TargetArgument, require_kind, server_names
-from orchestrator.core.console import note, print_data, terminal_width
+from orchestrator.core.console import note, terminal_width
 from orchestrator.core.files import atomic_write
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
@@ -68,10 +68,7 @@ def command(
         if reference is not None and saved is None:
             saved = measure_reference(side_of_server(servers, reference), options)
         report, scores = run_probe(side, saved, options, reference_name=reference)
-    if json:
-        OUTPUT.show(report)
-    else:
-        print_data(report.to_table(width=terminal_width()))
+    OUTPUT.show_or_print(report, lambda: report.to_table(width=terminal_width()), json=json)
     if side.run is not None:
         side.run.save(REPORT_FILE, asdict(report))
     if save is not None and report.ok:

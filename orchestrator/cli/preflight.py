@@ -8,7 +8,7 @@ import typer
 from orchestrator.cli.fabric import fabric_of_cluster
 from orchestrator.cli.options import HostOption, Json, ProfileArgument, RuntimeOption, SetOption
 from orchestrator.cli.overrides import overridden
-from orchestrator.core.console import print_data, terminal_width
+from orchestrator.core.console import terminal_width
 from orchestrator.core.errors import HostError, UsageError
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
@@ -46,10 +46,7 @@ def command(
         report = PreflightReport(profile=report.profile, findings=(*report.findings, *findings))
     elif baseline or save_baseline:
         raise UsageError("a baseline needs several nodes", hint="name each node: `--host A --host B`")
-    if json:
-        OUTPUT.show(report)
-    else:
-        print_data(report.to_text(width=terminal_width()))
+    OUTPUT.show_or_print(report, lambda: report.to_text(width=terminal_width()), json=json)
     if not report.ready:
         failed = "1 check" if len(report.failed) == 1 else f"{len(report.failed)} checks"
         raise HostError(f"the host is not ready for `{report.profile}`: {failed} failed")

@@ -105,10 +105,7 @@ def command(
         OUTPUT.show(PlanOutput(**fields_of(loaded.plan)))
         return
     rows = explained(loaded)
-    if json:
-        OUTPUT.show(rows)
-    else:
-        print_data(explained_text(rows, width=terminal_width()))
+    OUTPUT.show_or_print(rows, lambda: explained_text(rows, width=terminal_width()), json=json)
 
 
 def _outlook(loaded: ResolvedProfile, found: Capacity, workload: str | None, costs: str | None) -> TierOutlook | None:

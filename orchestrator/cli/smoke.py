@@ -15,7 +15,7 @@ from orchestrator.cli.options import (
     entry_option,
     require_kind,
 )
-from orchestrator.core.console import print_data, terminal_width
+from orchestrator.core.console import terminal_width
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
 from orchestrator.core.streams import ignore_sigpipe
@@ -59,8 +59,5 @@ def command(
     else:
         with open_servers(Home.from_environment(), host, name=target) as servers:
             report = smoke_server(servers, target, strict_kernels=strict_kernels, soak=soak)
-    if json:
-        OUTPUT.show(report)
-    else:
-        print_data(report.to_table(width=terminal_width()))
+    OUTPUT.show_or_print(report, lambda: report.to_table(width=terminal_width()), json=json)
     report.require()

@@ -17,7 +17,7 @@ from orchestrator.cli.options import (
     WorkloadOption,
     read_rates,
 )
-from orchestrator.core.console import info, note, print_data
+from orchestrator.core.console import info, note
 from orchestrator.core.errors import BenchError, DeployError
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
@@ -132,10 +132,7 @@ def _preview(planned: Sweep, *, json: bool) -> None:
         with open_search(planned):  # which refuses the options of another sweep
             pass
     preview = preview_sweep(planned)
-    if json:
-        OUTPUT.show(preview)
-    else:
-        print_data(preview_text(planned, preview))
+    OUTPUT.show_or_print(preview, lambda: preview_text(planned, preview), json=json)
 
 
 def _search(planned: Sweep, *, json: bool) -> None:
@@ -149,10 +146,7 @@ def _search(planned: Sweep, *, json: bool) -> None:
         winners = write_winners(planned, search)
         report = write_sweep_report(planned, search, winners, ended=ended)
         found = sweep_report(planned, search, winners, ended)
-        if json:
-            OUTPUT.show(found)
-        else:
-            print_data(sweep_text(found))
+        OUTPUT.show_or_print(found, lambda: sweep_text(found), json=json)
     note(f"wrote `{report}`, and the same report as `.json`")
     for winner in winners:
         info(

@@ -1,12 +1,13 @@
 """The output of `--json`: each command declares a type, which defines both the JSON and its schema."""
 
+from collections.abc import Callable
 from dataclasses import fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from pydantic import TypeAdapter
 
-from orchestrator.core.console import ErrorOutput, print_json
+from orchestrator.core.console import ErrorOutput, print_data, print_json
 from orchestrator.core.validation import type_adapter
 
 if TYPE_CHECKING:
@@ -30,6 +31,13 @@ class JsonOutput(Generic[Value]):
     def show(self, value: Value) -> None:
         """Print a value as JSON on stdout, redacted."""
         print_json(self.data(value), one_line=self.lines)
+
+    def show_or_print(self, value: Value, text: Callable[[], str], *, json: bool) -> None:
+        """Print a value as JSON, or `text` of it, which is made only then."""
+        if json:
+            self.show(value)
+        else:
+            print_data(text())
 
     def data(self, value: Value) -> Any:  # noqa: ANN401 - JSON
         """Return a value as plain data, with the declared fields."""

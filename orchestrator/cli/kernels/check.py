@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import typer
 
 from orchestrator.cli.options import Json
-from orchestrator.core.console import info, print_data
+from orchestrator.core.console import info
 from orchestrator.core.errors import KernelsError, UsageError
 from orchestrator.core.files import atomic_write
 from orchestrator.core.json_output import JsonOutput
@@ -34,10 +34,7 @@ def command(
         except OSError as error:
             raise UsageError(f"cannot write `{untuned}`: {error.strerror}") from error
         info(f"wrote the missed keys to `{untuned}`")
-    if json:
-        OUTPUT.show(report)
-    else:
-        print_data(report.summary)
+    OUTPUT.show_or_print(report, lambda: report.summary, json=json)
     if strict_kernels and (report.misses or not report.has_lookups):
         raise KernelsError(
             f"keys missed: {len(report.misses)}" if report.misses else "no kernel lookup found in the log"

@@ -1,13 +1,13 @@
 """The command `deploy patches check`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
 from orchestrator.cli.options import HostOption, Json, image_name
-from orchestrator.core.console import print_data, table, terminal_width
+from orchestrator.core.console import table, terminal_width
 from orchestrator.core.errors import PatchError, UsageError
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
@@ -33,16 +33,7 @@ def command(
     if host is not None and image is None:
         raise UsageError("`--host` needs `--image`", hint="add `--image IMAGE`, or run the command on that host")
     states = _states(wheel=wheel, source=source, image=image, host=host)
-    if json:
-        OUTPUT.show(tuple(states))
-    else:
-        print_data(
-            table(
-                ["patch", "state", "evidence"],
-                [row for found in states for row in _rows(found)],
-                width=terminal_width(),
-            )
-        )
+    OUTPUT.show_or_print(states, lambda: _table(states), json=json)
     if conflicts := [found.id for found in states if found.state == CONFLICT]:
         raise PatchError(
             f"patches conflict with the sources: {', '.join(f'`{name}`' for name in conflicts)}",
@@ -50,14 +41,16 @@ def command(
         )
 
 
-def _rows(found: PatchState) -> Iterator[list[str]]:
-    """Yield one row for each line of evidence; only the first has the name."""
-    first, *others = "\n".join(found.evidence).splitlines()
-    yield [found.id, found.state, first]
-    yield from (["", "", line] for line in others)
+def _table(states: Iterable[PatchState]) -> str:
+    """Format the states; of several lines of evidence, only the first has the name."""
+    rows = []
+    for found in states:
+        first, *others = "\n".join(found.evidence).splitlines()
+        rows += [[found.id, found.state, first], *(["", "", line] for line in others)]
+    return table(["patch", "state", "evidence"], rows, width=terminal_width())
 
 
-def _states(*, wheel: str | None, source: Path | None, image: str | None, host: str | None) -> Sequence[PatchState]:
+def _states(*, wheel: str | None, source: Path | None, image: str | None, host: str | None) -> tuple[PatchState, ...]:
     checker = SourceChecker.of_ledger()
     if wheel is not None:
         path = Path(wheel) if wheel.endswith(".whl") else fetch_wheel(wheel, Home.from_environment().root / "wheels")
