@@ -22,7 +22,7 @@ from orchestrator.plan.plan import Plan
 from orchestrator.plan.tier_outlook import PUBLISHED, TierCosts, TierOutlook, tier_outlook
 from orchestrator.planner.capacity import capacity_table, warn_capacity
 from orchestrator.planner.explain import Explained, explained, explained_text
-from orchestrator.planner.image_env import image_config, note_environment
+from orchestrator.planner.plan_warnings import image_config, note_environment
 from orchestrator.planner.planning import ResolvedProfile, load
 from orchestrator.planner.summary import plan_summary
 

@@ -1,13 +1,17 @@
-"""The known issues and warnings of a plan, as `up`, its dry run, `render` and `show` report them."""
+"""The known issues and warnings of a plan, and the variables that its image sets, as commands report them."""
 
 import re
+from collections.abc import Iterator
 from typing import Final
 
+from orchestrator.core.catalog import Catalog
 from orchestrator.core.console import note, warn
-from orchestrator.images.config import ImageConfig
+from orchestrator.images.config import ImageConfig, local_config
 from orchestrator.plan.fusion import inferred_fusion_flag
+from orchestrator.plan.known_issues import matching_issues
 from orchestrator.plan.plan import Plan, PlanWarning
-from orchestrator.planner.image_env import image_warnings
+from orchestrator.planner.planning import read_known_issues
+from orchestrator.planner.prebuilt import image_of
 from orchestrator.runtimes import runtime_class
 
 _COMMIT: Final = re.compile("[0-9a-f]{7,40}")  # or its first digits
@@ -56,3 +60,36 @@ def _open_server(plan: Plan, name: str) -> tuple[PlanWarning, ...]:
     summary = f"`{name}` listens on {plan.server.host} without an API key; anyone who can reach it can use it"
     hint = "`--set server.api_key_env=NAME` names the variable that holds a key"
     return (PlanWarning(id="open-server", summary=summary, source="", hint=hint),)
+
+
+def image_config(plan: Plan) -> ImageConfig | None:
+    """Return the configuration of a plan's image on this host; None if there is none."""
+    image = image_of(plan)
+    return local_config(image) if image is not None else None
+
+
+def image_variables(plan: Plan, config: ImageConfig) -> Iterator[str]:
+    """Yield the variables of the image that affect its engine, each with the plan's value that replaces it."""
+    own = {variable.name: variable for variable in plan.env}
+    for name, value in config.engine_env.items():
+        variable = own.get(name)
+        if variable is None or variable.value == value:
+            yield f"{name}={value}"
+        else:
+            yield f"{name}={variable.value} (the image sets {value}; {variable.source})"
+
+
+def image_warnings(plan: Plan, config: ImageConfig) -> tuple[PlanWarning, ...]:
+    """Return the known issues that match only with the variables of the image."""
+    known = {warning.id for warning in plan.warnings}
+    found = matching_issues(read_known_issues(Catalog.from_environment()).warnings, plan, image_env=config.env)
+    return tuple(warning for warning in found if warning.id not in known)
+
+
+def note_environment(plan: Plan, config: ImageConfig | None) -> None:
+    """Print the variables that the image of a plan sets; nothing for a plan without an image."""
+    image = image_of(plan)
+    if image is not None and config is None:
+        note(f"the environment of `{image}` is unknown; `deploy inspect {image}` queries its registry")
+    elif config is not None:
+        note(f"`{image}` sets {', '.join(image_variables(plan, config)) or 'no variable of its engine'}")

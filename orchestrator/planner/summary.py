@@ -11,8 +11,7 @@ from orchestrator.core.text import gb
 from orchestrator.images.config import ImageConfig
 from orchestrator.kernels.plan_coverage import coverage_texts, untuned_problem
 from orchestrator.plan.plan import Plan
-from orchestrator.planner.image_env import image_variables
-from orchestrator.planner.plan_warnings import plan_warnings
+from orchestrator.planner.plan_warnings import image_variables, plan_warnings
 from orchestrator.planner.prebuilt import image_of
 
 WIDTH: Final = 80  # columns

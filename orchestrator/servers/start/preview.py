@@ -11,8 +11,13 @@ from orchestrator.plan.capacity import Capacity
 from orchestrator.plan.plan import Plan, PlanWarning
 from orchestrator.planner.capacity import note_capacity
 from orchestrator.planner.estimate import UpStep, steps_of
-from orchestrator.planner.image_env import image_config, note_environment
-from orchestrator.planner.plan_warnings import plan_warnings, report_warnings, warn_unpinned
+from orchestrator.planner.plan_warnings import (
+    image_config,
+    note_environment,
+    plan_warnings,
+    report_warnings,
+    warn_unpinned,
+)
 from orchestrator.planner.planning import rendered_files
 from orchestrator.planner.source import ProfileSource, collect_rejections
 from orchestrator.render.artifacts import RenderedFile

@@ -37,7 +37,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     monkeypatch.setattr("orchestrator.images.build.ensure_image", found)
     monkeypatch.setattr("orchestrator.cli.build.require_accepted_by_image", lambda *_, **__: None)
     monkeypatch.setattr("orchestrator.servers.start.prepare.make_table", lambda *_, **__: False)
-    for module in ("image_env", "estimate"):
+    for module in ("plan_warnings", "estimate"):
         monkeypatch.setattr(f"orchestrator.planner.{module}.local_config", lambda _: None)
     return Home(tmp_path / "home")
 

@@ -128,7 +128,7 @@ def test_untuned_workload_is_rejected_with_alternatives(tmp_path: Path) -> None:
 def test_dry_run_rejects_untuned_plan_like_up(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("image_env", "estimate"):
+    for module in ("plan_warnings", "estimate"):
         monkeypatch.setattr(f"orchestrator.planner.{module}.local_config", lambda _: None)
     with pytest.raises(KernelsError, match="8, 32, 128 tokens"):
         up(profile="mi355x-tp8-july", dry_run=True)
@@ -141,7 +141,7 @@ def test_show_and_render_report_untuned_kernels(
     write: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("orchestrator.planner.image_env.local_config", lambda _: None)
+    monkeypatch.setattr("orchestrator.planner.plan_warnings.local_config", lambda _: None)
     write(profile="mi355x-tp4dp2-july")
     shown = " ".join("".join(capsys.readouterr()).split())
     assert "no tuned MoE kernel for batches of `mi355x-tp4dp2-july`: 8 tokens" in shown

@@ -6,8 +6,7 @@ import pytest
 
 from orchestrator.images.config import ImageConfig
 from orchestrator.plan.plan import Plan
-from orchestrator.planner import image_env
-from orchestrator.planner.image_env import image_config, image_variables, image_warnings, note_environment
+from orchestrator.planner.plan_warnings import image_config, image_variables, image_warnings, note_environment
 from orchestrator.planner.planning import load
 
 CAST = "ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16"
@@ -18,7 +17,7 @@ ENV = {"ROCM_QUICK_REDUCE_QUANTIZATION": "INT8", CAST: "1", "NCCL_MIN_NCHANNELS"
 
 @pytest.fixture(autouse=True)
 def no_docker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_env, "local_config", lambda _: None)
+    monkeypatch.setattr("orchestrator.planner.plan_warnings.local_config", lambda _: None)
 
 
 def config(**env: str) -> ImageConfig:
@@ -32,7 +31,7 @@ def plan_of(*overrides: str) -> Plan:
 def test_image_environment_is_shown_with_plan_overrides(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(image_env, "local_config", {IMAGE: config()}.get)
+    monkeypatch.setattr("orchestrator.planner.plan_warnings.local_config", {IMAGE: config()}.get)
     note_environment(plan_of(), image_config(plan_of()))
     said = capsys.readouterr().err
     assert "HSA_NO_SCRATCH_RECLAIM=1, NCCL_MIN_NCHANNELS=112" in said

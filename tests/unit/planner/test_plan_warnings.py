@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 from orchestrator.cli.main import app
 from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.images.config import ImageConfig
-from orchestrator.planner import estimate, image_env
 from orchestrator.planner.plan_warnings import plan_warnings, report_warnings, warn_unpinned
 from orchestrator.planner.planning import load
 
@@ -21,8 +20,8 @@ NO_KEY = "`{}` listens on 0.0.0.0 without an API key; anyone who can reach it ca
 
 @pytest.fixture(autouse=True)
 def no_docker(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (image_env, estimate):
-        monkeypatch.setattr(module, "local_config", lambda _: None)
+    for module in ("plan_warnings", "estimate"):
+        monkeypatch.setattr(f"orchestrator.planner.{module}.local_config", lambda _: None)
 
 
 def invoke(home: Path, *words: str) -> tuple[str, str]:

@@ -9,14 +9,13 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.main import app
 from orchestrator.core.errors import UsageError
-from orchestrator.planner import estimate, image_env
 from orchestrator.planner.planning import load, profile_names
 
 
 @pytest.fixture(autouse=True)
 def no_docker(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (image_env, estimate):
-        monkeypatch.setattr(module, "local_config", lambda _: None)
+    for module in ("plan_warnings", "estimate"):
+        monkeypatch.setattr(f"orchestrator.planner.{module}.local_config", lambda _: None)
 
 
 def dry_run(home: Path, profile: str, *more: str) -> Result:
