@@ -13,6 +13,6 @@ class SchemaHook(BuildHookInterface):  # type: ignore[type-arg]  # its configura
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002 - the interface's
         """Write the schemas to `profiles/`, which travels inside the wheel."""
         sys.path.insert(0, self.root)
-        from orchestrator.cli.schemas import write_schemas  # noqa: PLC0415 - from the clone, not from elsewhere
+        from orchestrator.cli.schema import write_schemas  # noqa: PLC0415 - from the clone, not from elsewhere
 
         write_schemas(Path(self.root, "profiles"))

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from orchestrator.checkpoints.quantize.recipe import load_recipe
 from orchestrator.cli.main import app
-from orchestrator.cli.schemas import json_outputs, output_schema
+from orchestrator.cli.schema import json_outputs, output_schema
 from orchestrator.core import errors
 from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.json_output import DRAFT

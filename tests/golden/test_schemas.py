@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.schemas import SCHEMAS, schema_file, write_schemas
+from orchestrator.cli.schema import SCHEMAS, json_schema, schema_file, write_schemas
 from orchestrator.core.paths import data_root
-from orchestrator.profiles.json_schema import json_schema
 
 PROFILES = data_root() / "profiles"
 FOLDERS = {

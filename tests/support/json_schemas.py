@@ -7,7 +7,7 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
-from orchestrator.cli.schemas import json_outputs
+from orchestrator.cli.schema import json_outputs
 from orchestrator.cli.several_hosts import several_hosts, split_hosts
 from orchestrator.core.json_output import JsonOutput
 

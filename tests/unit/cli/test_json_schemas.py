@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.commands import COMMANDS
 from orchestrator.cli.main import app
-from orchestrator.cli.schemas import json_outputs
+from orchestrator.cli.schema import json_outputs
 from orchestrator.cli.typer_app import load_command
 from orchestrator.core.console import ErrorOutput
 from orchestrator.core.errors import UsageError

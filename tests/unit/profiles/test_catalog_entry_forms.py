@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.cli.schema import json_schema
 from orchestrator.core.errors import ProfileError
 from orchestrator.core.paths import data_root
 from orchestrator.planner.explain import explained
 from orchestrator.planner.planning import load
-from orchestrator.profiles.json_schema import json_schema
 
 ENGINE = (data_root() / "profiles/engines/sglang-0.5.14-cpu.yaml").read_text()
 HEAD = "hardware: cpu\nmodel: tiny\nruntime: process\nlayout: {tp: 1}\n"
