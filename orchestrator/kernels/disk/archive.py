@@ -10,11 +10,13 @@ import io
 import json
 import os
 import tarfile
+import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
-from pathlib import Path
+from io import BufferedReader
+from pathlib import Path, PurePosixPath
 from typing import IO, Final, Literal, Protocol
 
 from pydantic import TypeAdapter
@@ -22,12 +24,12 @@ from pydantic import TypeAdapter
 from orchestrator.core.errors import KernelsError, Problem
 from orchestrator.core.files import move, open_new, remove_file
 from orchestrator.core.safe_paths import FileName, RelativePath, UnsafeValueError, display
+from orchestrator.kernels.disk.ninja_times import stamped
 
 SUFFIX: Final = ".tar.gz"
 _RECEIPT: Final = "receipt.json"
 _MAX_RECEIPT: Final = 1 << 20  # bytes
 _MAX_UNPACKED: Final = 16 << 30  # bytes; the kernels of a Qwen3-MoE on an H200 have 27 MB
-_BLOCK: Final = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,17 +193,31 @@ def _entries(stream: IO[bytes]) -> Iterator[tuple[tarfile.TarInfo, IO[bytes]]]:
             yield entry, content
 
 
-def _add(tar: tarfile.TarFile, name: str, content: bytes, mode: int) -> None:
+def write_tar(stream: IO[bytes], archive: KernelArchive, folders: Mapping[str, str], *, private: bool = True) -> int:
+    """Write the kernels of the `folders`, paths by name, as a tar for Docker; return the number of files.
+
+    In an image they are not `private`: another user may run the server.
+    """
+    now, count = int(time.time()), 0
+    with tarfile.open(fileobj=stream, mode="w|") as tar:
+        for file in archive.files():
+            name, _, below = file.path.partition("/")
+            if name in folders:
+                content = stamped(PurePosixPath(below).name, file.content, now * 10**9)
+                mode = (0o700 if file.executable else 0o600) if private else (0o755 if file.executable else 0o644)
+                _add(tar, f"{folders[name].lstrip('/')}/{below}", content, mode, now)
+                count += 1
+    return count
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes, mode: int, mtime: int = 0) -> None:
     entry = tarfile.TarInfo(name)
-    entry.size, entry.mode = len(content), mode
+    entry.size, entry.mode, entry.mtime = len(content), mode, mtime
     tar.addfile(entry, io.BytesIO(content))
 
 
-def _digest(stream: IO[bytes]) -> str:
+def _digest(stream: BufferedReader) -> str:
     """Return the digest of a file, and go back to its beginning."""
+    digest = hashlib.file_digest(stream, "sha256").hexdigest()
     stream.seek(0)
-    total = hashlib.sha256()
-    while block := stream.read(_BLOCK):
-        total.update(block)
-    stream.seek(0)
-    return f"sha256:{total.hexdigest()}"
+    return f"sha256:{digest}"

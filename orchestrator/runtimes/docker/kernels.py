@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from orchestrator.core.errors import HostError
 from orchestrator.core.safe_paths import RelativePath, UnsafeValueError
 from orchestrator.engine.kernel_caches import ROOT_HOME, KernelFolder, is_kernel_file, kernel_folders
-from orchestrator.kernels.disk.archive import KernelArchive, KernelFile, KernelStore
-from orchestrator.kernels.disk.kernel_tar import write_tar
+from orchestrator.kernels.disk.archive import KernelArchive, KernelFile, KernelStore, write_tar
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.base import HostRef, PreparedRun
 from orchestrator.runtimes.docker.container import ContainerSpec, spec_of

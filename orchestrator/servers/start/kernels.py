@@ -34,8 +34,8 @@ from orchestrator.kernels.disk.archive import (
     KernelUse,
     read_archive,
     write_archive,
+    write_tar,
 )
-from orchestrator.kernels.disk.kernel_tar import write_tar
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.prebuilt import image_of
 from orchestrator.runtimes import runtime_class
