@@ -23,9 +23,9 @@ from orchestrator.checkpoints.checkpoint import Checkpoint
 from orchestrator.core.paths import Home, data_root
 from orchestrator.engine.server_args import ArgumentVerdict, read_verdicts
 from orchestrator.hosts.venvs.venv import Venv
+from orchestrator.images.argument_checker import argument_question
 from orchestrator.images.client import DockerCli
 from orchestrator.planner.planning import load, render_artifacts
-from orchestrator.render.arguments import argument_question
 from orchestrator.runtimes.slurm.arguments import argument_files
 from orchestrator.runtimes.slurm.job import start_file
 from orchestrator.runtimes.slurm.state import server_state

@@ -15,13 +15,12 @@ from orchestrator.core.templates import render_template
 from orchestrator.engine import endpoints, gateway
 from orchestrator.engine.launch import HEAD_ADDRESS, HOST_ADDRESS, NODE_RANK, key_file_words
 from orchestrator.engine.server_args import is_server
-from orchestrator.images.argument_checker import argument_checker
+from orchestrator.images.argument_checker import argument_checker, argument_question
 from orchestrator.plan.host_needs import host_needs, mebibytes
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import LOOPBACK, replica_plans
 from orchestrator.plan.units import Role
 from orchestrator.profiles.kubernetes import KubernetesSection
-from orchestrator.render.arguments import argument_question
 from orchestrator.render.artifacts import Artifacts, Command, gateway_command
 from orchestrator.runtimes.kubernetes.autoscaling import PART, autoscaling_of, scaled_object
 from orchestrator.runtimes.kubernetes.liveness import (

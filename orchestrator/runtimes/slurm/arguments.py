@@ -12,8 +12,7 @@ from orchestrator.core.files import remove_file
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.subprocesses import run_or_127
 from orchestrator.engine.server_args import ArgumentRejection, first_rejection, is_server, server_module_at
-from orchestrator.images.argument_checker import argument_checker
-from orchestrator.render.arguments import argument_question
+from orchestrator.images.argument_checker import argument_checker, argument_question
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.slurm.record import CHECKER, QUESTION, REJECTION
 from orchestrator.runtimes.slurm.script import job_of

@@ -18,11 +18,10 @@ from orchestrator.core.files import write_cache
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName
 from orchestrator.engine.server_args import ArgumentRejection, ArgumentVerdict, read_verdicts
-from orchestrator.images.argument_checker import argument_checker
+from orchestrator.images.argument_checker import argument_checker, argument_question
 from orchestrator.images.client import DockerCli
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import read_profile
-from orchestrator.render.arguments import argument_question
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.base import EnginePython, HostRef
 from orchestrator.runtimes.image import engine_in

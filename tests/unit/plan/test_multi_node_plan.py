@@ -6,9 +6,9 @@ from plan_samples import plan_of
 from orchestrator.core.errors import ProfileError
 from orchestrator.engine.launch import rank_argv
 from orchestrator.engine.server_args import server_arguments
+from orchestrator.images.argument_checker import argument_question
 from orchestrator.plan.host_needs import host_needs
 from orchestrator.planner.planning import load
-from orchestrator.render.arguments import argument_question
 from orchestrator.render.scripts import server_script
 from orchestrator.runtimes import runtime_class
 
