@@ -75,8 +75,7 @@ def command(
     )
     made = run_quantization(request, home)
     if json:
-        model = made.model.to_output() if made.model else None
-        OUTPUT.show(QuantizeOutput(target=made.target, shards=made.shards, bytes=made.size, model=model))
+        OUTPUT.show(QuantizeOutput(target=made.target, shards=made.shards, bytes=made.size, model=made.model))
         return
     info(f"`{made.target}` is complete: {made.shards} shards, {made.size:,} bytes from {made.source_size:,}")
     if made.model is not None:

@@ -33,7 +33,7 @@ from orchestrator.hosts.machine import available_memory
 from orchestrator.hosts.venvs.venv import ensure_venv
 from orchestrator.kernels.disk.tuner import group_id
 from orchestrator.plan.plan import Plan
-from orchestrator.planner.add.file import CatalogFile
+from orchestrator.planner.add.file import EntryOutput
 from orchestrator.planner.add.model import add_model
 
 REQUIREMENTS: Final = "quark-0.13.txt"  # below images/: the environment of Quark
@@ -64,7 +64,7 @@ class QuantizedCheckpoint:
     shards: int
     size: int
     source_size: int
-    model: CatalogFile | None
+    model: EntryOutput | None
 
 
 def quantize(request: QuantizationRequest, home: Home) -> QuantizedCheckpoint:
@@ -211,7 +211,7 @@ def _require_space(target: Path, foreseen: Forecast, others: int, folder: WorkDi
     require_disk_space(target.parent, missing, hint="choose a target on another disk")
 
 
-def _added_model(target: Path, name: str, home: Home) -> CatalogFile | None:
+def _added_model(target: Path, name: str, home: Home) -> EntryOutput | None:
     """Return the catalog entry of the new checkpoint; None if the catalog has one of this name, as for a shipped model.
 
     An error is only reported: the checkpoint is valid without an entry.

@@ -86,7 +86,7 @@ def command(
     found = add_engine(request, home)
     if json:
         output = EngineOutput(
-            **fields_of(found.file.to_output()),
+            **fields_of(found.file),
             options=found.options,
             tuned_kernels=found.tables,
             patches=found.patches,

@@ -32,7 +32,7 @@ def command(
     home = Home.from_environment()
     found = add_model(checkpoint, home, name=name, revision=revision, overrides=set_ or (), replace=replace)
     if json:
-        OUTPUT.show(found.to_output())
+        OUTPUT.show(found)
         return
     print_data(table(["key", "value", "from"], found.rows(), width=terminal_width()))
     for text in found.notes:

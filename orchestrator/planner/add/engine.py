@@ -20,7 +20,7 @@ from orchestrator.images.patch_check import CONFLICT, PatchState, SourceChecker
 from orchestrator.kernels.disk.image import ImageTables
 from orchestrator.kernels.disk.store import Store
 from orchestrator.planner.add.engine_sources import EngineRequest, EngineSource, engine_source
-from orchestrator.planner.add.file import CatalogFile, entry_lines, free_name, require_complete, write_entry
+from orchestrator.planner.add.file import EntryOutput, entry_lines, free_name, require_complete, write_entry
 from orchestrator.planner.flag_tables import flag_table, table_path
 from orchestrator.profiles.layers import Override
 from orchestrator.profiles.schema import EngineFile
@@ -54,7 +54,7 @@ class ShippedTables:
 class AddedEngine:
     """A catalog entry of an engine, with the findings about its flags, patches and tables."""
 
-    file: CatalogFile
+    file: EntryOutput
     options: OptionTable
     patches: tuple[PatchState, ...]
     tables: ShippedTables | None
@@ -95,13 +95,7 @@ def add_engine(request: EngineRequest, home: Home) -> AddedEngine:
     shipped, notes = _shipped(source)
     store = Store.at(home, None, _reference(facts))
     found = AddedEngine(
-        file=CatalogFile(
-            kind=EntryKind.ENGINE,
-            name=name,
-            path=home.root / EntryKind.ENGINE.file(name),
-            lines=tuple(lines),
-            notes=(*notes, *_notes(facts, patches)),
-        ),
+        file=EntryOutput.of(EntryKind.ENGINE, name, home, lines, (*notes, *_notes(facts, patches))),
         options=options,
         patches=patches,
         tables=_about(shipped, store),
@@ -111,7 +105,7 @@ def add_engine(request: EngineRequest, home: Home) -> AddedEngine:
             atomic_write(table_path(version, home), text)
         if shipped is not None:
             store.save_shipped(shipped.rows)
-        write_entry(found.file, _head(name, source, patches), EngineFile)
+        write_entry(found.file, lines, _head(name, source, patches), EngineFile)
     return found
 
 

@@ -1,9 +1,9 @@
 """Shared code of `add model` and `add engine`: a catalog entry, the user's own values, and missing values."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pydantic import BaseModel
 
@@ -20,33 +20,11 @@ _SET_OPTION: Final = "--set"
 
 
 @dataclass(frozen=True, kw_only=True)
-class CatalogFile:
-    """A new catalog entry: its lines, and notes for the user."""
-
-    kind: EntryKind
-    name: str
-    path: Path
-    lines: tuple[YamlLine, ...]
-    notes: tuple[str, ...]
-
-    def rows(self) -> Iterator[list[str]]:
-        """Yield key, value and source of each line, as table rows."""
-        for line in self.lines:
-            yield [".".join(line.path), _display_value(line.value), line.comment or _source(line.value)]
-
-    def to_output(self) -> "EntryOutput":
-        """Return the entry for JSON."""
-        facts = (FactOutput(key=".".join(line.path), value=line.value, source=line.comment) for line in self.lines)
-        kind = self.kind.name.lower()
-        return EntryOutput(kind=kind, name=self.name, path=self.path, facts=tuple(facts), notes=self.notes)
-
-
-@dataclass(frozen=True, kw_only=True)
 class FactOutput:
     """A key of a catalog entry, and where its value comes from."""
 
     key: str
-    value: object
+    value: Any  # as in YAML
     source: str = field(metadata={"serialization_alias": "from"})
 
 
@@ -60,10 +38,24 @@ class EntryOutput:
     facts: tuple[FactOutput, ...]
     notes: tuple[str, ...]
 
+    @classmethod
+    def of(
+        cls, kind: EntryKind, name: str, home: Home, lines: Sequence[YamlLine], notes: Iterable[str]
+    ) -> "EntryOutput":
+        """Return the entry with these lines, in the catalog of a home."""
+        facts = (FactOutput(key=".".join(line.path), value=line.value, source=line.comment) for line in lines)
+        path = home.root / kind.file(name)
+        return cls(kind=kind.name.lower(), name=name, path=path, facts=tuple(facts), notes=tuple(notes))
 
-def write_entry(file: CatalogFile, head: Sequence[str], model: type[BaseModel]) -> None:
+    def rows(self) -> Iterator[list[str]]:
+        """Yield key, value and source of each fact, as table rows."""
+        for fact in self.facts:
+            yield [fact.key, _display_value(fact.value), fact.source or _source(fact.value)]
+
+
+def write_entry(file: EntryOutput, lines: Sequence[YamlLine], head: Sequence[str], model: type[BaseModel]) -> None:
     """Write the catalog entry atomically, with the comments `head` before its lines."""
-    text = yaml_text([f"yaml-language-server: $schema=../{file.kind.name.lower()}.schema.json", *head], file.lines)
+    text = yaml_text([f"yaml-language-server: $schema=../{file.kind}.schema.json", *head], lines)
     model_of(read_document(text, str(file.path)), model)  # the text must read back as a valid entry
     atomic_write(file.path, text)
 

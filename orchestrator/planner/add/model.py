@@ -15,7 +15,7 @@ from orchestrator.core.console import warn
 from orchestrator.core.errors import UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.yaml_document import Data
-from orchestrator.planner.add.file import CatalogFile, entry_lines, free_name, require_complete, write_entry
+from orchestrator.planner.add.file import EntryOutput, entry_lines, free_name, require_complete, write_entry
 from orchestrator.profiles.layers import Override
 from orchestrator.profiles.schema import ModelFile
 from orchestrator.profiles.yaml_writer import YamlLine
@@ -32,7 +32,7 @@ def add_model(
     overrides: Sequence[str] = (),
     replace: bool = False,
     environ: Mapping[str, str] = os.environ,
-) -> CatalogFile:
+) -> EntryOutput:
     """Write a model's catalog entry from the checkpoint in a directory, or from a repository on the hub.
 
     A note lists how the tensors of a directory differ from their config; of a repository, too few headers are read.
@@ -60,10 +60,9 @@ def add_model(
         section = {"source": "hub", "path": checkpoint, "revision": listing.commit}
     lines = _lines(name, section, found, parsed, gated=gated, has_shards=outline.has_shards)
     require_complete(lines, found.missing, checkpoint, ModelFile)
-    path = home.root / EntryKind.MODEL.file(name)
-    added = CatalogFile(kind=EntryKind.MODEL, name=name, path=path, lines=tuple(lines), notes=found.notes)
+    added = EntryOutput.of(EntryKind.MODEL, name, home, lines, found.notes)
     comment = f"{name}, as `deploy add model` read its checkpoint. The comment after each fact is its source."
-    write_entry(added, [comment, *found.notes], ModelFile)
+    write_entry(added, lines, [comment, *found.notes], ModelFile)
     return added
 
 

@@ -12,7 +12,7 @@ from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.errors import CheckpointError, ProfileError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.validation import read_model
-from orchestrator.planner.add.file import CatalogFile
+from orchestrator.planner.add.file import EntryOutput
 from orchestrator.planner.add.model import add_model
 from orchestrator.profiles.schema import ModelFile
 
@@ -22,11 +22,11 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path / "home")
 
 
-def added(directory: Path, home: Home, *overrides: str, **more: str | bool) -> CatalogFile:
+def added(directory: Path, home: Home, *overrides: str, **more: str | bool) -> EntryOutput:
     return add_model(str(directory), home, overrides=overrides, environ={}, **more)  # type: ignore[arg-type]
 
 
-def written(found: CatalogFile) -> ModelFile:
+def written(found: EntryOutput) -> ModelFile:
     return read_model(found.path, ModelFile, found.path.name)
 
 
