@@ -15,13 +15,12 @@ from packaging.version import Version
 
 from orchestrator.core.errors import Problem
 from orchestrator.engine.flag_ranges import RANGES
-from orchestrator.engine.flags import FlagTable, FlagValue, flag_words
+from orchestrator.engine.flags import FlagTable, FlagValue, flag_words, read_number
 from orchestrator.engine.memory import DSA_PAGE
 
 _EAGLE: Final = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
 _GRPC_OFFSET: Final = 10_000  # server_args.py:2762: a second port, checked even if gRPC is off
 _LAST_PORT: Final = 65535
-_LARGEST: Final = 2**63
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +35,8 @@ class ServerFlags:
     mtp_layer: bool  # whether the checkpoint has one
 
     def number(self, name: str) -> float | None:
-        """Return the value of a numeric option; None if it is unset, not a number, `nan` or too large for 64 bits."""
-        number = _number(self.text(name) or "")
-        return number if number is not None and abs(number) < _LARGEST else None
+        """Return the value of a numeric option, as `read_number`."""
+        return read_number(self.text(name))
 
     def text(self, name: str) -> str | None:
         """Return the first value of an option, set under any of its names; `""` for a switch, None if unset."""
@@ -61,7 +59,7 @@ def _in_range(server: ServerFlags) -> Iterator[Problem]:
     for name, value in server.flags.items():
         allowed = RANGES.get(server.table.first_name(name))
         for word in flag_words(value) if allowed else ():
-            if (number := _number(word)) is not None and allowed is not None and number not in allowed:
+            if (number := read_number(word)) is not None and allowed is not None and number not in allowed:
                 yield Problem(f"`--{name}` takes a number {allowed}, found `{word}`", name)
 
 
@@ -164,13 +162,6 @@ def port_problem(port: int, version: str) -> str:
 
 def _written(server: ServerFlags, name: str) -> str:
     return next((flag for flag in server.flags if server.table.first_name(flag) == name), name)
-
-
-def _number(word: str) -> float | None:
-    try:
-        return float(word)
-    except ValueError:
-        return None
 
 
 _CHECKS: Final[Sequence[Check]] = (

@@ -40,6 +40,7 @@ RESERVED: Mapping[str, str] = {
 }
 
 DP_SIZE: Final = "dp-size"
+_LARGEST: Final = 2**63
 DP_ATTENTION: Final = "enable-dp-attention"
 
 # Options renamed between versions that a search by spelling would miss
@@ -65,14 +66,14 @@ _SECRET_FLAG: Final = re.compile(
 class FlagSpec:
     """One option as the argparse parser of an sglang version defines it."""
 
-    takes_value: bool
-    multiple: bool  # takes a list
-    optional: bool  # the value may be left out
-    type: Literal["int", "float", "json"] | None  # the type of each value, None for any text
-    choices: tuple[str, ...]
-    deprecated: bool
-    successor: str  # from the deprecation warning, as text; may name several options, some with `--`
-    alias_of: str | None  # the first name of an option with several names
+    takes_value: bool = True
+    multiple: bool = False  # takes a list
+    optional: bool = False  # the value may be left out
+    type: Literal["int", "float", "json"] | None = None  # the type of each value, None for any text
+    choices: tuple[str, ...] = ()
+    deprecated: bool = False
+    successor: str = ""  # from the deprecation warning, as text; may name several options, some with `--`
+    alias_of: str | None = None  # the first name of an option with several names
     help: str | None = None  # the parser's help, at the first name only; None: hidden, or an older table
 
 
@@ -165,6 +166,15 @@ def _spec(entry: Mapping[str, Any]) -> FlagSpec:
 
 
 FlagValue: TypeAlias = "bool | int | float | str | Sequence[int | float | str]"
+
+
+def read_number(word: str | None) -> float | None:
+    """Return the value of a numeric option; None if it is unset, not a number, `nan` or too large for 64 bits."""
+    try:
+        number = float(word or "")
+    except ValueError:
+        return None
+    return number if abs(number) < _LARGEST else None
 
 
 def flag_words(value: FlagValue) -> tuple[str, ...]:

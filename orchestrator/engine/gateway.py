@@ -11,7 +11,7 @@ showing it, so images/launch_gateway.py reads it from a file, as sglang does wit
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from orchestrator.core.errors import Problem
 from orchestrator.core.suggest import closest_match
@@ -57,35 +57,16 @@ _RESERVED: Final[Mapping[str, str]] = {
 }
 
 
-def _option(
-    kind: Literal["int", "float"] | None = None,
-    *,
-    choices: tuple[str, ...] = (),
-    multiple: bool = False,
-    value: bool = True,
-) -> FlagSpec:
-    """Return an option of smg as its argparse parser defines it (bindings/python/src/smg/router_args.py)."""
-    return FlagSpec(
-        takes_value=value,
-        multiple=multiple,
-        optional=False,
-        type=kind,
-        choices=choices,
-        deprecated=False,
-        successor="",
-        alias_of=None,
-    )
-
-
 POLICIES: Final = ("cache_aware", "round_robin", "random", "power_of_two", "prefix_hash", "consistent_hashing")
+# As smg's argparse parser defines them (bindings/python/src/smg/router_args.py).
 OPTIONS: Final[Mapping[str, FlagSpec]] = {
-    "policy": _option(choices=POLICIES),
-    **{f"{role}-policy": _option(choices=POLICIES) for role in ("prefill", "decode")},
-    **{name: _option("float") for name in ("cache-threshold", "balance-rel-threshold", "retry-backoff-multiplier")},
-    "retry-jitter-factor": _option("float"),
-    **{name: _option(value=False) for name in ("disable-retries", "disable-circuit-breaker")},
-    "log-level": _option(choices=("debug", "info", "warn", "error")),
-    **{name: _option(multiple=True) for name in ("cors-allowed-origins", "request-id-headers")},
+    "policy": FlagSpec(choices=POLICIES),
+    **{f"{role}-policy": FlagSpec(choices=POLICIES) for role in ("prefill", "decode")},
+    **dict.fromkeys(("cache-threshold", "balance-rel-threshold"), FlagSpec(type="float")),
+    **dict.fromkeys(("retry-backoff-multiplier", "retry-jitter-factor"), FlagSpec(type="float")),
+    **dict.fromkeys(("disable-retries", "disable-circuit-breaker"), FlagSpec(takes_value=False)),
+    "log-level": FlagSpec(choices=("debug", "info", "warn", "error")),
+    **dict.fromkeys(("cors-allowed-origins", "request-id-headers"), FlagSpec(multiple=True)),
     **dict.fromkeys(
         (
             "balance-abs-threshold", "eviction-interval-secs", "max-tree-size", "max-payload-size",
@@ -95,7 +76,7 @@ OPTIONS: Final[Mapping[str, FlagSpec]] = {
             "health-failure-threshold", "health-success-threshold", "health-check-timeout-secs",
             "health-check-interval-secs",
         ),
-        _option("int"),
+        FlagSpec(type="int"),
     ),
 }  # fmt: skip
 # Values for options that a profile does not set, each with its reason.

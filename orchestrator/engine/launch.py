@@ -13,23 +13,17 @@ from dataclasses import dataclass
 from typing import Final
 
 from orchestrator.core.secrets import Secret
-from orchestrator.engine.flags import DP_SIZE
+from orchestrator.engine.flags import DP_SIZE, RESERVED
 from orchestrator.engine.gateway import CONTROL_KEY
 
 MODULE: Final = "sglang.launch_server"
 # The options that `launch_argv` derives from other keys of a profile, with the path of each key.
-PROFILE_KEYS: Final[Mapping[str, tuple[str, str]]] = {
-    "model-path": ("model", "checkpoint"),
-    "served-model-name": ("model", "served_name"),
-    "host": ("server", "host"),
-    "port": ("server", "port"),
-    "tp-size": ("layout", "tp"),
-    "dp-size": ("layout", "dp"),
-    "attn-dp-size": ("layout", "dp"),
-    "ep-size": ("layout", "ep"),
-    "enable-dp-attention": ("layout", "dp_attention"),
-    "nnodes": ("layout", "nodes"),
-    "node-rank": ("layout", "nodes"),
+_DERIVED: Final = (
+    *("model-path", "served-model-name", "host", "port", "nnodes", "node-rank"),
+    *("tp-size", "dp-size", "attn-dp-size", "ep-size", "enable-dp-attention"),
+)
+PROFILE_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
+    **{option: tuple(RESERVED[option].split(".")) for option in _DERIVED},
     "dist-init-addr": ("layout", "nodes"),
 }
 # Words of a launch line that differ between the nodes of a server: `rank_argv` and each runtime replace them.

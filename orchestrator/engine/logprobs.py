@@ -11,10 +11,9 @@ from orchestrator.engine.endpoints import GENERATE
 from orchestrator.engine.responses import (
     Json,
     UnexpectedResponseError,
-    finished,
     get_object,
+    native_ending,
     number,
-    optional_text,
     setting,
     token_ids,
 )
@@ -51,8 +50,7 @@ def read_scored(data: Json, ids: tuple[int, ...], *, start: int, tokens: int, to
     Raises UnexpectedResponseError if the response has another format or covers other tokens.
     """
     meta, text = get_object(data, "meta_info"), token_ids(data, "output_ids")
-    if meta.get("finish_reason") is not None:
-        finished(optional_text(get_object(meta, "finish_reason"), "type"))
+    native_ending(meta)
     if len(text) != tokens:
         raise UnexpectedResponseError(f"`{GENERATE}` generated {len(text)} tokens, {tokens} were requested")
     return ScoredPrompt(

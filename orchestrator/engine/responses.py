@@ -227,8 +227,7 @@ def read_generated(data: Json) -> GenerateResponse:
     Raises AbortedResponseError if the server aborted the generation.
     """
     meta, ids = get_object(data, "meta_info"), data.get("output_ids")
-    if meta.get("finish_reason") is not None:
-        finished(optional_text(get_object(meta, "finish_reason"), "type"))
+    native_ending(meta)
     if not isinstance(ids, list) or not all(type(item) is int and item >= 0 for item in ids):
         raise UnexpectedResponseError(f"`output_ids` of `{GENERATE}` are not token ids: {_excerpt(ids)}")
     return GenerateResponse(
@@ -353,6 +352,12 @@ def read_completion_event(event: bytes) -> tuple[str, str | None]:
 
 def _output(message: Json) -> str:
     return (optional_text(message, "reasoning_content") or "") + (optional_text(message, "content") or "")
+
+
+def native_ending(meta: Json) -> str | None:
+    """Return the finish reason in sglang's own format, None if there is none. Raises UnexpectedResponseError."""
+    reason = get_object(meta, "finish_reason") if meta.get("finish_reason") is not None else {}
+    return finished(optional_text(reason, "type"))
 
 
 def _ending(choice: Json) -> str | None:

@@ -69,7 +69,7 @@ class ArgumentRejection:
                 return found
         return ()
 
-    def keys(self, option_names: Collection[str]) -> tuple[tuple[str, str], ...]:
+    def keys(self, option_names: Collection[str]) -> tuple[tuple[str, ...], ...]:
         """Return the paths of the profile keys behind `rejected_options`; only those below `flags` if there are any."""
         named = self.rejected_options(
             [name for name in option_names if name not in PROFILE_KEYS]

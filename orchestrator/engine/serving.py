@@ -10,7 +10,7 @@ from typing import Final
 from orchestrator.engine.cache_tiers import DEFAULT_RATIO, CacheTiers
 from orchestrator.engine.disaggregation import BOOTSTRAP_PORT
 from orchestrator.engine.flag_ranges import RANGES
-from orchestrator.engine.flags import FlagTable, FlagValue, flag_problems, flag_words
+from orchestrator.engine.flags import FlagTable, FlagValue, flag_problems, flag_words, read_number
 from orchestrator.engine.memory import DSA_PAGE, WINDOW_RATIO
 from orchestrator.engine.options import Meaning
 from orchestrator.engine.request_memory import DSV4_PAGE, STATE_RATIO, StateOptions
@@ -30,7 +30,6 @@ _MAX_PREFILL_TOKENS: Final = 16384  # default of `max_prefill_tokens`: tokens of
 _STEPS: Final = 3
 _PORTS: Final = ("nccl-port", "dist-init-addr", BOOTSTRAP_PORT)  # a port, or host:port
 _HOST_CACHES: Final = ("enable-hierarchical-cache", "enable-hicache", "enable-hisparse")
-_LARGEST: Final = 2**63
 # Second names of options used in this module; the same in every version that has them.
 _ALIASES: Final[Mapping[str, str]] = {
     "pipeline-parallel-size": "pp-size",
@@ -217,12 +216,8 @@ class _Options:
         return next(iter(self._words[name]), "") if name in self._words else None
 
     def number(self, name: str) -> float | None:
-        """Return the value of a numeric option; None if it is unset, not a number, `nan` or too large for 64 bits."""
-        try:
-            number = float(self.text(name) or "")
-        except ValueError:
-            return None
-        return number if abs(number) < _LARGEST else None
+        """Return the value of a numeric option, as `read_number`."""
+        return read_number(self.text(name))
 
     def count(self, name: str) -> int | None:
         """Return the value of an option as a count; None if it is below 1 or no number."""

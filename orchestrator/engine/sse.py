@@ -16,6 +16,7 @@ from orchestrator.engine.responses import (
     finished,
     get_object,
     get_objects,
+    native_ending,
     number,
     optional_number,
     optional_text,
@@ -146,12 +147,11 @@ def read_usage(counted: bytes, last: bytes) -> Usage:
 
 
 def _native_usage(meta: Json) -> Usage:
-    reason = get_object(meta, "finish_reason") if meta.get("finish_reason") is not None else {}
     return Usage(
         prompt_tokens=number(meta, "prompt_tokens"),
         output_tokens=number(meta, "completion_tokens"),
         cached_tokens=optional_number(meta, "cached_tokens"),
-        finish_reason=finished(optional_text(reason, "type")),
+        finish_reason=native_ending(meta),
     )
 
 

@@ -100,8 +100,7 @@ def build_context(plan: Plan, sources: ImageSources) -> BuildContext:
     texts = {"Dockerfile": dockerfile + _gateway_instructions(plan), "patches/manifest.json": _manifest(plan, sources)}
     contents = {path: text.encode() for path, text in texts.items()}
     contents |= {f"patches/{name}": program for name, program in sources.programs.items()}
-    contents |= sources.files
-    contents |= {path: content for path, _, content in tables}
+    contents |= {**sources.files, **tables}
     return BuildContext(
         files=tuple(RenderedFile(path=path, content=contents[path], executable=False) for path in sorted(contents)),
         missing_inputs=tuple(step.id for step in steps if step.missing),
@@ -191,16 +190,15 @@ def repository(reference: str) -> str:
     return f"{head}{slash}{name.partition(':')[0]}"
 
 
-def _tables(plan: Plan, sources: ImageSources) -> list[tuple[str, str, bytes]]:
-    """Return (path in the context, path in the image, content) of each file that the plan's patches add."""
+def _tables(plan: Plan, sources: ImageSources) -> dict[str, bytes]:
+    """Return the content of each file that the plan's patches add, by its path in the context."""
     has_input = {use.id for use in plan.patches if use.input_sha256 is not None}
-    tables = []
+    tables = {}
     for patch in sources.patches:
         if patch.id in has_input and isinstance(patch.apply, AddedFile):
-            content = sources.inputs.get(patch.apply.input)
-            if content is None:
+            if (content := sources.inputs.get(patch.apply.input)) is None:
                 raise BuildError(f"no `{patch.apply.input}` for patch `{patch.id}`, which the plan has")
-            tables.append((f"tables/{patch.apply.input}", patch.apply.destination, content))
+            tables[f"tables/{patch.apply.input}"] = content
     return tables
 
 
