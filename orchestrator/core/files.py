@@ -173,7 +173,7 @@ def private_dir(path: Path) -> Path:
 
 def read_private(path: Path) -> bytes:
     """Read a file of this user. Raises OSError for another user's file, a link, a FIFO or device, and above 4 MiB."""
-    return _read(_open_private_file(path, os.O_RDONLY), path, most=_MOST)
+    return _read(_open_file(path, private=True), path, most=_MOST)
 
 
 def read_file(path: Path, *, most: int) -> bytes:
@@ -191,16 +191,6 @@ def open_lines(path: Path, *, longest: int) -> Iterator[str]:
             if len(line) > longest:
                 raise OSError(errno.EFBIG, "unterminated line", str(path))
             yield line
-
-
-def _open_file(path: Path) -> int:
-    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        _require_file(os.fstat(number), path)
-    except OSError:
-        os.close(number)
-        raise
-    return number
 
 
 def _read(number: int, path: Path, *, most: int) -> bytes:
@@ -222,7 +212,7 @@ def replace_folder(fresh: Path, target: Path) -> None:
 
 def open_private(path: Path) -> BinaryIO:
     """Open a file of this user for reading. Raises OSError for another user's file, a link, a FIFO or device."""
-    return open(_open_private_file(path, os.O_RDONLY), "rb")
+    return open(_open_file(path, private=True), "rb")
 
 
 def open_lock(path: Path) -> FileIO:
@@ -231,19 +221,22 @@ def open_lock(path: Path) -> FileIO:
     On a disk that has become read-only, an existing lock file is opened for reading, which is enough for a lock.
     """
     try:
-        lock = _open_private_file(path, os.O_RDWR | os.O_CREAT)
+        lock = _open_file(path, os.O_RDWR | os.O_CREAT, private=True)
     except OSError as error:
         if error.errno != errno.EROFS:
             raise
-        lock = _open_private_file(path, os.O_RDONLY)
+        lock = _open_file(path, private=True)
     return FileIO(lock)
 
 
-def _open_private_file(path: Path, flags: int) -> int:
-    number = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+def _open_file(path: Path, flags: int = os.O_RDONLY, *, private: bool = False) -> int:
+    """Open a regular file; a `private` one belongs to this user, and is no link."""
+    flags |= os.O_NOFOLLOW if private else 0
+    number = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     try:
         status = os.fstat(number)
-        _require_owner(status, path)
+        if private:
+            _require_owner(status, path)
         _require_file(status, path)
     except OSError:
         os.close(number)

@@ -39,6 +39,16 @@ def data_root() -> Path:
     return shipped if shipped.is_dir() else package.parent
 
 
+class _Folder:
+    """A directory below a home; the module's docstring says what each holds."""
+
+    def __init__(self, name: str) -> None:
+        self._name = FileName(name)
+
+    def __get__(self, home: "Home", _: type["Home"]) -> Path:
+        return home.root / self._name
+
+
 @dataclass(frozen=True)
 class Home:
     """The tool's home directory and the paths below it.
@@ -65,61 +75,24 @@ class Home:
             _require_ours(root, root.stat())
         return cls(root)
 
-    @property
-    def environments(self) -> Path:
-        """Directory of Python environments, one for each digest of requirements."""
-        return self.root / "environments"
-
-    @property
-    def packages(self) -> Path:
-        """Directory of patched copies of sglang, one for each digest of sources and patches."""
-        return self.root / "packages"
-
-    @property
-    def job_packages(self) -> Path:
-        """Directory of patched copies of sglang for servers that run as Slurm jobs."""
-        return self.root / "job-packages"
-
-    @property
-    def models(self) -> Path:
-        """Directory of checkpoints, by model name."""
-        return self.root / "models"
-
-    @property
-    def runs(self) -> Path:
-        """Directory of run directories, by server name."""
-        return self.root / "runs"
-
-    @property
-    def kernels(self) -> Path:
-        """Directory of measured rows of tuned kernel tables."""
-        return self.root / "kernels"
-
-    @property
-    def compiled_kernels(self) -> Path:
-        """Directory of archives of compiled kernels."""
-        return self.root / "compiled-kernels"
-
-    @property
-    def images(self) -> Path:
-        """Directory of the user's own image templates, and of image data from registries."""
-        return self.root / "images"
-
-    @property
-    def argument_checks(self) -> Path:
-        """Directory of engines' verdicts on command lines, one for each digest of the question."""
-        return self.root / "argument-checks"
+    environments = _Folder("environments")
+    packages = _Folder("packages")
+    job_packages = _Folder("job-packages")
+    models = _Folder("models")
+    runs = _Folder("runs")
+    kernels = _Folder("kernels")
+    compiled_kernels = _Folder("compiled-kernels")
+    images = _Folder("images")
+    argument_checks = _Folder("argument-checks")
 
     def for_remote(self, host_url: str | None) -> Path:
         """Return the local directory for files made for a host, by the URL `host_url`; this home itself for None.
 
         Each remote host has a separate directory, so that files for one host are never used for another.
         """
-        return (
-            self.root
-            if host_url is None
-            else self.root / "far" / FileName(hashlib.sha256(host_url.encode()).hexdigest()[:12])
-        )
+        if host_url is None:
+            return self.root
+        return self.root / "far" / FileName(hashlib.sha256(host_url.encode()).hexdigest()[:12])
 
     def holds(self, run_dir: Path, name: str) -> bool:
         """Return whether a path, taken from a label or a comment, is a run directory of this name in this home."""
