@@ -101,11 +101,7 @@ def _compressed(config: CheckpointConfig, layers: int) -> Facts:
         counts = {f"ratio_{item}": ratios.count(item) for item in (4, 128)}
     if not all(counts.values()):
         raise MissingKeyError("compress_ratios")
-    section = {
-        **counts,
-        "window": _number(text, "sliding_window"),
-        "rope_dim": _number(text, "qk_rope_head_dim"),
-    }
+    section = {**counts, "window": _number(text, "sliding_window"), "rope_dim": _number(text, "qk_rope_head_dim")}
     return {
         "kv_cache.index_head_dim": _fact(_number(text, "index_head_dim"), "index_head_dim"),
         "kv_cache.compressed": _fact(section, "compress_ratios, sliding_window, qk_rope_head_dim"),

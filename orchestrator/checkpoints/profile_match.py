@@ -24,10 +24,7 @@ def require_profile_match(directory: Path, model: Model) -> None:
     except CheckpointError:
         return  # the integrity check reports it
     if problems := tuple(_contradictions(config, model, str(directory / CONFIG))):
-        raise CheckpointMismatchError(
-            f"the profile and the checkpoint of `{model.name}` disagree",
-            problems=problems,
-        )
+        raise CheckpointMismatchError(f"the profile and the checkpoint of `{model.name}` disagree", problems=problems)
 
 
 def _contradictions(config: CheckpointConfig, model: Model, location: str) -> Iterator[Problem]:

@@ -52,12 +52,7 @@ def _warn_mismatches(verified: VerifiedCheckpoint) -> VerifiedCheckpoint:
 
 
 def stage_remote(
-    plan: Plan,
-    directory: str,
-    host: str,
-    *,
-    allow_mismatch: bool = False,
-    mirror: Path | None = None,
+    plan: Plan, directory: str, host: str, *, allow_mismatch: bool = False, mirror: Path | None = None
 ) -> VerifiedCheckpoint:
     """Stage a checkpoint on a remote host, which needs Python only; `directory` may be relative to its home.
 
@@ -75,11 +70,7 @@ def _verify_remote(
     """Verify a checkpoint on a remote host; with a `hub` download missing files first."""
     if hub is not None:
         ignore_sigpipe()
-    with (
-        Progress() as line,
-        TemporaryFile() as stderr,
-        ssh_start(host, remote_program(), stderr) as program,
-    ):
+    with Progress() as line, TemporaryFile() as stderr, ssh_start(host, remote_program(), stderr) as program:
         staging = RemoteDownload(
             host=host,
             directory=directory,

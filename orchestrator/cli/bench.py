@@ -10,14 +10,7 @@ import typer
 
 from orchestrator.bench.metrics import result_text
 from orchestrator.bench.result import BenchResult, EndReason
-from orchestrator.bench.run import (
-    BenchOptions,
-    ClaimedHardware,
-    WorkloadChanges,
-    bench,
-    is_url,
-    resume_command,
-)
+from orchestrator.bench.run import BenchOptions, ClaimedHardware, WorkloadChanges, bench, is_url, resume_command
 from orchestrator.cli.options import (
     ApiKeyEnvOption,
     EngineOption,

@@ -123,11 +123,7 @@ RENAMED_OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
     "preflight": _ON,
     "quantize": {"--in": "--profile"},
     "render": {"--give": "--input", "--tool": "--package", **_ON},
-    "reproduce": {
-        "--data": "--dataset",
-        "--keep": "--keep-failed",
-        "--weights": "--checkpoint",
-    },
+    "reproduce": {"--data": "--dataset", "--keep": "--keep-failed", "--weights": "--checkpoint"},
     "show": _ON,
     "smoke": {"--against": "--profile"},
     "stage": {"--accept-differences": "--allow-mismatch", "--at-once": "--parallel"},
@@ -140,13 +136,7 @@ RENAMED_OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "--usd": "--max-cost",
         **_UNTUNED,
     },
-    "up": {
-        "--keep": "--keep-failed",
-        "--least-gsm8k": "--min-gsm8k",
-        "--only": "--max-replicas",
-        **_ON,
-        **_UNTUNED,
-    },
+    "up": {"--keep": "--keep-failed", "--least-gsm8k": "--min-gsm8k", "--only": "--max-replicas", **_ON, **_UNTUNED},
 }
 
 

@@ -41,8 +41,7 @@ SuiteOption: TypeAlias = Annotated[
     str, typer.Option("--suite", metavar="gsm8k|gpqa-diamond|tau2|published", help="suite of questions")
 ]
 SeedsOption: TypeAlias = Annotated[
-    int | None,
-    typer.Option(min=1, max=100, metavar="N", help="number of seeds (tau2: trials); default: as published"),
+    int | None, typer.Option(min=1, max=100, metavar="N", help="number of seeds (tau2: trials); default: as published")
 ]
 DatasetOption: TypeAlias = Annotated[
     Path | None, typer.Option(metavar="FILE|DIR", help="local questions, instead of a download")

@@ -12,12 +12,7 @@ from orchestrator.servers.servers import open_servers
 OUTPUT: Final = JsonOutput(tuple[RunSummary, ...])
 
 
-def command(
-    name: NameOrAllArgument = None,
-    *,
-    host: HostOption = None,
-    json: Json = False,
-) -> None:
+def command(name: NameOrAllArgument = None, *, host: HostOption = None, json: Json = False) -> None:
     """List past runs and their results."""
     with open_servers(Home.from_environment(), host, name=name) as servers:
         starts = history(servers, name)

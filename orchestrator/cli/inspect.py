@@ -35,11 +35,7 @@ OUTPUT: Final = JsonOutput[BuiltImageOutput | ImageOutput | CheckpointView](
 
 def command(
     image: Annotated[
-        str,
-        typer.Argument(
-            metavar="IMAGE|DIR",
-            help="image on the host or in its registry, or checkpoint",
-        ),
+        str, typer.Argument(metavar="IMAGE|DIR", help="image on the host or in its registry, or checkpoint")
     ],
     *,
     host: HostOption = None,

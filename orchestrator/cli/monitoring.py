@@ -42,8 +42,7 @@ def command(
     expect: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="KEY=VALUE",
-            help="ttft_p95_s, cache_hit_rate or accept_length to expect (may be repeated)",
+            metavar="KEY=VALUE", help="ttft_p95_s, cache_hit_rate or accept_length to expect (may be repeated)"
         ),
     ] = None,
     target: Annotated[

@@ -67,9 +67,7 @@ def _words(names: Iterable[str], incomplete: str) -> list[str]:
 
 
 _PROFILE_ARGUMENT: Final[Any] = typer.Argument(
-    metavar="PROFILE",
-    help="profile name or file (also --profile or -p)",
-    autocompletion=complete_names("PROFILE"),
+    metavar="PROFILE", help="profile name or file (also --profile or -p)", autocompletion=complete_names("PROFILE")
 )
 ProfileArgument: TypeAlias = Annotated[str, _PROFILE_ARGUMENT]
 ProfileOrRunArgument: TypeAlias = Annotated[str | None, _PROFILE_ARGUMENT]
@@ -83,10 +81,7 @@ GpusOption: TypeAlias = Annotated[
 RuntimeOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        "--runtime",
-        metavar="RUNTIME",
-        help="runtime to use, such as docker or process",
-        autocompletion=runtime_names,
+        "--runtime", metavar="RUNTIME", help="runtime to use, such as docker or process", autocompletion=runtime_names
     ),
 ]
 ImageOption: TypeAlias = Annotated[
@@ -102,8 +97,7 @@ InputOption: TypeAlias = Annotated[
     typer.Option("--input", metavar="NAME=FILE", help="patch input, such as moe-table=FILE (may be repeated)"),
 ]
 NameArgument: TypeAlias = Annotated[
-    str,
-    typer.Argument(metavar="NAME", help="server name", autocompletion=server_names),
+    str, typer.Argument(metavar="NAME", help="server name", autocompletion=server_names)
 ]
 NameOrAllArgument: TypeAlias = Annotated[
     str | None, typer.Argument(metavar="NAME", help="server name; default: all", autocompletion=server_names)
@@ -130,26 +124,16 @@ AllowUntuned: TypeAlias = Annotated[
 ]
 PriceOption: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option(
-        "--price",
-        metavar="[GPU=]USD",
-        help="price per GPU hour; default: published TCO (may be repeated)",
-    ),
+    typer.Option("--price", metavar="[GPU=]USD", help="price per GPU hour; default: published TCO (may be repeated)"),
 ]
 HostOption: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        "--host",
-        metavar="URL|@FILE",
-        help="ssh://user@node, or @FILE of hosts; default: DOCKER_HOST",
-    ),
+    typer.Option("--host", metavar="URL|@FILE", help="ssh://user@node, or @FILE of hosts; default: DOCKER_HOST"),
 ]
 HostsOption: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
-        "--host",
-        metavar="URL|@FILE",
-        help="ssh://user@node (may be repeated), or @FILE; default: DOCKER_HOST",
+        "--host", metavar="URL|@FILE", help="ssh://user@node (may be repeated), or @FILE; default: DOCKER_HOST"
     ),
 ]
 ParallelOption: TypeAlias = Annotated[

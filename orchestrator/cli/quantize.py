@@ -18,8 +18,7 @@ from orchestrator.planner.quantize import quantize as run_quantization
 
 RecipeOption: TypeAlias = Annotated[str, entry_option("RECIPE", "--recipe", help="recipe name or file")]
 ProfileOption: TypeAlias = Annotated[
-    str | None,
-    entry_option("PROFILE", "--profile", "-p", help="use this profile's image and GPUs; default: local CPU"),
+    str | None, entry_option("PROFILE", "--profile", "-p", help="use this profile's image and GPUs; default: local CPU")
 ]
 
 
@@ -45,8 +44,7 @@ def command(
         str | None, typer.Option("--name", metavar="NAME", help="name of the model's catalog entry; default: TARGET's")
     ] = None,
     workers: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="parallel shards; default: one per core or GPU"),
+        int | None, typer.Option(min=1, metavar="N", help="parallel shards; default: one per core or GPU")
     ] = None,
     profile_: ProfileOption = None,
     image: Annotated[

@@ -64,8 +64,7 @@ def command(
         ),
     ] = None,
     package: Annotated[
-        str | None,
-        typer.Option(metavar="WHEEL|DIR|URL", help="package of this tool for a rented machine"),
+        str | None, typer.Option(metavar="WHEEL|DIR|URL", help="package of this tool for a rented machine")
     ] = None,
     set_: SetOption = None,
     input_: InputOption = None,

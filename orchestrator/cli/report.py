@@ -26,12 +26,10 @@ def command(
     published: PublishedOption = None,
     price: PriceOption = None,
     baseline: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FILE", help="eval result to compare with (may be repeated)"),
+        list[Path] | None, typer.Option(metavar="FILE", help="eval result to compare with (may be repeated)")
     ] = None,
     node_watts: Annotated[
-        list[str] | None,
-        typer.Option(metavar="[GPU=]W", help="metered watts of a node under load (may be repeated)"),
+        list[str] | None, typer.Option(metavar="[GPU=]W", help="metered watts of a node under load (may be repeated)")
     ] = None,
     output: Annotated[
         Path | None, typer.Option(metavar="DIR", help="directory for the report; default: the first RESULT's")

@@ -42,8 +42,7 @@ def command(
     kind: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="KIND|COMMAND",
-            help="profile, hardware, model, engine, workload, space, recipe or a command",
+            metavar="KIND|COMMAND", help="profile, hardware, model, engine, workload, space, recipe or a command"
         ),
     ] = None,
     *,

@@ -9,14 +9,7 @@ from contextlib import suppress
 from pathlib import PurePath
 from typing import Any, Final, NoReturn
 
-from orchestrator.cli.fanout import (
-    FROM_FILE,
-    Node,
-    outcome_table,
-    parse_hosts,
-    require_machine,
-    run_on_hosts,
-)
+from orchestrator.cli.fanout import FROM_FILE, Node, outcome_table, parse_hosts, require_machine, run_on_hosts
 from orchestrator.core.console import info, print_data, print_json, terminal_width
 from orchestrator.core.errors import DeployError, HostError, UsageError
 from orchestrator.core.streams import ignore_sigpipe

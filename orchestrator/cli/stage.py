@@ -27,8 +27,7 @@ def command(
         typer.Option("--dir", metavar="DIR", help="directory of the checkpoint; default: under the tool's home"),
     ] = None,
     allow_mismatch: Annotated[
-        bool,
-        typer.Option("--allow-mismatch", help="accept tensors that do not match `config.json`"),
+        bool, typer.Option("--allow-mismatch", help="accept tensors that do not match `config.json`")
     ] = False,
     revision: RevisionOption = None,
     host: HostOption = None,

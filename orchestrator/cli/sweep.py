@@ -63,8 +63,7 @@ MaxCostOption: TypeAlias = Annotated[
     float | None, typer.Option(min=0.01, metavar="USD", help="maximum cost (USD); needs `--price`")
 ]
 SweptOutput: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="directory of the sweep; default: results/sweep-PROFILE"),
+    Path | None, typer.Option(metavar="DIR", help="directory of the sweep; default: results/sweep-PROFILE")
 ]
 NameOption: TypeAlias = Annotated[
     str | None, typer.Option(metavar="NAME", help="name of the best profile; default: PROFILE-swept")

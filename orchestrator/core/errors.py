@@ -37,13 +37,7 @@ class DeployError(Exception):
     exit_code = 1
 
     def __init__(
-        self,
-        message: str,
-        *,
-        location: str = "",
-        hint: str = "",
-        problems: Iterable[Problem] = (),
-        details: str = "",
+        self, message: str, *, location: str = "", hint: str = "", problems: Iterable[Problem] = (), details: str = ""
     ) -> None:
         """Create an error with everything that the user is shown.
 

@@ -59,10 +59,7 @@ class HealthClient:
         the port of a server that has exited. `timeout` is the limit in seconds between two bytes.
         """
         status, content = self._request(
-            "POST",
-            GENERATE,
-            json.dumps(question(rank, alone=self.alone)).encode(),
-            timeout=timeout,
+            "POST", GENERATE, json.dumps(question(rank, alone=self.alone)).encode(), timeout=timeout
         )
         if status == http.client.OK:
             self._require_token(content)

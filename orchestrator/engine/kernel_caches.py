@@ -36,10 +36,7 @@ FOLDERS: Final = (
         never=("ple/*", "model_streamer/*", "gpu_p2p_access_cache*"),
     ),
     KernelFolder(
-        name="flashinfer",
-        default=".cache/flashinfer",
-        variable="FLASHINFER_WORKSPACE_BASE",
-        below=".cache/flashinfer",
+        name="flashinfer", default=".cache/flashinfer", variable="FLASHINFER_WORKSPACE_BASE", below=".cache/flashinfer"
     ),
     KernelFolder(name="tvm-ffi", default=".cache/tvm-ffi", variable="TVM_FFI_CACHE_DIR"),
     KernelFolder(name="triton", default=".triton/cache", variable="TRITON_CACHE_DIR"),

@@ -177,9 +177,7 @@ def token_bytes(needs: KvCacheSpec) -> TokenBytes:
     drafts, counted = needs.draft_layers, needs.counted_drafts
     keys = 0 if needs.indexer is None else needs.indexer.bytes * (needs.indexer.layers + drafts)
     return TokenBytes(
-        planned=int(planned * layers * (1 + counted / layers)) + keys,
-        held=held * (layers + drafts) + keys,
-        keys=keys,
+        planned=int(planned * layers * (1 + counted / layers)) + keys, held=held * (layers + drafts) + keys, keys=keys
     )
 
 

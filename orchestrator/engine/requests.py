@@ -102,14 +102,7 @@ def benchmark_body(
     else:
         # continuous_usage_stats: every chunk counts the output tokens, as with speculation a chunk may hold several
         usage = {"include_usage": True, "continuous_usage_stats": True}
-        settings = {
-            "model": model,
-            **sampling,
-            "max_tokens": tokens,
-            "stream": True,
-            "stream_options": usage,
-            **more,
-        }
+        settings = {"model": model, **sampling, "max_tokens": tokens, "stream": True, "stream_options": usage, **more}
         name = "prompt"
     opening = json.dumps(settings).removesuffix("}")
     opened, closed = ('"', '"') if text else ("[", "]")

@@ -120,8 +120,7 @@ def rank_shape(moe: Moe, layout: Layout, *, fused: bool, padding: int = _PADDING
     slices = layout.tp // layout.ep
     if moe.intermediate_size % slices:
         raise ProfileError(
-            f"expert width {moe.intermediate_size} is not divisible by tp / ep = {slices}",
-            location="layout.tp",
+            f"expert width {moe.intermediate_size} is not divisible by tp / ep = {slices}", location="layout.tp"
         )
     shared = moe.shared_experts if fused else 0
     return Shape(

@@ -155,10 +155,7 @@ def _indexer(profile: Profile, facts: ServingFacts, cache: KvCacheSection, *, la
         return None
     if cache.kv_lora_rank is None:
         element = head_index_bytes(
-            _env(profile),
-            platform=profile.engine.platform,
-            arch=profile.hardware.arch,
-            version=profile.engine.version,
+            _env(profile), platform=profile.engine.platform, arch=profile.hardware.arch, version=profile.engine.version
         )
         return IndexerKeys(bytes=cache.index_head_dim * element, layers=cache.index_layers or layers)
     skips = skips_shared_indexers(profile.engine.version, plain=facts.plain_cache)

@@ -65,11 +65,7 @@ class HitRates:
 
 
 def hit_rates(
-    accesses: Iterable[CacheAccess],
-    *,
-    replicas: int = 1,
-    page: int = 1,
-    max_blocks: int = MAX_BLOCKS,
+    accesses: Iterable[CacheAccess], *, replicas: int = 1, page: int = 1, max_blocks: int = MAX_BLOCKS
 ) -> HitRates:
     """Compute the hit rates of accesses in order of arrival; sizes are those of the cache of one replica.
 

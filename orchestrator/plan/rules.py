@@ -223,8 +223,7 @@ def engine_fits_hardware(context: RuleContext) -> Iterator[Problem]:
     arch = image_arch(engine.image or "")
     if arch and arch != hardware.arch:
         yield Problem(
-            f"the image is compiled for {arch}; the GPUs are {hardware.arch}",
-            context.location("engine", "image"),
+            f"the image is compiled for {arch}; the GPUs are {hardware.arch}", context.location("engine", "image")
         )
 
 
@@ -306,9 +305,7 @@ def public_address_is_allowed(context: RuleContext) -> Iterator[Problem]:
         address = ipaddress.ip_address(LOOPBACK if server.host == "localhost" else server.host)
     except ValueError:
         yield Problem(
-            f"`{server.host}` is not an IP address",
-            context.location("server", "host"),
-            "such as 127.0.0.1 or 0.0.0.0",
+            f"`{server.host}` is not an IP address", context.location("server", "host"), "such as 127.0.0.1 or 0.0.0.0"
         )
         return
     if not address.is_loopback and server.api_key_env is None and not server.allow_unauthenticated:

@@ -70,19 +70,11 @@ def _memory(capacity: Capacity) -> Iterator[tuple[str, str, str]]:
         yield "memory", "the machine's", "on a CPU, only a start shows the free memory"
         return
     free, fraction = memory.free_bytes, memory.fraction
-    yield (
-        "free per GPU",
-        gb(free),
-        f"{gb(memory.vram_bytes)}, less the use of driver, process and collectives",
-    )
+    yield ("free per GPU", gb(free), f"{gb(memory.vram_bytes)}, less the use of driver, process and collectives")
     yield "weights per GPU", gb(memory.weights_bytes), "the checkpoint's, divided by tp"
     yield "static fraction", f"{fraction:g}", f"`{Meaning.MEMORY_FRACTION}`, {memory.fraction_source}"
     capped = f"; `{Meaning.CACHE_TOKENS}` leaves {gb(capacity.spare_bytes)} unused" if capacity.spare_bytes else ""
-    yield (
-        "cache per GPU",
-        gb(memory.cache_bytes),
-        f"{fraction:g} x {gb(free)} - {gb(memory.weights_bytes)}{capped}",
-    )
+    yield ("cache per GPU", gb(memory.cache_bytes), f"{fraction:g} x {gb(free)} - {gb(memory.weights_bytes)}{capped}")
     yield (
         "reserved per GPU",
         gb(capacity.reserved_bytes),

@@ -108,9 +108,7 @@ def _table(plan: Plan, home: Home) -> Iterator[UpStep]:
         yield UpStep(name="table", what=str(store.table(plan)), seconds=0.0)
     else:
         yield UpStep(
-            name="table",
-            what="built from the engine's aiter and newer upstream rows",
-            seconds=STEP_SECONDS["kernels"],
+            name="table", what="built from the engine's aiter and newer upstream rows", seconds=STEP_SECONDS["kernels"]
         )
 
 

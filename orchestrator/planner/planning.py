@@ -164,11 +164,7 @@ def usable_plans(overrides: Sequence[str] = ()) -> Iterator[Plan]:
 
 
 def load(
-    name: str,
-    *,
-    overrides: Sequence[str] = (),
-    facts: Facts = NO_FACTS,
-    catalog: Catalog | None = None,
+    name: str, *, overrides: Sequence[str] = (), facts: Facts = NO_FACTS, catalog: Catalog | None = None
 ) -> ResolvedProfile:
     """Read a profile by name or path, apply `--set` overrides, and build its plan.
 

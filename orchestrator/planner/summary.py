@@ -21,12 +21,7 @@ _HEX: Final = 40  # length of a full commit
 
 
 def plan_summary(
-    plan: Plan,
-    home: Home,
-    *,
-    workload: str = "",
-    image: ImageConfig | None = None,
-    width: int | None = None,
+    plan: Plan, home: Home, *, workload: str = "", image: ImageConfig | None = None, width: int | None = None
 ) -> str:
     """Return the summary of a plan, folded at `width` columns, at most 80.
 

@@ -70,8 +70,7 @@ class KubernetesSection(StrictModel):
     )
     image_pull_secrets: tuple[ObjectName, ...] = Field(default=(), description="Secrets for the registry")
     node_selector: tuple[Label, ...] = Field(
-        default=(),
-        description="node labels, such as `amd.com/gpu.device-id=75a3`",
+        default=(), description="node labels, such as `amd.com/gpu.device-id=75a3`"
     )
     tolerations: tuple[Taint, ...] = Field(
         default=(), description="taints to tolerate, such as `amd.com/gpu:NoSchedule`"
@@ -85,8 +84,7 @@ class KubernetesSection(StrictModel):
     run_as_user: int = Field(default=1000, ge=1, le=2**31 - 1, description="user id of `restricted` pods")
     cpu: float | None = Field(default=None, gt=0, description="requested cores; default: 2 per GPU, limit 10")
     memory: Quantity | None = Field(
-        default=None,
-        description="request and limit, such as `512Gi`; default: 6 to 20 GB per GPU and more",
+        default=None, description="request and limit, such as `512Gi`; default: 6 to 20 GB per GPU and more"
     )
     runtime_class: ObjectName | None = Field(default=None, description="RuntimeClass, such as `nvidia`")
     service_type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = Field(
@@ -103,10 +101,7 @@ class KubernetesSection(StrictModel):
         default=None, description="Secret whose `config.yaml` has the API key; default: `up` creates one"
     )
     pending_timeout: int = Field(
-        default=30,
-        ge=0,
-        le=86_400,
-        description="seconds that `up` waits for a node, image or volume",
+        default=30, ge=0, le=86_400, description="seconds that `up` waits for a node, image or volume"
     )
     weights: KubernetesWeights = Field(default=KubernetesWeights(), description="location of the checkpoint")
     autoscaling: Autoscaling | None = Field(default=None, description="let KEDA change the number of replicas")

@@ -14,14 +14,7 @@ from orchestrator.core.origin import Origin
 from orchestrator.core.safe_paths import RepositoryId
 from orchestrator.core.validation import AbsolutePath, ImageName, StrictModel, Text, VariableName, Word
 from orchestrator.profiles.kubernetes import KubernetesSection
-from orchestrator.profiles.settings import (
-    CountField,
-    CountSetting,
-    EnvField,
-    FlagField,
-    SwitchField,
-    SwitchSetting,
-)
+from orchestrator.profiles.settings import CountField, CountSetting, EnvField, FlagField, SwitchField, SwitchSetting
 from orchestrator.profiles.slurm import SlurmSection
 from orchestrator.profiles.timeouts import RestartPolicySection, TimeoutsSection
 
@@ -123,10 +116,7 @@ class QuestionSection(StrictModel):
     """What the smoke test asks through chat, at temperature 0 and without thinking, and the one right answer."""
 
     prompt: Text = Field(min_length=1, description="prompt; filler text replaces `{filler}`")
-    expected: Text = Field(
-        min_length=1,
-        description="answer, without regard to case, white space and final full stop",
-    )
+    expected: Text = Field(min_length=1, description="answer, without regard to case, white space and final full stop")
     filler_words: Annotated[int | Literal["chunk"], BeforeValidator(_filler, int | Literal["chunk"])] = Field(
         default=0, description="number of words; `chunk`: more than a prefill chunk"
     )

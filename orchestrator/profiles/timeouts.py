@@ -25,10 +25,7 @@ class RestartPolicySection(StrictModel):
     """What `deploy watch` does for a server that no longer serves."""
 
     unhealthy_after: int = Field(  # the timeout of sglang's own watchdog (0.5.14, `watchdog_timeout`): kernels compile
-        default=300,
-        ge=1,
-        le=_WEEK,
-        description="seconds without answer or progress until a rank counts as hung",
+        default=300, ge=1, le=_WEEK, description="seconds without answer or progress until a rank counts as hung"
     )
     max_attempts: int = Field(default=3, ge=0, le=1000, description="restarts within the window")
     window: int = Field(default=3600, ge=1, le=_WEEK, description="seconds that a restart counts")

@@ -41,8 +41,7 @@ OUTPUT: Final = JsonOutput[EngineOutput | WrittenFlagTable](EngineOutput, Writte
 
 def command(
     what: Annotated[
-        str,
-        typer.Argument(metavar="VERSION|IMAGE", help="sglang version, such as 0.5.20, or a local image"),
+        str, typer.Argument(metavar="VERSION|IMAGE", help="sglang version, such as 0.5.20, or a local image")
     ],
     *,
     name: NameOption = None,

@@ -33,9 +33,7 @@ def command(
     profile: Annotated[
         str | None,
         typer.Argument(
-            metavar="PROFILE",
-            help="profile name or file; default: all",
-            autocompletion=complete_names("PROFILE"),
+            metavar="PROFILE", help="profile name or file; default: all", autocompletion=complete_names("PROFILE")
         ),
     ] = None,
     tables: TableOption = None,

@@ -179,10 +179,7 @@ def read_archive(path: Path) -> KernelArchive:
 def _entries(stream: IO[bytes]) -> Iterator[tuple[tarfile.TarInfo, IO[bytes]]]:
     """Yield the entries of an archive. Raises UnsafeValueError for anything but a regular file, and above 16 GiB."""
     total = 0
-    with (
-        gzip.GzipFile(fileobj=stream, mode="rb") as zipped,
-        tarfile.open(fileobj=zipped, mode="r|") as tar,
-    ):
+    with gzip.GzipFile(fileobj=stream, mode="rb") as zipped, tarfile.open(fileobj=zipped, mode="r|") as tar:
         for entry in tar:
             total += entry.size
             content = tar.extractfile(entry) if entry.isreg() else None

@@ -19,13 +19,7 @@ from orchestrator.hosts.machine import read_memory
 from orchestrator.hosts.survey import MACHINE_SECTIONS, Runner, survey
 from orchestrator.plan.propose import DoesNotFitError
 from orchestrator.planner.add.model import add_model
-from orchestrator.planner.add.profile import (
-    ProfileRequest,
-    Proposal,
-    default_name,
-    propose_profile,
-    write_proposal,
-)
+from orchestrator.planner.add.profile import ProfileRequest, Proposal, default_name, propose_profile, write_proposal
 from orchestrator.planner.planning import read_profile
 from orchestrator.profiles.schema import HardwareFile, ModelFile
 
