@@ -9,7 +9,7 @@ from typing import Final
 
 from orchestrator.engine.cache_tiers import DEFAULT_RATIO, CacheTiers
 from orchestrator.engine.disaggregation import BOOTSTRAP_PORT
-from orchestrator.engine.flag_ranges import RANGES
+from orchestrator.engine.flag_checks import RANGES
 from orchestrator.engine.flags import FlagTable, FlagValue, flag_problems, flag_words, read_number
 from orchestrator.engine.memory import DSA_PAGE, WINDOW_RATIO
 from orchestrator.engine.options import Meaning
