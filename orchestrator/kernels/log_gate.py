@@ -9,7 +9,7 @@ aiter's buckets. Other lines are ignored: two processes may write at once.
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Final
 
 from orchestrator.kernels.keys import BLOCK_SCALED, Key, bucket
@@ -79,10 +79,6 @@ class GateReport:
             f"  other kernels without a tuned row: {count} lines for `{name}`" for name, count in self.families.items()
         ]
         return "\n".join(lines)
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the report as plain data."""
-        return asdict(self)
 
 
 def describe(key: Key) -> str:

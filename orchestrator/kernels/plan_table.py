@@ -1,7 +1,7 @@
 """Tuned kernels of a plan: the table of its server, and the report on their use in its log."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from orchestrator.core.console import info, note, warn
@@ -125,7 +125,7 @@ def kernel_gate(log: Iterable[str], *, plan: Plan, run: RunDir, strict: bool) ->
     report = kernel_report(log, plan)
     if report is None:
         return
-    run.save("kernels.json", report.to_dict())
+    run.save("kernels.json", asdict(report))
     text = f"kernels: {report.summary}"
     if not report.misses:
         note(text)

@@ -27,25 +27,21 @@ TRITON_HINT: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class TritonReport:
-    """Paths of configurations, sorted: tuned for this Triton, for another one, and missing."""
+    """Paths of configurations, sorted: tuned for this Triton, for another one (`older`), and missing."""
 
     hits: tuple[str, ...]
-    other_version: tuple[str, ...]
+    older: tuple[str, ...]
     misses: tuple[str, ...]
 
     @property
     def summary(self) -> str:
         """The counts, then one line for each configuration that is missing or of another Triton."""
-        if not (self.hits or self.other_version or self.misses):
+        if not (self.hits or self.older or self.misses):
             return "fused MoE configurations: no lookup found in the log"
         lines = [f"fused MoE configurations: {len(self.hits)} found, {len(self.misses)} missing"]
         lines += [f"  missing: {PurePosixPath(path).name}" for path in self.misses]
-        lines += [f"  tuned for another Triton: {PurePosixPath(path).name}" for path in self.other_version]
+        lines += [f"  tuned for another Triton: {PurePosixPath(path).name}" for path in self.older]
         return "\n".join(lines)
-
-    def to_dict(self) -> dict[str, object]:
-        """Convert to JSON-compatible data."""
-        return {"hits": list(self.hits), "older": list(self.other_version), "misses": list(self.misses)}
 
 
 def uses_triton_configs(plan: Plan) -> bool:
@@ -70,7 +66,7 @@ class TritonReader:
     def report(self) -> TritonReport:
         """Return the report on the lines read so far."""
         hits, older, misses = (tuple(sorted(paths)) for paths in self._found.values())
-        return TritonReport(hits=hits, other_version=older, misses=misses)
+        return TritonReport(hits=hits, older=older, misses=misses)
 
 
 def triton_report(lines: Iterable[str]) -> TritonReport:

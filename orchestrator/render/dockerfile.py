@@ -111,14 +111,9 @@ def _manifest(plan: Plan, sources: ImageSources) -> str:
     unexpected = {use.id for use in plan.patches if not use.expected}
     added = {patch.id for patch in sources.patches if isinstance(patch.apply, AddedFile)}
     lacks_table = any(use.id in added and use.input_sha256 is None for use in plan.patches)
-    return manifest(
-        sources.patches, sources.diffs, unexpected=unexpected, hint=_make_table(plan) if lacks_table else ""
-    )
-
-
-def _make_table(plan: Plan) -> str:
-    """Return the next command for a plan whose table was not given."""
-    return f"`deploy kernels build {plan.profile}` makes it, with the same `--set`; then render again"
+    make_table = f"`deploy kernels build {plan.profile}` makes it, with the same `--set`; then render again"
+    hint = make_table if lacks_table else ""
+    return manifest(sources.patches, sources.diffs, unexpected=unexpected, hint=hint)
 
 
 def _patch_steps(plan: Plan, sources: ImageSources) -> tuple[PatchStep, ...]:

@@ -1,7 +1,7 @@
 """Targets of measurements: a server by its name, or an endpoint by its URL."""
 
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -57,7 +57,7 @@ def server_target(servers: Servers, name: str) -> BenchTarget:
 
     def read_kernel_report() -> dict[str, object] | None:
         report = kernel_report(server.runtime.logs(handle, follow=False), plan) if plan else None
-        return report.to_dict() if report else None
+        return asdict(report) if report else None
 
     return BenchTarget(
         url=handle.url,

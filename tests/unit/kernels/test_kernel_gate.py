@@ -112,4 +112,4 @@ def test_misses_are_exported_for_the_tuner() -> None:
         ["32", "6144", "256", "257", "9"],
     ]
     assert gate_report([HIT]).tuner_input == ""
-    assert report.to_dict()["misses"][0]["q_type"] == "QuantType.per_1x32"  # type: ignore[index]
+    assert report.misses[0].q_type == "QuantType.per_1x32"

@@ -8,7 +8,7 @@ from plan_samples import plan_of
 from orchestrator.core.errors import KernelsError
 from orchestrator.core.logs.lines import LogTail
 from orchestrator.kernels.plan_table import kernel_gate
-from orchestrator.kernels.triton import triton_report
+from orchestrator.kernels.triton import TritonReport, triton_report
 from orchestrator.runs.run_dir import RunDir
 
 H200 = Path(__file__).parents[1] / "engine/logs/h200-0.5.16-mtp-start.log"
@@ -32,11 +32,8 @@ def test_missing_required_configuration_is_reported_once() -> None:
 
 def test_configurations_for_another_triton_are_distinguished() -> None:
     report = triton_report([FOUND, FOUND.replace("TP0", "TP1"), OLDER])
-    assert report.to_dict() == {
-        "hits": [f"{CONFIGS}/triton_3_6_0/{MISSING}"],
-        "older": [f"{CONFIGS}/triton_3_5_1/{MISSING}"],
-        "misses": [],
-    }
+    found, older = f"{CONFIGS}/triton_3_6_0/{MISSING}", f"{CONFIGS}/triton_3_5_1/{MISSING}"
+    assert report == TritonReport(hits=(found,), older=(older,), misses=())
     assert report.summary.endswith(f"tuned for another Triton: {MISSING}")
     assert triton_report(["Deterministic inference is enabled, using default MoE kernel config."]).summary == (
         "fused MoE configurations: no lookup found in the log"
