@@ -1,12 +1,14 @@
 """For every test: signals, random seeds, the order and the last lines of a run."""
 
 import gc
+import importlib
 import os
 import random
 import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -108,11 +110,30 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupSchedul
     return GroupScheduling(config, log)
 
 
+def import_from_own_start(config: pytest.Config) -> None:
+    """Import the tests, each worker beginning at another file: what one has compiled the others read.
+
+    In a fresh clone each of them would compile all tests, which is more than half of the CPU time of its collection.
+    """
+    if "PYTEST_XDIST_WORKER" not in os.environ or config.args not in ([], ["tests"]):
+        return
+    tests = Path(__file__).parent
+    files = sorted(file for kind in ("unit", "integration") for file in tests.glob(f"{kind}/**/test_*.py"))
+    worker, workers = (int(os.environ[f"PYTEST_XDIST_WORKER{name}"].removeprefix("gw")) for name in ("", "_COUNT"))
+    begin = len(files) * worker // workers
+    for file in (*files[begin:], *files[:begin]):
+        if str(file.parent) not in sys.path:
+            sys.path.insert(0, str(file.parent))
+        with suppress(Exception, pytest.skip.Exception):  # collection says what is wrong with it
+            importlib.import_module(file.stem)
+
+
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[object]:
+def pytest_collection(session: pytest.Session) -> Iterator[object]:
     """Look for no garbage in what is collected, a million objects that stay: it is a quarter of that time."""
     gc.disable()
     try:
+        import_from_own_start(session.config)
         return (yield)
     finally:
         gc.collect()

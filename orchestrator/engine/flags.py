@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final, Literal, TypeAlias
 
 from orchestrator.core.catalog import Catalog, EntryKind
@@ -140,6 +141,7 @@ def read_flags(version: str, catalog: Catalog, *, location: str = "") -> FlagTab
         raise ProfileError("invalid flag table", location=catalog.display_path(path), hint=hint) from error
 
 
+@lru_cache(maxsize=16)  # a command plans up to a hundred profiles
 def parse_flags(version: str, text: str) -> FlagTable:
     """Parse the flag table that the generator printed. Raises ValueError, KeyError or TypeError for other text."""
     table = parse_json(text)
