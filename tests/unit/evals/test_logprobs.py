@@ -36,8 +36,7 @@ Wrong = Callable[[int, int, Way], float | None]
 Ask = Callable[..., tuple[LogprobReport, LogprobReference]]
 
 
-@pytest.fixture
-def ask(monkeypatch: pytest.MonkeyPatch) -> Ask:
+def asking(patch: pytest.MonkeyPatch) -> Ask:
     """Probe a scripted server, beside the reference that a right one gave unless another is named."""
 
     def run(
@@ -52,7 +51,7 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Ask:
         def open_client(target: Target) -> EngineClient:
             return EngineClient(target.url, key=target.api_key, transport=over_httpx(server))
 
-        monkeypatch.setattr(probe, "open_client", open_client)
+        patch.setattr(probe, "open_client", open_client)
         target = dataclasses.replace(TARGET, dp=dp, api_key=key)
         side = ProbeSide(name=NAME, engines=(("", target),), source=source, run=None)
         return run_probe(side, reference, options, reference_name="a file")
@@ -61,8 +60,14 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Ask:
 
 
 @pytest.fixture
-def right(ask: Ask) -> LogprobReference:
-    return ask(engine())[1]
+def ask(monkeypatch: pytest.MonkeyPatch) -> Ask:
+    return asking(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def right() -> LogprobReference:
+    with pytest.MonkeyPatch.context() as patch:
+        return asking(patch)(engine())[1]
 
 
 def alarms(report: LogprobReport) -> dict[tuple[str, int], list[int]]:
