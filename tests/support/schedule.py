@@ -22,6 +22,7 @@ GROUPS: Final[Mapping[str, Sequence[str]]] = {
     ),
     "Kubernetes": ("test_kubernetes.py", "test_gateway_node.py", "test_kubernetes_node.py", "test_runtime_contract.py"),
 }
+ARCHITECTURE: Final = "tests/unit/architecture"  # one worker parses each module once, for all tests of this folder
 # By their measured time. A long file that begins last would keep one worker busy while the others have ended.
 LONGEST: Final = (
     *GROUPS["Kubernetes"],
@@ -34,6 +35,7 @@ LONGEST: Final = (
     "test_drain_streams.py",
     "test_lost_output.py",
     "test_cache_tiers.py",
+    "test_joined_paths.py",  # and the other tests of the architecture
     "test_planted_faults.py",
     "test_real_vllm.py",
     "test_argument_check.py",
@@ -64,6 +66,8 @@ LONGEST: Final = (
 def group_of(nodeid: str) -> str:
     """The tests that one worker runs together: those of a file, or of all files that use the same."""
     path = nodeid.split("::", 1)[0]
+    if path.startswith(f"{ARCHITECTURE}/"):
+        return ARCHITECTURE
     return next((group for group, files in GROUPS.items() if PurePosixPath(path).name in files), path)
 
 

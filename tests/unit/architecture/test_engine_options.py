@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from sources import Nodes, nodes_in, nodes_of
 
 from orchestrator.core.paths import data_root
 from orchestrator.engine.options import Meaning
@@ -26,9 +27,8 @@ def options() -> frozenset[str]:
     return frozenset(name for table in TABLES for name in json.loads(table.read_text())["flags"] if "-" in name)
 
 
-def named_options(source: str) -> Iterator[tuple[int, str]]:
+def named_options(nodes: Nodes) -> Iterator[tuple[int, str]]:
     """Each line and option that a string names, whole or within a message; docstrings may name what they like."""
-    nodes = tuple(ast.walk(ast.parse(source)))
     docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
@@ -36,17 +36,16 @@ def named_options(source: str) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, name) for name in found if name in options())
 
 
-def read_flags(source: str) -> Iterator[int]:
+def read_flags(nodes: Nodes) -> Iterator[int]:
     """The lines that look an option of a plan up."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "flag":
             yield node.lineno
 
 
-def looked_up(source: str) -> Iterator[int]:
+def looked_up(nodes: Nodes) -> Iterator[int]:
     """The lines that compare an imported option name, use it as a key, or loop over all."""
-    tree = ast.parse(source)
-    constants = {name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for name in option_constants(node)}
+    constants = {name for node in nodes if isinstance(node, ast.ImportFrom) for name in option_constants(node)}
 
     def names_one(node: ast.AST) -> bool:
         if isinstance(node, ast.JoinedStr):  # `flags.NAME`: a key of a profile or of a sweep
@@ -54,11 +53,11 @@ def looked_up(source: str) -> Iterator[int]:
         of_this = isinstance(node, ast.Name) and node.id in constants
         return of_this or any(map(names_one, ast.iter_child_nodes(node)))
 
-    for statement in tree.body:  # `_OFF: Final = Meaning.NO_EXPERT_FUSION.value`
+    for statement in ast.iter_child_nodes(nodes[0]):  # `_OFF: Final = Meaning.NO_EXPERT_FUSION.value`
         match statement:
             case ast.AnnAssign(target=ast.Name(id=name), value=ast.Attribute() as value) if names_one(value):
                 constants.add(name)
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.Compare() | ast.comprehension(iter=ast.Name()) | ast.For(iter=ast.Name()):
                 parts = [node.left, *node.comparators] if isinstance(node, ast.Compare) else [node.iter]
@@ -82,25 +81,25 @@ def option_constants(statement: ast.ImportFrom) -> Iterator[str]:
                 yield name
 
 
-def outside() -> Iterator[tuple[Path, str]]:
-    """Each source outside the engine. `core` knows no engine: its `api-key` is that of any program."""
+def outside() -> Iterator[tuple[Path, Nodes]]:
+    """Each module outside the engine. `core` knows no engine: its `api-key` is that of any program."""
     for path in sorted(PACKAGE.rglob("*.py")):
         if not {"core", "engine", "_data"} & set(path.relative_to(PACKAGE).parts):
-            yield path.relative_to(PACKAGE), path.read_text()
+            yield path.relative_to(PACKAGE), nodes_of(path)
 
 
 def test_only_engine_package_names_options() -> None:
-    assert [f"{path}:{line} {name}" for path, source in outside() for line, name in named_options(source)] == []
+    assert [f"{path}:{line} {name}" for path, nodes in outside() for line, name in named_options(nodes)] == []
 
 
 def test_only_engine_package_reads_flags() -> None:
     """Known issues match options by the names in their YAML."""
-    assert [str(path) for path, source in outside() for _ in read_flags(source)] == []
+    assert [str(path) for path, nodes in outside() for _ in read_flags(nodes)] == []
 
 
 def test_only_engine_package_looks_up_options() -> None:
     """It may set one, and name one in a message."""
-    assert [f"{path}:{line}" for path, source in outside() for line in looked_up(source)] == []
+    assert [f"{path}:{line}" for path, nodes in outside() for line in looked_up(nodes)] == []
 
 
 @pytest.mark.parametrize(
@@ -114,14 +113,15 @@ def test_only_engine_package_looks_up_options() -> None:
     ],
 )
 def test_every_form_of_option_lookup_is_detected(source: str) -> None:
-    assert [*looked_up(f"from orchestrator.engine.options import Meaning\n{source}")]
-    assert not [*looked_up("from orchestrator.engine.options import Meaning\nhint = f'raise `{Meaning.CONTEXT}`'")]
+    imported = "from orchestrator.engine.options import Meaning\n"
+    assert [*looked_up(nodes_in(f"{imported}{source}"))]
+    assert not [*looked_up(nodes_in(f"{imported}hint = f'raise `{{Meaning.CONTEXT}}`'"))]
 
 
 def test_config_option_appears_only_in_aiperf_runner() -> None:
     """aiperf has an option of that name too."""
     written = re.compile(r"(?<!`)--config\b(?![.`])")
-    found = {str(path) for path, source in outside() if written.search(source)}
+    found = {str(path) for path, _ in outside() if written.search((PACKAGE / path).read_text())}
     assert found == {"bench/aiperf/runner.py"}
 
 
@@ -134,12 +134,12 @@ def test_config_option_appears_only_in_aiperf_runner() -> None:
     ],
 )
 def test_every_form_of_option_name_is_detected(source: str) -> None:
-    assert len(list(named_options(source))) == 1
+    assert len(list(named_options(nodes_in(source)))) == 1
 
 
 def test_other_words_are_not_taken_for_options() -> None:
     assert not list(
-        named_options('"""Read `context-length`."""\nkey = ("host", "context_length", "my-context-length")')
+        named_options(nodes_in('"""Read `context-length`."""\nkey = ("host", "context_length", "my-context-length")'))
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sources import Nodes, nodes_in, nodes_of
 
 from orchestrator.core.paths import data_root
 
@@ -55,23 +56,21 @@ def _is_dataclasses(function: ast.Attribute) -> bool:
     return isinstance(function.value, ast.Name) and function.value.id in {"dataclasses", "copy"}
 
 
-def made_in(tree: ast.Module) -> Iterator[str]:
+def made_in(nodes: Nodes) -> Iterator[str]:
     """The lines that make a plan: a call that does, or a function that takes one and returns one."""
-    annotated = {node.target.id for node in ast.walk(tree) if isinstance(node, ast.AnnAssign)
+    annotated = {node.target.id for node in nodes if isinstance(node, ast.AnnAssign)
                  if isinstance(node.target, ast.Name) and is_plan(node.annotation)}  # fmt: skip
-    for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)):
+    for function in (node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)):
         annotated |= {each.arg for each in arguments(function) if is_plan(each.annotation)}
         if is_plan(function.returns) and any(is_plan(each.annotation) for each in arguments(function)):
             yield f"{function.lineno}: `{function.name}` makes a plan from a plan"
-    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+    for call in (node for node in nodes if isinstance(node, ast.Call)):
         if makes_a_plan(call, annotated):
             yield f"{call.lineno}: `{ast.unparse(call)[:60]}` makes a plan"
 
 
 def test_only_planner_creates_plans() -> None:
-    found = [
-        f"{path.relative_to(PACKAGE)}:{each}" for path in modules() for each in made_in(ast.parse(path.read_text()))
-    ]
+    found = [f"{path.relative_to(PACKAGE)}:{each}" for path in modules() for each in made_in(nodes_of(path))]
     assert not found
 
 
@@ -90,7 +89,7 @@ def test_only_planner_creates_plans() -> None:
     ],
 )
 def test_plan_creation_is_detected(source: str) -> None:
-    assert [*made_in(ast.parse(source))]
+    assert [*made_in(nodes_in(source))]
 
 
 @pytest.mark.parametrize(
@@ -104,4 +103,4 @@ def test_plan_creation_is_detected(source: str) -> None:
     ],
 )
 def test_other_code_is_not_taken_for_plan_creation(source: str) -> None:
-    assert not [*made_in(ast.parse(source))]
+    assert not [*made_in(nodes_in(source))]

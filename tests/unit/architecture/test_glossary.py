@@ -4,9 +4,10 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 
 import yaml
+from sources import Nodes, nodes_in
 
 from orchestrator.core.paths import data_root
 
@@ -15,7 +16,6 @@ _GLOSSARY: Final = yaml.safe_load(Path(__file__).with_name("glossary.yaml").read
 RETIRED: Final[dict[str, str]] = _GLOSSARY["everywhere"]
 RETIRED_IN_NAMES: Final[dict[str, str]] = RETIRED | _GLOSSARY["names"]
 ESCAPE: Final = re.compile(r"\\[abfnrtv]")
-Nodes: TypeAlias = tuple[ast.AST, ...]
 # These lead from an old name to the new one, or test that.
 WITH_OLD_NAMES: Final = {
     ROOT / "orchestrator/cli/commands.py",
@@ -56,7 +56,7 @@ def retired_in(path: Path) -> list[str]:
     # Few files have such a word at all; the `n` of `\n` belongs to no word.
     if of_names.keys().isdisjoint(words(f"{path.stem} {ESCAPE.sub(' ', source)}")):
         return []
-    nodes = tuple(ast.walk(ast.parse(source))) if python else ()
+    nodes = nodes_in(source) if python else ()
     names = [(0, path.stem), *names_in(nodes)]
     texts = texts_in(nodes) if python else enumerate(source.splitlines(), start=1)
     found = [(*name, of_names) for name in names]

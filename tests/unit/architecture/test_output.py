@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterator
 
 import pytest
+from sources import Nodes, nodes_in, nodes_of
 
 from orchestrator.core.paths import data_root
 
@@ -15,9 +16,9 @@ PRINTING = {"print", "echo", "secho", "StreamHandler", "basicConfig", "print_exc
 WRITING = {"write", "writelines", "flush", "buffer", "detach", "reconfigure"}
 
 
-def prints(tree: ast.AST) -> Iterator[str]:
+def prints(nodes: Nodes) -> Iterator[str]:
     """Each place that prints, or that writes to a standard stream by itself."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.ImportFrom):
             names = {alias.name for alias in node.names}
             found = names & STREAMS if node.module == "sys" else names & PRINTING
@@ -45,7 +46,7 @@ def test_only_streams_module_prints() -> None:
     found = {
         str(path.relative_to(PACKAGE)): places
         for path in sorted(PACKAGE.rglob("*.py"))
-        if "_data" not in path.parts and (places := [*prints(ast.parse(path.read_text()))])
+        if "_data" not in path.parts and (places := [*prints(nodes_of(path))])
     }
     assert {module: places for module, places in found.items() if module not in ALLOWED} == {}
 
@@ -60,9 +61,9 @@ def test_only_streams_module_prints() -> None:
     ],
 )
 def test_print_is_detected(source: str) -> None:
-    assert [*prints(ast.parse(source))]
+    assert [*prints(nodes_in(source))]
 
 
 @pytest.mark.parametrize("source", ["file.write(x)", "write(sys.stderr, x)", "os.write(pipe, x)", "done.stdout"])
 def test_other_calls_are_not_taken_for_prints(source: str) -> None:
-    assert not [*prints(ast.parse(source))]
+    assert not [*prints(nodes_in(source))]

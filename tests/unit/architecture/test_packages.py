@@ -3,10 +3,10 @@
 import ast
 import re
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
+from sources import Nodes, nodes_in, nodes_of
 
 from orchestrator.core.paths import data_root
 from orchestrator.runtimes import REGISTRY
@@ -87,26 +87,6 @@ def modules() -> Iterator[tuple[str, Path]]:
 
 
 MODULES = tuple(modules())
-
-
-Nodes = tuple[ast.AST, ...]
-
-
-@cache
-def nodes_of(path: Path) -> Nodes:
-    """Read and walked once for all that look through it."""
-    return nodes_in(path.read_text())
-
-
-def nodes_in(source: str) -> Nodes:
-    """All of it, the module itself first."""
-    return tuple(ast.walk(ast.parse(source)))
-
-
-def module_of(path: Path) -> ast.Module:
-    module = nodes_of(path)[0]
-    assert isinstance(module, ast.Module)
-    return module
 
 
 def imports(path: Path) -> Iterator[str]:

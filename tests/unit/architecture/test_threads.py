@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from sources import nodes_of
 
 from orchestrator.core.paths import data_root
 
@@ -42,7 +43,7 @@ HOLDING |= {
 def imported(file: Path) -> set[str]:
     """What it imports: `concurrent`, `held`."""
     names = set()
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in nodes_of(file):
         if isinstance(node, ast.Import):
             names |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterator
 
 import pytest
+from sources import Nodes, nodes_in, nodes_of
 
 from orchestrator.core.paths import data_root
 
@@ -42,10 +43,10 @@ PROGRAMS = {"rm", "rmdir", "mv", "cp", "ln", "unlink", "truncate", "tee", "dd", 
 OF_ARCHIVES = {"extractall", "extract"}
 
 
-def changes(tree: ast.AST) -> Iterator[str]:
+def changes(nodes: Nodes) -> Iterator[str]:
     """Each place that changes a file or a directory, but for making a directory and a temporary file."""
     modules = {"os": OF_OS, "shutil": OF_SHUTIL}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module in modules:
             changing = modules[node.module] | {"*"}
             yield from (f"from {node.module} import {a.name}" for a in node.names if a.name in changing)
@@ -104,7 +105,7 @@ def test_only_file_modules_write_to_disk() -> None:
     found = {
         str(path.relative_to(PACKAGE)): places
         for path in sorted(PACKAGE.rglob("*.py"))
-        if "_data" not in path.parts and (places := [*changes(ast.parse(path.read_text()))])
+        if "_data" not in path.parts and (places := [*changes(nodes_of(path))])
     }
     assert {module: places for module, places in found.items() if module not in ALLOWED} == {}
 
@@ -144,7 +145,7 @@ def test_only_file_modules_write_to_disk() -> None:
     ],
 )
 def test_disk_write_is_detected(source: str) -> None:
-    assert [*changes(ast.parse(source))]
+    assert [*changes(nodes_in(source))]
 
 
 @pytest.mark.parametrize(
@@ -155,4 +156,4 @@ def test_disk_write_is_detected(source: str) -> None:
     ],
 )
 def test_reads_are_not_taken_for_writes(source: str) -> None:
-    assert not [*changes(ast.parse(source))]
+    assert not [*changes(nodes_in(source))]
