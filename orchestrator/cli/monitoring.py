@@ -11,8 +11,7 @@ from orchestrator.core.console import info, note
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import RelativePath
-from orchestrator.monitoring.alerts import skipped_rules
-from orchestrator.monitoring.files import monitoring_files
+from orchestrator.monitoring.files import monitoring_files, skipped_rules
 from orchestrator.monitoring.request import MonitoringRequest, monitored
 from orchestrator.runs.run_dir import write_files
 

@@ -169,22 +169,22 @@ def find_reasons(result: BenchResult, published: Published | None) -> tuple[Comp
     A changed workload is an issue only for a comparison with published metrics.
     """
     own = (issue for issue in result.comparability_issues if published or issue.kind is not IssueKind.CHANGED_WORKLOAD)
-    return (*own, *(mismatch_reasons(result, published) if published else ()))
+    found = mismatch_reasons(result, published) if published else ()
+    return (*own, *(ComparabilityIssue(kind=kind, detail=detail) for kind, detail in found))
 
 
-def mismatch_reasons(result: BenchResult, published: Published) -> Iterator[ComparabilityIssue]:
+def mismatch_reasons(result: BenchResult, published: Published) -> Iterator[tuple[IssueKind, str]]:
     """Yield the issues that prevent a comparison with `published`: another workload, an ablation, another system."""
     if not _is_of(result, published.workload.name, published.single_stream.workload):
-        detail = f"measured {result.run.workload_name}, published {published.workload.name}"
-        yield ComparabilityIssue(kind=IssueKind.ANOTHER_WORKLOAD, detail=detail)
+        yield IssueKind.ANOTHER_WORKLOAD, f"measured {result.run.workload_name}, published {published.workload.name}"
     if (ablation := published.reproduce.ablation_of(result.run.provenance.name)) is not None:
-        yield ComparabilityIssue(kind=IssueKind.ABLATION, detail=f"an ablation ({ablation.claim})")
+        yield IssueKind.ABLATION, f"an ablation ({ablation.claim})"
     systems = {layout.system for layout in published.layouts}
     if result.run.provenance.gpu is None:
-        yield ComparabilityIssue(kind=IssueKind.UNKNOWN_HARDWARE, detail="the result has no hardware")
+        yield IssueKind.UNKNOWN_HARDWARE, "the result has no hardware"
     elif system_name(result) not in systems:
-        detail = f"measured on {system_name(result)}, published for {' and '.join(sorted(systems))}"
-        yield ComparabilityIssue(kind=IssueKind.ANOTHER_MACHINE, detail=detail)
+        named = " and ".join(sorted(systems))
+        yield IssueKind.ANOTHER_MACHINE, f"measured on {system_name(result)}, published for {named}"
 
 
 def _is_of(result: BenchResult, *workloads: str) -> bool:

@@ -79,15 +79,14 @@ def make_report(
 def _require_one_acceptance(measured: Sequence[BenchResult], results: Sequence[Path]) -> None:
     """Raise UsageError if some results have simulated and others real acceptance of draft tokens."""
     simulated = [
-        any(issue.kind is IssueKind.SIMULATED_ACCEPTANCE for issue in result.comparability_issues)
-        for result in measured
+        str(path)
+        for path, result in zip(results, measured, strict=True)
+        if any(issue.kind is IssueKind.SIMULATED_ACCEPTANCE for issue in result.comparability_issues)
     ]
-    if any(simulated) and not all(simulated):
+    if 0 < len(simulated) < len(measured):
         raise UsageError(
             "results with simulated acceptance of draft tokens cannot be compared with others",
-            location=", ".join(
-                str(path) for path, is_simulated in zip(results, simulated, strict=True) if is_simulated
-            ),
+            location=", ".join(simulated),
             hint="repeat `deploy compare` without these results",
         )
 

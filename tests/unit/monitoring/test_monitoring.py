@@ -16,8 +16,7 @@ from orchestrator.core.errors import DeployError, ProfileError, StartError, Usag
 from orchestrator.core.paths import Home, data_root
 from orchestrator.engine.flags import read_flags
 from orchestrator.engine.metrics import Metric
-from orchestrator.monitoring.alerts import skipped_rules
-from orchestrator.monitoring.files import monitoring_files
+from orchestrator.monitoring.files import monitoring_files, skipped_rules
 from orchestrator.monitoring.request import MonitoringRequest, monitored
 from orchestrator.monitoring.series import Expected, MonitoredServer, rendered
 
