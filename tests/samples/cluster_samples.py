@@ -2,9 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any, Final
 
+import kubernetes_validate
+import pytest
 import yaml
+from kubernetes_validate import utils
 
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import load, render_artifacts, rendered_files
@@ -35,6 +39,9 @@ CASES: Final[Mapping[str, tuple[str, ...]]] = {  # one of each vendor; between t
     "cpu-tiny": (HOST_PATH, "kubernetes.image_pull_policy=Never"),
 }
 
+_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_schema_contents: Final = cache(utils.schema_contents)
+
 
 def cluster_plan(profile: str, *overrides: str, image: str | None = IMAGE) -> Plan:
     """The plan of a profile on a cluster."""
@@ -49,7 +56,20 @@ def manifest_texts(plan: Plan, name: str | None = None) -> dict[str, str]:
 
 def all_objects(plan: Plan, name: str | None = None) -> list[dict[str, Any]]:
     """The rendered objects."""
-    return [each for text in manifest_texts(plan, name).values() for each in yaml.safe_load_all(text) if each]
+    return [
+        each for text in manifest_texts(plan, name).values() for each in yaml.load_all(text, Loader=_LOADER) if each
+    ]
+
+
+def check_object(found: dict[str, Any], version: str) -> None:
+    """Raise ValidationError unless it fits the schema of this version of Kubernetes.
+
+    Strict: a field that the API server would drop without a word is a fault. The library reads two megabytes for each
+    object; here they are read once.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(utils, "schema_contents", _schema_contents)
+        kubernetes_validate.validate(found, version, strict=True)
 
 
 def objects(plan: Plan, name: str | None = None) -> dict[str, Any]:

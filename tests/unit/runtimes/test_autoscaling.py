@@ -7,9 +7,8 @@ v2.20.2, as JSON without descriptions.
 from typing import Any
 
 import jsonschema
-import kubernetes_validate
 import pytest
-from cluster_samples import HOST_PATH, MONITORED, all_objects, cluster_plan, manifest_texts
+from cluster_samples import HOST_PATH, MONITORED, all_objects, check_object, cluster_plan, manifest_texts
 from crd_schemas import check_crd
 
 from orchestrator.core.errors import ProfileError
@@ -42,7 +41,7 @@ def test_scaled_object_matches_schema_and_targets_replica_deployment(profile: st
     replicas = deployments[scaled["spec"]["scaleTargetRef"]["name"]]
     assert "replicas" not in replicas, "an apply would undo what KEDA has set"
     for each in of_kind(made, "Deployment"):
-        kubernetes_validate.validate(each, "1.32", strict=True)
+        check_object(each, "1.32")
     pod = replicas["template"]
     assert pod["spec"]["terminationGracePeriodSeconds"] > 30
     assert "preStop" in pod["spec"]["containers"][0]["lifecycle"]
