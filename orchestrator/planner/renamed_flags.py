@@ -3,7 +3,7 @@
 An option's successor is what its own warning named while it was deprecated: the flag tables of older versions have it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from packaging.version import Version
@@ -30,8 +30,9 @@ def rename_flags(composed: MergedProfile, table: FlagTable, catalog: Catalog) ->
     if not isinstance(old_flags, dict) or not unknown:
         return composed, table
     flags, locations, removed = dict(old_flags), dict(composed.locations), {}
+    older = _older_versions(table, catalog)
     for name in unknown:
-        last, successor = _successor(name, table, catalog)
+        last, successor = _successor(name, older, catalog)
         new, _, value = successor.partition("=")
         if last and not new:
             removed[name] = last
@@ -53,18 +54,21 @@ def _note_dp_option(composed: MergedProfile, table: FlagTable) -> None:
         note(f"{text} ({composed.location(('layout', _DP_ATTENTION))})")
 
 
-def _successor(name: str, table: FlagTable, catalog: Catalog) -> tuple[str, str]:
+def _older_versions(table: FlagTable, catalog: Catalog) -> list[str]:
+    """Return the versions before that of `table`, the newest first."""
+    older = [name for name in catalog.names(EntryKind.FLAGS) if Version(name) < Version(table.version)]
+    return sorted(older, key=Version, reverse=True)
+
+
+def _successor(name: str, older: Sequence[str], catalog: Catalog) -> tuple[str, str]:
     """Return the newest older version that has the option, and the successor that it names; empty if there is none."""
-    older = sorted((Version(name), name) for name in catalog.names(EntryKind.FLAGS))
-    for version, text in reversed(older):
-        if version >= Version(table.version):
-            continue
+    for version in older:
         try:
-            spec = read_flags(text, catalog).flags.get(name)
+            spec = read_flags(version, catalog).flags.get(name)
         except ProfileError:
             continue
         if spec is not None:
-            return text, spec.successor.removeprefix("--")
+            return version, spec.successor.removeprefix("--")
     return "", ""
 
 
