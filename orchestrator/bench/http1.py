@@ -52,26 +52,26 @@ class ResponseFraming:
         return self.complete
 
     def on_message_begin(self) -> None:
-        """Parser callback: a message starts."""
+        """Begin a message (parser callback)."""
         if self.complete:
             raise MalformedError("bytes after the end of the response")
         self._sized = False
 
     def on_header(self, name: bytes, value: bytes) -> None:  # noqa: ARG002 - httptools reads the value
-        """Parser callback: a header, which may define the length of the body."""
+        """Note a header that defines the length of the body (parser callback)."""
         if name.lower() in {b"content-length", b"transfer-encoding"}:
             self._sized = True
 
     def on_headers_complete(self) -> None:
-        """Parser callback: the head is complete."""
+        """Read status and connection handling from a complete head (parser callback)."""
         self.status = self._parser.get_status_code()
         self.keep_alive = self._parser.should_keep_alive()
         self._to_end = self.status >= 200 and not self._sized
 
     def on_body(self, data: bytes) -> None:
-        """Parser callback: a fragment of the body, without framing."""
+        """Append a fragment of the body, without framing (parser callback)."""
         self._payload.append(data)
 
     def on_message_complete(self) -> None:
-        """Parser callback: the message ended. A 1xx message precedes the final response (RFC 9110, 15.2)."""
+        """End a message (parser callback). A 1xx message precedes the final response (RFC 9110, 15.2)."""
         self.complete = self.status >= 200

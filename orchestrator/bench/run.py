@@ -124,7 +124,7 @@ class ClaimedHardware:
 
 
 def bench(target: BenchTarget, options: BenchOptions, progress: Callable[[str, str], None]) -> tuple[BenchResult, Path]:
-    """Measure, and return the result with its directory. Raises UsageError, and what `measure` raises."""
+    """Run a benchmark; return the result and its directory. Raises UsageError, and as `measure`."""
     if options.session_header is not None and not _HEADER.fullmatch(options.session_header):
         raise UsageError(f"`{options.session_header}` is not the name of a header", hint=f"such as `{SESSION_HEADER}`")
     name, workload = _workload(options, target.workload)

@@ -134,7 +134,7 @@ class _FactReader:
             return None
 
     def _counts_draft(self) -> ConfigFact | None:
-        """Whether sglang counts the draft layer in the cache: only if the config names its number."""
+        """Return that sglang does not count the draft layer in the cache, if the config lacks its number; else None."""
         if not self.summary.separate_mtp or self.config.mtp_layers or self.kind.attention == "other":
             return None
         source = f"{CONFIG} has no {DRAFTS} (sglang 0.5.23, spec_aux_hidden_state.py:172)"

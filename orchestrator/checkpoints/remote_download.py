@@ -33,7 +33,7 @@ from orchestrator.plan.plan import Model
 
 
 def remote_program() -> list[str]:
-    """The command for the remote host: the program and the module it imports, as text; nothing is installed there."""
+    """Return the command for the remote host: program and imported module as text; nothing is installed there."""
     needed = (
         f"import sys, types\nsys.modules[{safe_paths.__name__!r}] = module = types.ModuleType({safe_paths.__name__!r})"
     )

@@ -233,7 +233,7 @@ def _running_plan(name: str, host: str | None) -> Plan:
 
 
 def _note_checkpoint(planned: ReproducePlan, published: Published) -> None:
-    """Name the checkpoint, and say whether it is like the published one."""
+    """Print the checkpoint, and whether it matches the published one."""
     model, wanted = planned.servers[0].plan.model, published.reproduce.published_model
     kind = wanted.describe(model.name) if wanted else ""
     note(f"checkpoint: `{model.name}`, {model.checkpoint.path}{', ' if kind else ''}{kind}")

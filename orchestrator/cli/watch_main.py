@@ -8,7 +8,7 @@ import _signal  # type: ignore[import-not-found]
 
 
 def main() -> None:
-    """Watch. During imports, Ctrl-C ends the process at once, see `orchestrator.__main__`."""
+    """Run the watcher. During imports, Ctrl-C ends the process at once, see `orchestrator.__main__`."""
     if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     from orchestrator.core.streams import drop_when_stalled, ignore_sigpipe, install_streams

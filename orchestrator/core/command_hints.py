@@ -70,7 +70,7 @@ def expand_commands(text: str) -> str:
 
 
 def left_running(target: str) -> str:
-    """Say that an interrupted command left the server that it used, a name or a URL, running."""
+    """Return a note that an interrupted command left its server, a name or a URL, running."""
     stop = "" if "://" in target else f"; `deploy down {target}` stops it"
     return f"`{target}` is left running{stop}"
 

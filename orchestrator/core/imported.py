@@ -20,11 +20,11 @@ def import_attribute(path: str) -> Any:  # noqa: ANN401 - of any type
 class Imported:
     """An attribute of a class that is imported when it is first used: a constant, or a function without `self`.
 
-    It must not stand for an abstract method: `ABCMeta` would import it with the class.
+    It must not replace an abstract method: `ABCMeta` would import it with the class.
     """
 
     def __init__(self, path: str) -> None:
-        """Stand for the attribute of a module, `module:attribute`."""
+        """Defer the import of the attribute of a module, `module:attribute`."""
         self.path = path
 
     def __get__(self, _instance: object, _owner: type) -> Any:  # noqa: ANN401 - of any type
@@ -35,7 +35,7 @@ class ImportedModule:
     """A module that is imported when one of its attributes is first used."""
 
     def __init__(self, name: str) -> None:
-        """Stand for the module of that name."""
+        """Defer the import of the module `name`."""
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:  # noqa: ANN401 - of any type

@@ -70,7 +70,7 @@ def install_streams() -> None:
 
 
 def ignore_sigpipe() -> None:
-    """Continue from now on if the reader of standard output exits: a step follows that cannot be undone."""
+    """Continue if the reader of standard output exits: the next step cannot be undone."""
     _State.sigpipe_ignored = True
 
 

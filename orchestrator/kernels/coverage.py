@@ -252,7 +252,7 @@ def _listed(tokens: Iterable[int]) -> str:
 
 
 def _cell(bucket: Bucket) -> str:
-    """The state, and the origin of the row unless the state says it."""
+    """Return the state, with the origin of the row unless the state implies it."""
     if bucket.origin is None or bucket.state is BucketState.DERIVED:
         return bucket.state.value
     return f"{bucket.state.value} ({bucket.origin.value})"

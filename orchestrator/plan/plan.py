@@ -388,7 +388,7 @@ class Plan:
 
     @property
     def digest_without_port(self) -> str:
-        """Like `digest`, but independent of the server's port."""
+        """The `digest` without the server's port."""
         return dataclasses.replace(self, server=dataclasses.replace(self.server, port=1)).digest
 
 

@@ -174,7 +174,7 @@ class RunSource:
 
 @contextmanager
 def collect_rejections(source: "PlanSource", *checks: Callable[[], object]) -> Iterator[None]:
-    """If the block refuses a profile, raise everything that its rules, its runtime and the `checks` refuse at once."""
+    """Raise all rejections by the rules, the runtime and the `checks` at once if the block rejects a profile."""
     try:
         yield
     except DeployError as error:  # of a daemon or registry too

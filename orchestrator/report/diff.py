@@ -219,7 +219,7 @@ def _reason_lines(item: DifferentReason, width: int | None) -> Iterator[str]:
 
 
 def _explanation(output: DiffOutput) -> str:
-    """Tell the noise of the metrics, and which of the known differences can have caused their changes."""
+    """Describe the noise of the metrics, and which of the known differences can have caused their changes."""
     if output.same_configuration:
         return ONE_CONFIGURATION
     causes = [difference.key for difference in output.differences if difference.area in _CAUSES]

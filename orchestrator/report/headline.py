@@ -192,7 +192,7 @@ def _better(at: Mapping[str, SideRow], judged: list[int], names: list[str]) -> s
 
 
 def _differing(at: Mapping[str, SideRow], judged: list[int], names: list[str]) -> str:
-    """Tell the noise, from two runs of one configuration."""
+    """Describe the noise, from two runs of one configuration."""
     moved = ((metric, at[metric.key].changes[1]) for metric in _VERDICT_METRICS if metric.key in at)
     text = ", ".join(f"{metric.inline_title} {change_text(item)}" for metric, item in moved if item is not None)
     both = " and ".join(names[index] for index in judged)

@@ -82,7 +82,7 @@ class RunDir:
 
     @cached_property
     def other_version(self) -> str:
-        """Why this version of the tool cannot read the run; "" if it can."""
+        """The reason why this version of the tool cannot read the run; "" if it can."""
         record = self.read_any(REQUEST_FILE)
         return version_problem(record) if record else ""
 

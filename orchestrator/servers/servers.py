@@ -214,10 +214,10 @@ def requested(run: RunDir, key: str) -> object:
 
 
 def resolve_server_name(target: str, home: Home, *others: object) -> str:
-    """Return the name of the server whose prefill and decode servers are behind the URL `target`, else `target`.
+    """Return the name of the server with prefill and decode servers at the URL `target`, or `target` if there is none.
 
-    A gateway tells the servers behind it only to whoever has its control key. With any of `others`, options that decide
-    whose the URL is, nothing is looked up.
+    Listing a gateway's workers needs its control key. With any of `others`, options that decide the owner of the URL,
+    nothing is looked up.
     """
     if "://" not in target or any(others):
         return target

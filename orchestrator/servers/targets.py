@@ -103,7 +103,10 @@ def resolve_target(
 
 
 def side_of_server(servers: Servers, name: str) -> ProbeSide:
-    """A server that `deploy up` started. Raises StartError where there is none, or its plan is not here."""
+    """Return the side of a server that `deploy up` started. Raises StartError if it does not run or has no plan here.
+
+    Raises UsageError for prefill and decode servers, which answer only through the gateway.
+    """
     server = servers.open(name)
     server.require_running()
     if server.handle.has_roles:
@@ -119,7 +122,7 @@ def side_of_server(servers: Servers, name: str) -> ProbeSide:
 
 
 def side_of_url(url: str, *, key: Secret | None) -> ProbeSide:
-    """An endpoint that somebody else started. Raises UsageError for what is no URL, SmokeError for no sglang server."""
+    """Return the side of an endpoint without a plan. Raises UsageError for an invalid URL, SmokeError if not sglang."""
     url = Address.from_url(url).url
     try:
         with EngineClient(url, key=key) as server:

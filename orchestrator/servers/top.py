@@ -167,12 +167,12 @@ def activity(first: Counters, last: Counters) -> Activity:
 
 
 class GpuReader:
-    """Looks at a server's GPUs, not more often than every 15 s; none on a CPU, or where no tool tells."""
+    """Reads a server's GPUs at most every 15 s; none on a CPU or without a tool."""
 
     def __init__(self, plan: Plan, runner: Runner | None, energy: EnergyReader | None) -> None:
-        """Look with `runner`, None in a cluster, whose machines are not looked at.
+        """Read GPUs through `runner`; None in a cluster, whose nodes are not read.
 
-        `energy` reads the counters of this machine's GPUs, None for a far one.
+        `energy` reads the counters of this host's GPUs; None for a remote host.
         """
         self._plan, self._runner, self._energy = plan, runner, energy
         self._sampled_at: float | None = None

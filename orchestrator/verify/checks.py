@@ -1,4 +1,4 @@
-"""The checks. Each says in its first line what would be wrong without it."""
+"""The checks of the smoke test. The first line of each says what it verifies."""
 
 import json
 import time
@@ -29,10 +29,10 @@ PROMPT: Final = "Count from one to one hundred in words: one, two, three, four, 
 QUESTION: Final = "Count from one to ten in words."
 PREFIX_TOKENS: Final = 1024
 _METRICS_SECONDS: Final = 1.5  # ATOM updates its counters once a second
-_MIN_ACCEPTED: Final = 0.5  # share of the accepted drafts that are published for other prompts (our limit)
-_DRAWS: Final = 8  # answers of one token
-_TIED: Final = 4  # first tokens; as many may be equally likely in bfloat16, at any temperature
-_COMPARED_TOKENS: Final = 12  # tokens that are not the greedy ones by chance at temperature 2
+_MIN_ACCEPTED: Final = 0.5  # smallest share of the accepted drafts published for other prompts (our limit)
+_DRAWS: Final = 8  # one-token answers at each temperature
+_TIED: Final = 4  # first tokens that may be equally likely in bfloat16, at any temperature
+_COMPARED_TOKENS: Final = 12  # at temperature 2, as many tokens do not match the greedy ones by chance
 SCHEMA: Final = {
     "type": "object",
     "properties": {"ready": {"type": "boolean"}, "color": {"enum": ["red", "green"]}},
@@ -42,7 +42,7 @@ SCHEMA: Final = {
 
 
 def served_model(client: SmokeClient) -> CheckOutcome:
-    """Another model, or another context length, stands behind the URL (any model name is accepted in a request)."""
+    """Check the served model and its context length: a request is accepted under any model name."""
     served = client.described_by.models()
     name, length = client.target.served_name, client.target.context_length
     if name not in served:
@@ -58,15 +58,15 @@ def served_model(client: SmokeClient) -> CheckOutcome:
 
 
 def api_key_required(client: SmokeClient) -> CheckOutcome:
-    """The server was to be closed and is open."""
+    """Check that a request without the API key is rejected."""
     return check_key_required(client.server, client.target)
 
 
 def check_key_required(server: EngineClient, target: Target) -> CheckOutcome:
-    """Send a request without the API key, if the target has one: it must be refused.
+    """Check that a request without the API key of the target is rejected.
 
-    First without a body: sglang refuses a request before it reads the body (0.5.14, utils/auth.py) and closes the
-    connection, and a reset connection to a pod ends `kubectl port-forward` (kubernetes/kubernetes#74551).
+    The first request has no body: sglang rejects a request before it reads the body (0.5.14, utils/auth.py) and closes
+    the connection, and a reset connection to a pod ends `kubectl port-forward` (kubernetes/kubernetes#74551).
     """
     if not target.api_key:
         return skipped("the profile has no API key")
@@ -80,7 +80,7 @@ def check_key_required(server: EngineClient, target: Target) -> CheckOutcome:
 
 
 def greedy_deterministic(client: SmokeClient) -> CheckOutcome:
-    """Numbers come out wrong now and then: uninitialized memory, a race, a broken collective.
+    """Check that greedy answers repeat. Uninitialized memory, a race or a broken collective makes them differ.
 
     The first answer fills the cache and is not compared: a prefix read from cache may round differently.
     """
@@ -94,9 +94,9 @@ def greedy_deterministic(client: SmokeClient) -> CheckOutcome:
 
 
 def streaming_matches(client: SmokeClient) -> CheckOutcome:
-    """Streaming loses, doubles or holds back text."""
+    """Check that streaming does not lose, duplicate or hold back text."""
     body = chat_body(client.target.served_name, QUESTION, tokens=32, ignore_eos=True)
-    client.chat(body)  # fills the cache, as above
+    client.chat(body)  # fills the cache, as in `greedy_deterministic`
     whole, stream = client.chat(body), client.chat_stream(body)
     text = f"streaming gives {excerpt(stream.text, 60)!r}, not streaming {excerpt(whole.text, 60)!r}"
     if not stream.text:
@@ -111,9 +111,10 @@ def streaming_matches(client: SmokeClient) -> CheckOutcome:
 
 
 def correct_answers(client: SmokeClient) -> CheckOutcome:
-    """A kernel, the weights or their quantization are wrong, and everything else works: what is said is not so.
+    """Check known answers on every rank. One wrong answer is a warning, two are a failure.
 
-    Every rank is asked everything: each has weights of its own. One wrong answer is a warning, a second one a failure.
+    If the model has a single question, one wrong answer is a failure. Wrong answers may be the only sign of a faulty
+    kernel, wrong weights or a wrong quantization. Every rank answers all questions, because each has its own weights.
     """
     questions, chunk = client.target.questions, client.target.prefill_chunk
     wrong: list[list[str]] = []
@@ -135,14 +136,15 @@ def correct_answers(client: SmokeClient) -> CheckOutcome:
 
 
 def sampling_varies(client: SmokeClient) -> CheckOutcome:
-    """Sampling is ignored, or its temperature, or the first user to sample waits for a kernel (96 s on an H200).
+    """Check that temperature changes the output. At temperature 2, 32 sampled tokens do not match by chance.
 
-    After a prompt without sense, and this hot, two answers of 32 tokens are not the same by chance, nor is what follows
-    the first token the greedy answer. That token is prefill's, and sampled where the verification of drafts is not.
+    The prompt is random. With speculation, the tokens after the first must not be the greedy ones: prefill samples the
+    first token even if the verification of drafts does not sample. The first request may compile a kernel (96 s on an
+    H200), so that no user waits for it.
     """
     prompt = client.fresh_ids(37)
     for rank in range(client.target.dp):
-        # Each has a kernel of its own, and one of them has crashed at its first request (ROCm/aiter #5192).
+        # Each filter has its own kernel, and one kernel has crashed at its first request (ROCm/aiter #5192).
         filters: tuple[dict[str, float], ...] = ({"top_p": 0.95}, {"top_k": 50})
         answers = [client.generate(prompt, tokens=32, rank=rank, temperature=2.0, **item).ids for item in filters]
         if answers[0] == answers[1]:
@@ -156,7 +158,7 @@ def sampling_varies(client: SmokeClient) -> CheckOutcome:
 
 
 def token_counts(client: SmokeClient) -> CheckOutcome:
-    """Tokens are counted wrongly, and with them every rate that is measured later."""
+    """Check the token counts, on which every measured rate depends."""
     ids, tokens = client.fresh_ids(37), 16
     answer, usage = client.generate(ids, tokens=tokens), client.usage(ids, tokens=tokens)
     counted = {
@@ -172,10 +174,10 @@ def token_counts(client: SmokeClient) -> CheckOutcome:
 
 
 def prefix_cache(client: SmokeClient) -> CheckOutcome:
-    """A repeated prefix is computed again.
+    """Check that a repeated prefix comes from the cache.
 
-    The prompt is new to the server, so the first answer must come from cache hardly at all. Hits round down to whole
-    pages, the last token is always computed, and speculation holds back one more.
+    The prompt is new to the server, so almost none of it may be cached at first. Hits round down to whole pages, the
+    last token is always computed, and speculation holds back one more.
     """
     if not client.target.prefix_cache:
         return skipped("the profile disables the prefix cache")
@@ -201,7 +203,7 @@ def prefix_cache(client: SmokeClient) -> CheckOutcome:
 
 
 def dp_ranks(client: SmokeClient) -> CheckOutcome:
-    """A data-parallel replica is dead or never asked, and half of the throughput is missing."""
+    """Check that each data-parallel rank answers. A dead or unused one of two ranks costs half of the throughput."""
     if client.target.dp == 1:
         return skipped("one data-parallel rank")
     answers = {rank: client.generate(PROMPT, tokens=4, rank=rank).dp_rank for rank in range(client.target.dp)}
@@ -213,7 +215,7 @@ def dp_ranks(client: SmokeClient) -> CheckOutcome:
 
 
 def speculative_decoding(client: SmokeClient) -> CheckOutcome:
-    """Speculation is off, or its drafts are all refused: the cost without the gain."""
+    """Check that speculation is on and that drafts are accepted. Rejected drafts cost time without a gain."""
     if not client.target.speculative:
         return skipped("the profile has no speculative decoding")
     if not client.is_sglang:
@@ -232,7 +234,7 @@ def speculative_decoding(client: SmokeClient) -> CheckOutcome:
 
 
 def structured_output(client: SmokeClient) -> CheckOutcome:
-    """Structured output is ignored, or its backend takes the scheduler down."""
+    """Check that structured output matches its schema and that its backend does not crash the scheduler."""
     if not client.target.grammar:
         return skipped("the profile has no grammar backend for this engine")
     wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True}}
@@ -252,7 +254,7 @@ def structured_output(client: SmokeClient) -> CheckOutcome:
 
 
 def bad_requests_rejected(client: SmokeClient) -> CheckOutcome:
-    """A client's mistake is answered 5xx, or takes the server down."""
+    """Check that invalid requests are answered 4xx and that the server continues to serve."""
     own = {f"broken JSON to `{endpoints.GENERATE}`": (endpoints.GENERATE, b"{broken")}
     sent = {
         **(own if client.is_sglang else {}),
@@ -264,7 +266,7 @@ def bad_requests_rejected(client: SmokeClient) -> CheckOutcome:
 
 
 def overlong_prompt_rejected(client: SmokeClient) -> CheckOutcome:
-    """A prompt beyond the context length is cut in silence, answered 5xx, or takes the server down."""
+    """Check that a prompt beyond the context length is answered 4xx, not truncated, and the server still serves."""
     if not client.target.context_length:
         raise NotOfferedError(f"{client.engine} reports no context length")
     prompt = client.fresh_ids(client.target.context_length + 1)
@@ -280,13 +282,13 @@ def overlong_prompt_rejected(client: SmokeClient) -> CheckOutcome:
 
 
 def metrics(client: SmokeClient) -> CheckOutcome:
-    """Metrics are off or stand still, and so is everything that watches them."""
+    """Check that metrics are exported and count tokens: monitoring depends on them."""
     if not client.target.metrics:
         return skipped("the profile does not export metrics")
     name = str(Metric.OUTPUT_TOKENS)
-    before = client.described_by.metrics().get(name, 0.0)  # a counter may first appear with what it counts
+    before = client.described_by.metrics().get(name, 0.0)  # a counter may be absent until its first increment
     client.usage(PROMPT, tokens=16)
-    client.usage(PROMPT, tokens=1)  # the count of a request may follow its answer; that of the one before does not
+    client.usage(PROMPT, tokens=1)  # a counter may lag the last answer, but not the one before it
     after = client.described_by.metrics().get(name)
     if not client.is_sglang and after is not None and after < (before or 0.0) + 16:
         time.sleep(_METRICS_SECONDS)
@@ -300,9 +302,9 @@ def metrics(client: SmokeClient) -> CheckOutcome:
 
 
 def clean_log(client: SmokeClient) -> CheckOutcome:
-    """The server is ready and its log shows a fault that does not stop it: a kernel that is compiled again each step.
+    """Check that the log has no non-fatal fault, such as a kernel that is compiled again at each step.
 
-    Comes last: such lines are written while requests are served.
+    This check is the last: such lines are written while requests are served.
     """
     if client.faults is None:
         return skipped("no log available")
@@ -336,7 +338,7 @@ CHECKS: Final[tuple[tuple[str, Check], ...]] = (
 
 
 def skip_reason(check: Check, target: Target) -> str:
-    """Return why a check does not apply: the target has no questions, parser or soak; "" if it applies."""
+    """Return why a check does not apply (the target has no questions, parser or soak), or "" if it applies."""
     reasons: dict[Check, str] = {
         correct_answers: "" if target.questions else "the model has no questions",
         tool_call_parsed: "" if target.tool_parser else f"the profile has no `{Meaning.TOOL_PARSER}`",
@@ -347,19 +349,19 @@ def skip_reason(check: Check, target: Target) -> str:
 
 
 def _continues_greedily(client: SmokeClient, prompt: list[int], answer: Sequence[int], rank: int) -> bool:
-    """Return whether what follows the first token of an answer is what a greedy server says after it."""
+    """Return whether an answer continues after its first token as greedy decoding does."""
     greedy = client.generate([*prompt, *answer[:1]], tokens=_COMPARED_TOKENS, rank=rank).ids
     return tuple(answer[1 : 1 + _COMPARED_TOKENS]) == greedy
 
 
 def _first_tokens(client: SmokeClient, prompt: list[int], rank: int, *, temperature: float) -> int:
-    """Return the number of different first tokens in some answers."""
+    """Return the number of different first tokens in `_DRAWS` answers."""
     answers = (client.generate(prompt, tokens=1, rank=rank, temperature=temperature) for _ in range(_DRAWS))
     return len({answer.ids for answer in answers})
 
 
 def _not_sampled(client: SmokeClient, evidence: str) -> CheckOutcome:
-    """Sampling is ignored: a fault, unless it is known of this plan, which was told before the start."""
+    """Return a failure, or a warning if the plan has a known issue with greedy decoding."""
     if not client.target.greedy:
         return failed(evidence)
     return warning(f"{evidence}, a known issue of this engine", causes=causes_of(client.target.greedy, hints=True))

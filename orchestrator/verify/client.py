@@ -1,4 +1,4 @@
-"""The requests that the checks are made of, and questions with one right answer."""
+"""The client of the checks, and questions with one correct answer."""
 
 import random
 from collections.abc import Callable, Generator, Sequence
@@ -25,19 +25,19 @@ from orchestrator.plan.plan import SmokeQuestion
 from orchestrator.profiles.schema import FILLER
 from orchestrator.verify.target import Target
 
-# Token ids that every tokenizer has, above the special ones of small vocabularies. An id outside the vocabulary would
-# crash the scheduler (sglang 0.5.14 checks none: `IndexError: index out of range in self`).
+# Token ids that every tokenizer has, above the special ids of small vocabularies. An id outside the vocabulary would
+# crash the scheduler (sglang 0.5.14 does not check ids: `IndexError: index out of range in self`).
 TOKEN_IDS: Final = range(100, 500)
 _SENTENCE: Final = "On day {day} the sea was calm and the wind came from the west."
 _LENGTH: Final = len(_SENTENCE.split())
 
 
 class NotOfferedError(Exception):
-    """The engine of the endpoint does not offer what a check needs; the message names it."""
+    """The engine of the endpoint lacks a feature that a check needs; the message names the feature."""
 
 
 class SmokeClient:
-    """Requests to one target. Greedy, and pinned to a data-parallel rank: each rank has a cache of its own."""
+    """A client of one target. Its requests are greedy and pinned to a data-parallel rank, which has its own cache."""
 
     def __init__(
         self,
@@ -49,9 +49,9 @@ class SmokeClient:
         show: Callable[[str], None] = lambda _: None,
         engine: EngineClient | None = None,
     ) -> None:
-        """Ask `target` through `server`; `seed` makes prompts that no earlier run has put into the cache.
+        """Create a client of `target` at `server`; `seed` makes prompts that no earlier run has put into the cache.
 
-        `show` gets the progress of a long check; `engine` is a server behind the gateway `server`.
+        `show` receives the progress of a long check; `engine` is a worker of the gateway `server`.
         """
         self.target = target
         self.server = server
@@ -61,11 +61,11 @@ class SmokeClient:
         self._random = random.Random(seed)  # noqa: S311 - prompts, not keys
 
     def fresh_ids(self, count: int) -> list[int]:
-        """`count` token ids that this server has not seen in this order."""
+        """Return `count` token ids that the server has not received in this order."""
         return self._random.choices(TOKEN_IDS, k=count)
 
     def generate(self, prompt: str | list[int], *, tokens: int, rank: int = 0, **more: object) -> GenerateResponse:
-        """Exactly `tokens` tokens after `prompt`, from rank `rank`: greedy, unless `more` samples.
+        """Return exactly `tokens` tokens after `prompt` from rank `rank`: greedy, unless `more` sets sampling.
 
         Raises NotOfferedError if the engine returns no token ids.
         """
@@ -80,16 +80,16 @@ class SmokeClient:
 
     @property
     def is_sglang(self) -> bool:
-        """Whether the target is sglang, with its own API beside OpenAI's."""
+        """Whether the target is sglang, which has its own API in addition to OpenAI's."""
         return self.target.engine == "sglang"
 
     @property
     def engine(self) -> str:
-        """The engine as a subject of a sentence."""
+        """The engine as the subject of a sentence."""
         return "the endpoint" if self.target.engine == other_engines.UNKNOWN else self.target.engine
 
     def page_size(self) -> int:
-        """The tokens in a page of the KV cache. Raises NotOfferedError if the endpoint reports none."""
+        """Return the tokens in a page of the KV cache. Raises NotOfferedError if the endpoint does not report them."""
         if self.is_sglang:
             return self.info().page_size
         size = other_engines.read_block_size(self.server.exported().decode(errors="replace"))
@@ -98,9 +98,9 @@ class SmokeClient:
         return size
 
     def usage(self, prompt: str | list[int], *, tokens: int, rank: int = 0) -> Json:
-        """The `usage` that the OpenAI API gives for `tokens` greedy tokens after `prompt`.
+        """Return the `usage` that the OpenAI API reports for `tokens` greedy tokens after `prompt`.
 
-        Raises NotOfferedError for token ids that a gateway in disaggregation mode does not take (smg 1.13.0).
+        Raises NotOfferedError if `prompt` has token ids, which a gateway in disaggregation mode rejects (smg 1.13.0).
         """
         if self.target.engine_url and not isinstance(prompt, str):
             raise NotOfferedError(f"the gateway takes no token ids at `{endpoints.COMPLETIONS}`")
@@ -111,17 +111,17 @@ class SmokeClient:
         return self.server.post(path, *other_engines.pinned(self.target.engine, body))
 
     def chat(self, body: Body) -> ChatResponse:
-        """The answer to a chat request, in one piece."""
+        """Return the answer to a chat request that is not streamed."""
         return read_chat(self._post(endpoints.CHAT_COMPLETIONS, body))
 
     def ask(self, question: SmokeQuestion, *, rank: int) -> ChatResponse:
-        """The answer of rank `rank` to a question, without thinking: its reasoning has no one right text."""
-        thinking = {"enable_thinking": False}  # what GLM's template calls it; others do not look at it
+        """Return the answer of rank `rank` to a question, without thinking: reasoning has no single correct text."""
+        thinking = {"enable_thinking": False}  # the name in GLM's template; other templates ignore it
         more: Body = {RANK_FIELD: rank, "chat_template_kwargs": thinking}
         return self.chat(chat_body(self.target.served_name, prompt_of(question), tokens=question.max_tokens, **more))
 
     def chat_stream(self, body: Body) -> ChatResponse:
-        """The answer to a chat request as server-sent events, put together."""
+        """Return the answer to a chat request, joined from its server-sent events."""
         streamed: Body = {**body, "stream_options": {"include_usage": True}}
         return read_chat_events(self.events(endpoints.CHAT_COMPLETIONS, streamed))
 
@@ -130,7 +130,7 @@ class SmokeClient:
         yield from self.server.events(path, *other_engines.pinned(self.target.engine, body))
 
     def info(self) -> ServerInfo:
-        """What the server says of its settings."""
+        """Return the server info. Raises UnexpectedResponseError if it has no version or page size."""
         info = read_server_info(self.described_by.get(endpoints.SERVER_INFO))
         if info is None:
             raise UnexpectedResponseError(f"`{endpoints.SERVER_INFO}` has no version or page size")
@@ -138,14 +138,14 @@ class SmokeClient:
 
 
 def prompt_of(question: SmokeQuestion) -> str:
-    """What a user asks, with the filler in its place."""
+    """Return the prompt with filler text."""
     return question.prompt.replace(FILLER, filler(question.filler_words))
 
 
 def filler(words: int) -> str:
-    """So many words that mean nothing; no two of its sentences are the same.
+    """Return `words` filler words; no sentence repeats.
 
-    A question with an exact answer of a generated model depends on each of them: another text needs other answers.
+    The expected answers of a generated model depend on every word: a change to this text requires new answers.
     """
     sentences = (_SENTENCE.format(day=day) for day in range(1, words // _LENGTH + 2))
     return " ".join(" ".join(sentences).split()[:words])

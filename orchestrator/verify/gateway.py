@@ -1,6 +1,6 @@
-"""Several servers behind one URL: waiting until their gateway counts all of them, and what only it can fail at.
+"""The wait for a gateway, and its checks.
 
-Each server behind it is proved by itself; the gateway has no rank, cache or counter that the smoke test could look at.
+Each replica has its own smoke test; the gateway has no rank, cache or counter that a smoke test could check.
 """
 
 import json
@@ -25,24 +25,24 @@ from orchestrator.verify.report import CheckOutcome, CheckResult, differs, faile
 from orchestrator.verify.smoke import run_check
 from orchestrator.verify.target import Target
 
-_STARTS: Final = 300.0  # seconds; smg 1.13.0 takes 3, and half a minute where ten programs want each core
-_WITHIN: Final = 60.0  # seconds; smg 1.13.0 counts two servers that serve 0.2 s after its own start
+_STARTS: Final = 300.0  # seconds; smg 1.13.0 starts in 3, or in 30 if ten programs compete for each core
+_WITHIN: Final = 60.0  # seconds; smg 1.13.0 counts two ready servers 0.2 s after its own start
 _POLL: Final = 0.1
 _TIMEOUTS: Final = Timeouts(connect=2, idle=5, total=5)
 _TOKENS: Final = 32
 
 
 def count_workers(url: str) -> int:
-    """How many servers a gateway counts as healthy; 0 where it counts none, or does not answer."""
+    """Return the number of workers that a gateway counts as healthy; 0 if it does not answer."""
     try:
         with EngineClient(url, key=None, limits=_TIMEOUTS) as gateway:
             return read_readiness(gateway.get(READINESS))
-    except (NoResponseError, UnexpectedResponseError):  # 503 where there is none
+    except (NoResponseError, UnexpectedResponseError):  # 503 if no worker is healthy
         return 0
 
 
 def generates(url: str) -> bool:
-    """Return whether a gateway in disaggregation mode generates a token with a pair that it selects; needs no key."""
+    """Return whether a gateway in disaggregation mode generates a token with a pair of its choice; needs no key."""
     return _is_ok(url, GENERATION, DEFAULT_TIMEOUTS)
 
 
@@ -60,9 +60,9 @@ def _is_ok(url: str, path: str, limits: Timeouts) -> bool:
 
 
 def wait_for_gateway(url: str, *, servers: int, state: Callable[[], ServerState]) -> None:
-    """Wait until it counts so many servers. Raises NotReadyError where it ends, or does not for too long.
+    """Wait until the gateway counts `servers` healthy workers; time in which the gateway is pending does not count.
 
-    One that has no place to run yet is waited for, as long as something that comes by itself may start it.
+    Raises NotReadyError if the gateway exits, is unschedulable or exceeds a timeout.
     """
     poll_until(lambda now: now.status is not Status.PENDING or now.unschedulable, state, timeout=inf, interval=_POLL)
 
@@ -89,8 +89,8 @@ def wait_for_gateway(url: str, *, servers: int, state: Callable[[], ServerState]
 
 
 def gateway_checks(target: Target, servers: int) -> list[CheckResult]:
-    """What is asked of the gateway itself, in the order it was asked."""
-    limits = Timeouts(connect=5, idle=180, total=180)  # as for the servers: prompts of the smoke test
+    """Return the results of the checks of a gateway, in the order they ran."""
+    limits = Timeouts(connect=5, idle=180, total=180)  # as for a server: the prompt is from the smoke test
     with EngineClient(target.url, key=target.api_key, limits=limits) as client:
         return [
             run_check("gateway: replicas registered", lambda: _all_counted(client, servers)),
@@ -101,20 +101,20 @@ def gateway_checks(target: Target, servers: int) -> list[CheckResult]:
 
 
 def _all_counted(client: EngineClient, servers: int) -> CheckOutcome:
-    """A server is left out: the gateway serves on without it, and says nothing."""
+    """Check that every replica is registered: a gateway without one continues to serve and reports nothing."""
     counted = read_readiness(client.get(READINESS))
     conclude = passed if counted == servers else failed
     return conclude(f"{counted} of {servers} servers healthy")
 
 
 def _right_model(client: EngineClient, target: Target) -> CheckOutcome:
-    """It lists another model, or none."""
+    """Check that the gateway lists the model."""
     names = client.models()
     return (passed if target.served_name in names else failed)(f"serves `{', '.join(names)}`")
 
 
 def _stream_agrees(client: EngineClient, target: Target) -> CheckOutcome:
-    """It cuts, doubles or holds back what a server streams; or a server answers otherwise than the others."""
+    """Check that streams pass unchanged: not cut, duplicated or held back, with the same answer from all replicas."""
     body = completion_body(target.served_name, PROMPT, tokens=_TOKENS, ignore_eos=True)
     whole, reason = _answer([json.dumps(client.post(endpoints.COMPLETIONS, body)).encode()])
     events = list(client.events(endpoints.COMPLETIONS, body))
@@ -129,6 +129,6 @@ def _stream_agrees(client: EngineClient, target: Target) -> CheckOutcome:
 
 
 def _answer(events: Sequence[bytes]) -> tuple[str, str | None]:
-    """Return the text and the finish reason, which an answer that was cut lacks."""
+    """Return the text and the finish reason, which is None if the answer was cut off."""
     read = [read_completion_event(event) for event in events]
     return "".join(text for text, _ in read), next((reason for _, reason in read if reason), None)

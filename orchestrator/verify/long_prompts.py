@@ -1,4 +1,4 @@
-"""Checks with prompts of thousands of tokens, which reach code that short prompts never run."""
+"""Checks with prompts of thousands of tokens, which run code that short prompts never reach."""
 
 from typing import Final
 
@@ -12,7 +12,7 @@ from orchestrator.verify.report import CheckOutcome, causes_of, failed, passed, 
 # About 8,000 tokens: four times the tokens that sparse attention selects (`index_topk` 2048, DeepSeek-V3.2 and GLM-5).
 _WORDS: Final = 6000
 _CONTROL_WORDS: Final = 60
-_MIN_CONTEXT: Final = 16384  # tokens: twice that text
+_MIN_CONTEXT: Final = 16384  # tokens; twice the text
 _DEPTHS: Final = (0.1, 0.5, 0.9)  # share of the text before the fact
 _ANSWER_TOKENS: Final = 64
 # Above the two lengths at which an indexer's logits reach 2 GiB: 23,170 tokens with a prefill chunk of 32,768 or more,
@@ -21,7 +21,7 @@ _COLD_LENGTHS: Final = (24_576, 33_792)
 
 
 def fact_found(client: SmokeClient) -> CheckOutcome:
-    """Sparse attention selects the wrong tokens: the model overlooks a fact in a long text."""
+    """Check that the model finds a fact in a long text: sparse attention may select the wrong tokens."""
     if reason := _too_slow(client):
         return skipped(reason)
     if client.target.context_length < _MIN_CONTEXT:
@@ -52,7 +52,7 @@ def _ask_for_code(client: SmokeClient, words: int, depth: float, *, rank: int) -
 
 
 def long_prefill(client: SmokeClient) -> CheckOutcome:
-    """A long prompt that is not in the cache aborts every rank, and short prompts never show it."""
+    """Check that a long prompt outside the cache does not abort the ranks; short prompts do not show this fault."""
     if reason := _too_slow(client):
         return skipped(reason)
     lengths = [length for length in _COLD_LENGTHS if length < client.target.context_length]

@@ -1,9 +1,9 @@
-"""Memory that grows during a soak and does not stop.
+"""Detection of memory that keeps growing during a soak.
 
-The samples are split into four quarters. Of each, only the smallest sample counts: what requests take and give back
-raises the largest. A leak raises the smallest from quarter to quarter and does not slow down; buffers and caches that
-fill up slow down, and those of the first requests are there before the soak. Of eighths, a leak in rare steps raises
-three and lowers none (both rules are this project's).
+The samples are split into quarters. Only the smallest sample of each counts, because requests raise the largest for a
+while. A leak raises the smallest from quarter to quarter and does not slow down; buffers and caches that fill up slow
+down, and those of the first requests exist before the soak. A leak in rare steps raises the smallest sample of three
+eighths and lowers none (both rules are this project's).
 """
 
 import time
@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
-MIN_SECONDS: Final = 20.0  # of a soak in which growth is told from noise
+MIN_SECONDS: Final = 20.0  # shortest soak in which growth can be separated from noise
 GROWTH_BYTES: Final = 32 << 20  # over the last half: 64 MiB/h in a soak of an hour
-# Of host memory for each token in the prefix cache and each rank, until the cache is full: a Python number in a list
+# Host memory for each token in the prefix cache and each rank, until the cache is full: a Python number in a list
 # (8 + 28 bytes) and its index (8), with slack (sglang 0.5.14, mem_cache/radix_cache.py, `TreeNode`)
 CACHED_TOKEN_BYTES: Final = 64
 _QUARTERS: Final = 4
@@ -26,19 +26,19 @@ _MIB: Final = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryGauge:
-    """A kind of memory of a server: `read` returns its bytes, None where they cannot be read now."""
+    """A kind of memory of a server: `read` returns its bytes, or None if they cannot be read now."""
 
     name: str
     read: Callable[[], int | None] = lambda: None
     unwatched: str = ""  # the reason why it is not read
-    token_bytes: int = 0  # by which it may grow for each token in the prefix cache, until the cache is full
+    token_bytes: int = 0  # allowed growth for each token in the prefix cache, until the cache is full
 
 
 @dataclass
 class MemoryWatch:
     """Samples of gauges during a soak of `seconds`.
 
-    The prefix cache holds `cached_tokens`, of which `host_bytes` are in host memory: without a GPU, page by page.
+    The prefix cache has space for `cached_tokens`. Without a GPU, it fills `host_bytes` of host memory page by page.
     """
 
     gauges: Sequence[MemoryGauge]
@@ -50,7 +50,7 @@ class MemoryWatch:
     _due: float = 0.0
 
     def sample_gauges(self) -> None:
-        """Read the gauges, if it is time."""
+        """Read the gauges if the next sample is due."""
         if self.seconds < MIN_SECONDS or (now := self.clock()) < self._due:
             return
         self._due = now + min(self.seconds / _SAMPLES, _MAX_INTERVAL)
@@ -59,7 +59,7 @@ class MemoryWatch:
                 self._samples.setdefault(gauge.name, []).append(used)
 
     def problems(self) -> Iterator[str]:
-        """Yield each kind of memory that grows and does not stop."""
+        """Yield a problem for each kind of memory that keeps growing."""
         for gauge in self.gauges:
             least = smallest(self._samples.get(gauge.name, ()))
             fills = gauge.token_bytes * self.cached_tokens + (self.host_bytes if gauge.token_bytes else 0.0)
@@ -69,7 +69,7 @@ class MemoryWatch:
                 yield f"{gauge.name} keeps growing: {values} MiB at least in the quarters of the soak"
 
     def summaries(self) -> Iterator[str]:
-        """Yield what was read of each gauge, or why nothing was."""
+        """Yield the first and last values of each gauge, or why it has none."""
         if not self.gauges:
             yield "memory not watched: the host of a URL is unknown"
         for gauge in self.gauges:
@@ -81,7 +81,7 @@ class MemoryWatch:
 
 
 def smallest(samples: Sequence[int], parts: int = _QUARTERS) -> tuple[int, ...]:
-    """Return the smallest sample of each part; () of fewer than three samples in each."""
+    """Return the smallest sample of each part; () if a part has fewer than three samples."""
     size = len(samples) / parts
     if size < 3:
         return ()
@@ -89,13 +89,16 @@ def smallest(samples: Sequence[int], parts: int = _QUARTERS) -> tuple[int, ...]:
 
 
 def grows(least: Sequence[int], *, more_than: float) -> bool:
-    """Return whether memory grew in each quarter, in the last two by `more_than` bytes and without slowing to half."""
+    """Return whether memory grew in each quarter, by over `more_than` bytes in the last two, not slowing to half."""
     rises = [later - earlier for earlier, later in pairwise(least)]
     return bool(rises) and min(rises) > 0 and 2 * rises[-1] >= rises[-2] and rises[-1] + rises[-2] > more_than
 
 
 def grows_in_steps(least: Sequence[int], *, more_than: float) -> bool:
-    """Return whether memory never fell and rose in several parts, in the last half by `more_than` bytes, not slower."""
+    """Return whether memory rose in at least three parts and fell in none.
+
+    It must rise by over `more_than` bytes in the last half, and by at least half of the rise in the first.
+    """
     rises = [later - earlier for earlier, later in pairwise(least)]
     if not rises or min(rises) < 0 or sum(rise > 0 for rise in rises) < _MIN_STEPS:
         return False

@@ -1,6 +1,6 @@
-"""Prefill and decode apart: whether a request really crosses, over which network, and with the right answer.
+"""The checks of prefill and decode servers: transfer, network and correct answers.
 
-The gateway answers 200 while a role is dead, and a request may come back wrong or slow without any error.
+The gateway answers 200 while a role is dead, and an answer may be wrong or slow without any error.
 """
 
 import time
@@ -25,13 +25,13 @@ from orchestrator.verify.target import Target
 _LIMITS: Final = Timeouts(connect=5, idle=180, total=180)  # as in the smoke test
 _TOKENS: Final = 16
 _SAMPLED: Final = tuple(range(200, 237))  # the prompt of the first sampled request
-_TIES: Final = 0.25  # share of tokens that may differ between kernels of prefill and decode on a GPU; ours
-_WITHIN: Final = 10.0  # seconds until a counter shows the request that has just been answered
+_TIES: Final = 0.25  # share of tokens that may differ between prefill and decode kernels on a GPU (our limit)
+_WITHIN: Final = 10.0  # seconds until a counter includes a request that was answered
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """A gateway and the servers of both roles behind it. `logs` has those of each server; None without logs."""
+    """A gateway and its prefill and decode servers. `logs` returns the log of each server; None without logs."""
 
     gateway: str
     model: str  # served name
@@ -39,12 +39,15 @@ class Pair:
     decode: Sequence[str]
     key: Secret | None
     on_gpu: bool
-    transfer: str = ""  # `BACKEND over NETWORK`; "" if no plan says it
+    transfer: str = ""  # `BACKEND over NETWORK`; "" if unknown
     logs: Callable[[], Mapping[str, Iterable[str]]] | None = None
 
 
 def role_report(target: Target) -> SmokeReport:
-    """Let one role generate a token alone, as sglang's own health check does; before it, each rank samples one."""
+    """Return the report of one role, which must generate a token alone, as in sglang's own health check.
+
+    On a GPU, each rank answers a sampled request first.
+    """
 
     def generates() -> CheckOutcome:
         if silent:
@@ -60,7 +63,7 @@ def role_report(target: Target) -> SmokeReport:
 
 
 def pair_checks(pair: Pair) -> Iterator[CheckResult]:
-    """Yield the checks of a pair."""
+    """Yield the results of the checks of a pair."""
     with ExitStack() as stack:
         router = stack.enter_context(EngineClient(pair.gateway, key=pair.key, limits=_LIMITS))
         prefill = [stack.enter_context(EngineClient(url, key=pair.key, limits=_LIMITS)) for url in pair.prefill]
@@ -70,7 +73,10 @@ def pair_checks(pair: Pair) -> Iterator[CheckResult]:
 
 
 def _transferred(router: EngineClient, prefill: Sequence[EngineClient], model: str) -> CheckOutcome:
-    """The decode server computes the prompt itself, or nothing arrives: only the counters of transfers tell."""
+    """Check that the prefill servers count a transfer.
+
+    Only the transfer counters show that the decode server computes the prompt itself, or that nothing arrives.
+    """
     before = _transfers(prefill)
     read_generated(router.post(endpoints.GENERATE, generate_body(PROMPT, tokens=2, model=model)))
     end = time.monotonic() + _WITHIN
@@ -89,9 +95,9 @@ def _transfers(prefill: Sequence[EngineClient]) -> float | None:
 
 
 def _single_replica_output(router: EngineClient, prefill: EngineClient, pair: Pair) -> CheckOutcome:
-    """The KV cache arrives damaged: a prefill server that reads the whole text itself would go on otherwise.
+    """Check that the KV cache arrives intact: a prefill server that computes the whole text must give the same answer.
 
-    It is asked for one token after the prompt and each beginning of the pair's answer.
+    The prefill server generates one token after the prompt and each prefix of the pair's answer.
     """
     prompt = list(range(100, 137))
     body = generate_body(prompt, tokens=_TOKENS, model=pair.model)
@@ -112,7 +118,7 @@ def _generate(server: EngineClient, prompt: str | list[int], tokens: int) -> tup
 
 
 def _network(pair: Pair) -> CheckOutcome:
-    """The transfer falls back to TCP, 5 to 20 times slower, and only the logs say so."""
+    """Check that the transfer uses the planned network. Only the logs show a fallback to TCP, 5 to 20 times slower."""
     if pair.logs is None or not pair.transfer:
         return skipped("no log or no plan of the servers")
     backend, _, network = pair.transfer.partition(" over ")

@@ -1,4 +1,4 @@
-"""The checks of the parsers: whether tool calls and reasoning leave the text of the answer."""
+"""The checks of the parsers, which separate tool calls and reasoning from the text of the answer."""
 
 from typing import Final
 
@@ -8,8 +8,8 @@ from orchestrator.engine.requests import chat_body
 from orchestrator.verify.client import SmokeClient
 from orchestrator.verify.report import CheckOutcome, failed, passed, skipped
 
-_TOKENS: Final = 512  # enough for the end of a short thought
-_CALL_TOKENS: Final = 128  # enough for a call without a thought; a slow model that never ends took 123 s for 512
+_TOKENS: Final = 512  # enough to finish a short reasoning
+_CALL_TOKENS: Final = 128  # enough for a call without reasoning; a slow model that never stops took 123 s for 512
 _NAME: Final = "get_weather"
 WEATHER_TOOL: Final = {
     "type": "function",
@@ -19,7 +19,7 @@ WEATHER_TOOL: Final = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
 }
-# Texts that begin or end reasoning (sglang 0.5.21, srt/parser/reasoning_parser.py).
+# Tags that begin or end reasoning (sglang 0.5.21, srt/parser/reasoning_parser.py).
 _THINK_TAGS: Final = (
     *("<think>", "</think>", "◁think▷", "◁/think▷", "<mm:think>", "</mm:think>", "<|channel|>"),
     *("<|channel>", "<channel|>", "<|open|>think", "<|close|>think", "<|content_thinking|>", " to=self<|message|>"),
@@ -29,12 +29,12 @@ _THINK_TAGS: Final = (
 
 
 def tool_call_parsed(client: SmokeClient) -> CheckOutcome:
-    """A tool call comes back as text, because the tool-call parser is that of another model."""
+    """Check that a tool call is not returned as text, as with the tool-call parser of another model."""
     more = {"tools": [WEATHER_TOOL], "chat_template_kwargs": {"enable_thinking": False}}
     question = f"What is the weather in Paris now? Call the tool `{_NAME}`."
     tokens = _CALL_TOKENS
     answer = client.chat(chat_body(client.target.served_name, question, tokens=tokens, **more))
-    if answer.finish_reason == "length" and not answer.content and not answer.tools:  # still in its reasoning
+    if answer.finish_reason == "length" and not answer.content and not answer.tools:  # still reasoning
         tokens = _TOKENS
         answer = client.chat(chat_body(client.target.served_name, question, tokens=tokens, **more))
     if answer.tools:
@@ -47,7 +47,7 @@ def tool_call_parsed(client: SmokeClient) -> CheckOutcome:
 
 
 def reasoning_separated(client: SmokeClient) -> CheckOutcome:
-    """Reasoning stands in the answer, or the answer in the reasoning: the reasoning parser is that of another model."""
+    """Check that reasoning and answer are not mixed, as with the reasoning parser of another model."""
     parser = f"`{Meaning.REASONING_PARSER}` {client.target.reasoning_parser}"
     more = {"chat_template_kwargs": {"enable_thinking": True}}
     question = "How many days are in two weeks? Think first."

@@ -1,9 +1,8 @@
-"""Waiting that tells the truth: what the server is doing, from its own log, until it really serves.
+"""Readiness: wait until log, health check and served model agree.
 
-A server is ready when three things agree: its own log says so, it is healthy (which in sglang means that it generated
-a token: 0.5.14, entrypoints/http_server.py:561-635), and the model behind the URL is the one that was started. Each
-alone has been wrong: the log of a server behind a port that was not published, a health check answered by a leftover on
-the same port.
+A healthy sglang server has generated a token (0.5.14, entrypoints/http_server.py:561-635). Each of the three alone has
+been wrong: the log of a server whose port was not published, a health check that an old server on the same port
+answered.
 """
 
 import time
@@ -27,22 +26,22 @@ from orchestrator.engine.server_args import ArgumentRejection
 from orchestrator.runtimes.base import ServerState, Status
 
 POLL_SECONDS: Final = 0.2
-_LEAST_SECONDS: Final = 0.1  # that a request is given
+_LEAST_SECONDS: Final = 0.1  # shortest timeout of a request
 
 
 @dataclass(frozen=True, kw_only=True)
 class StartingServer:
-    """A server that was started, as the wait sees it.
+    """A server that is starting.
 
-    `log` gives the lines that are new since its last call (a runtime's `tail`); `state` is what the runtime says of it.
+    `log` returns the lines since its last call (a runtime's `tail`); `state` returns the state from the runtime.
     """
 
-    url: str  # base URL as reached from this machine
+    url: str  # base URL as reached from this host
     served_name: str
     api_key: Secret | None
     log: Callable[[], Iterable[str]]
     state: Callable[[], ServerState]
-    about: float = inf  # seconds that were estimated
+    about: float = inf  # estimated seconds until ready
     stages: dict[str, float] = field(default_factory=dict)  # seconds by stage, filled by the wait
 
 
@@ -56,12 +55,11 @@ def wait_until_ready(
     sleep: Callable[[float], None] = time.sleep,
     transport: httpx.BaseTransport | None = None,
 ) -> float:
-    """Wait until the server serves its model; returns the seconds that took.
+    """Wait until the server serves its model; return the seconds it took.
 
-    One that takes twice as long as was estimated says so. Gives up at once when it has exited or was restarted, when
-    nothing has moved for `progress_deadline` seconds, and, where the user has set one, after `timeout` seconds. Raises
-    NotReadyError with the last log lines, secrets removed, in its details; ProfileError where its engine refuses its
-    arguments.
+    The progress notes a start that takes twice its estimate. Raises NotReadyError if the server exits, is restarted or
+    is unschedulable, makes no progress for `progress_deadline` seconds, or exceeds `timeout` seconds; its details are
+    the last log lines, secrets removed. Raises ProfileError if the engine rejects its arguments.
     """
     with (
         EngineClient(server.url, key=server.api_key, transport=transport) as client,
@@ -81,16 +79,16 @@ def wait_until_ready(
 
 
 class _Wait:
-    """One wait: what has been seen so far."""
+    """The state of one wait."""
 
     def __init__(self, server: StartingServer, *, client: EngineClient, clock: Callable[[], float], end: float) -> None:
         self.reader = StartupLogParser()
-        self._end = end  # on the clock: no request goes on behind it
+        self._end = end  # by the clock; no request continues after it
         self._server, self._client, self._clock = server, client, clock
         self._start = self._moved = self._seen = clock()
-        self._late = ""  # the stage at which it had taken much longer than was estimated
-        self._answer = ""  # what the server said last of its health
-        self._pending = ""  # what it waits for before it is started
+        self._late = ""  # the stage in which the start exceeded twice its estimate
+        self._answer = ""  # the last response of the health check
+        self._pending = ""  # what a pending server waits for
 
     @property
     def elapsed(self) -> float:
@@ -101,8 +99,8 @@ class _Wait:
         return max(self._end - self._clock(), _LEAST_SECONDS)
 
     def is_ready(self) -> bool:
-        """Look once at the process, the log and the port."""
-        state = self._server.state()  # before the log: what it wrote before it exited is then read as well
+        """Check the process, the log and the port once; return whether the server is ready."""
+        state = self._server.state()  # before the log, so that the last lines of a server that exited are read too
         self._check_placement(state)
         self._count_stage()
         self._read_log()
@@ -113,7 +111,7 @@ class _Wait:
         return True
 
     def activity(self, about: float) -> tuple[str, str]:
-        """Return what the server does with its count, and the stage; one stage says that the start is late."""
+        """Return the activity of the server with its count, and the stage; one stage notes that the start is late."""
         if self._pending:
             return self._pending, self._pending
         stage = self.reader.stage
@@ -139,17 +137,20 @@ class _Wait:
             alive = self.reader.feed(text)
             if self.reader.port_in_use:
                 raise self._error(f"the port of `{self._server.url}` is in use by another process")
-            if alive and not was_ready:  # later lines may be the echo of our own health requests
+            if alive and not was_ready:  # later lines may come from our own health requests
                 self._moved = self._clock()
 
     def _count_stage(self) -> None:
-        """Add the time since the last look to the stage that was current then."""
+        """Add the time since the last poll to the stage that was current then."""
         now, stage = self._clock(), "pending" if self._pending else self.reader.stage
         self._server.stages[stage] = self._server.stages.get(stage, 0.0) + now - self._seen
         self._seen = now
 
     def _check_placement(self, state: ServerState) -> None:
-        """One that others have not started yet: they know how long that may take, and whether it never will."""
+        """Restart the deadline while the server is pending; raise NotReadyError if it is unschedulable.
+
+        Raises ProfileError if the engine rejected arguments.
+        """
         self._pending = state.detail if state.status is Status.PENDING else ""
         if state.rejection is not None:
             raise self._rejected_arguments(state.rejection)

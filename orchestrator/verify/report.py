@@ -1,4 +1,4 @@
-"""What the checks found, for people and for programs."""
+"""The smoke test report."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ _MOST_EVIDENCE: Final = 500  # characters; a server's response can be very long
 
 
 class Verdict(StrEnum):
-    """How a check ended."""
+    """The verdict of a check."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -28,10 +28,10 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckOutcome:
-    """A verdict and what stands behind it: the figures that were seen, or the reason why there are none."""
+    """A verdict with its evidence; `causes` are the known issues that explain it."""
 
     verdict: Verdict
-    evidence: str
+    evidence: str  # the observed values, or the reason why there are none
     causes: tuple[str, ...] = ()
 
     def result(self, name: str, seconds: float) -> "CheckResult":
@@ -45,7 +45,7 @@ class CheckOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckResult:
-    """One check as it was carried out; `seconds` is its duration, `causes` what is known to make it end so."""
+    """The result of one check; `seconds` is its duration, `causes` are the known issues that explain it."""
 
     name: str
     verdict: Verdict
@@ -55,7 +55,7 @@ class CheckResult:
 
     @property
     def format_causes(self) -> str:
-        """The causes as a list for people."""
+        """The causes as a list in plain text."""
         return "\n".join([f"known causes for `{self.name}`:", *(f"  - {cause}" for cause in self.causes)])
 
 
@@ -68,10 +68,10 @@ class SmokeReport:
     checks: tuple[CheckResult, ...]
     first_sample_seconds: float = 0.0  # of the first sampled request, which is sent before the checks
 
-    @computed_field  # type: ignore[prop-decorator]  # mypy knows no decorator of a property
+    @computed_field  # type: ignore[prop-decorator]  # mypy does not support a decorated property
     @property
     def ok(self) -> bool:
-        """Whether no check failed. A warning does not fail; what is not applicable has not passed either."""
+        """Whether no check failed. A warning is not a failure; a skipped check is neither a failure nor a pass."""
         return not self.failures
 
     @property
@@ -80,11 +80,11 @@ class SmokeReport:
         return tuple(check for check in self.checks if check.verdict is Verdict.FAILED)
 
     def to_dict(self) -> dict[str, object]:
-        """The report as plain JSON-able data."""
+        """Return the report as plain data for JSON."""
         return {"ok": self.ok, **dataclasses.asdict(self)}
 
     def to_table(self, *, width: int | None = None) -> str:
-        """The report as a table, folded to `width`, with a line of totals below, and what may be behind a warning."""
+        """Return the report as a table, folded to `width`, with a line of totals and the causes of warnings."""
         rows = [(check.name, check.verdict, f"{check.seconds:.1f} s", check.evidence) for check in self.checks]
         counts = {verdict: sum(check.verdict is verdict for check in self.checks) for verdict in Verdict}
         totals = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
@@ -93,7 +93,7 @@ class SmokeReport:
         return "\n\n".join([whole, *(check.format_causes for check in warned)])
 
     def require(self) -> None:
-        """Raise SmokeError with every failed check, where there is one."""
+        """Raise SmokeError with every failed check, if there is one."""
         if not self.ok:
             problems = [Problem(f"{check.name}: {check.evidence}") for check in self.failures]
             raise SmokeError(
@@ -104,7 +104,7 @@ class SmokeReport:
 
 
 def causes_of(issues: Iterable[PlanWarning], *, hints: bool = False) -> tuple[str, ...]:
-    """Return known issues as causes, with what they rest on; with `hints` also what helps."""
+    """Return known issues as causes, with their source and basis, and with `hints` also their hints."""
     return tuple(
         f"{issue.summary} ({'; '.join(filter(None, [issue.source, issue.basis]))})" + f"; {issue.hint}" * hints
         for issue in issues
@@ -112,33 +112,33 @@ def causes_of(issues: Iterable[PlanWarning], *, hints: bool = False) -> tuple[st
 
 
 def passed(evidence: str) -> CheckOutcome:
-    """The feature is there."""
+    """Return the outcome for a feature that works."""
     return CheckOutcome(verdict=Verdict.PASSED, evidence=evidence)
 
 
 def failed(evidence: str, *, causes: tuple[str, ...] = ()) -> CheckOutcome:
-    """The feature is absent or broken."""
+    """Return the outcome for a feature that is absent or broken."""
     return CheckOutcome(verdict=Verdict.FAILED, evidence=evidence, causes=causes)
 
 
 def warning(evidence: str, *, causes: tuple[str, ...] = ()) -> CheckOutcome:
-    """Something that could not be decided."""
+    """Return the outcome for a check that could not decide."""
     return CheckOutcome(verdict=Verdict.WARNING, evidence=evidence, causes=causes)
 
 
 def skipped(evidence: str) -> CheckOutcome:
-    """The profile does not have the feature."""
+    """Return the outcome for a check that does not apply."""
     return CheckOutcome(verdict=Verdict.SKIPPED, evidence=evidence)
 
 
 def compare_ids(
     first: Sequence[int], second: Sequence[int], subject: str, nondeterministic: Sequence[PlanWarning]
 ) -> CheckOutcome | None:
-    """Return how the token ids of two greedy answers differ, None if they do not; another length is always a fault.
+    """Return how the token ids of two greedy answers differ, or None; different lengths are always a failure.
 
     `subject` begins the evidence: "two greedy answers differ".
     """
-    pairs = zip_longest(first, second)  # one may be shorter: it differs from where it ends
+    pairs = zip_longest(first, second)  # a shorter answer differs where it ends
     index = next((location for location, (a, b) in enumerate(pairs) if a != b), None)
     if index is None:
         return None
@@ -146,7 +146,7 @@ def compare_ids(
 
 
 def differs(evidence: str, nondeterministic: Sequence[PlanWarning]) -> CheckOutcome:
-    """Two greedy answers differ: a fault, unless a kernel of this plan adds in no fixed order."""
+    """Return a failure, or a warning if a kernel of the plan adds in no fixed order; two greedy answers differ."""
     if not nondeterministic:
         return failed(evidence)
     return warning(f"{evidence}, as expected for this plan", causes=causes_of(nondeterministic))

@@ -1,4 +1,4 @@
-"""Carrying the checks out, one after the other."""
+"""The smoke test, which runs the checks in order."""
 
 import threading
 import time
@@ -23,7 +23,7 @@ from orchestrator.verify.report import CheckOutcome, CheckResult, SmokeReport, f
 from orchestrator.verify.target import Target
 
 CONNECT_SECONDS: Final = 5.0
-AT_ONCE_SECONDS: Final = 10.0  # half of what sglang gives the token of a health check
+AT_ONCE_SECONDS: Final = 10.0  # half of sglang's timeout for the token of a health check
 _SAMPLE_TRIES: Final = 3  # requests through a gateway
 _SAMPLE_LIMITS: Final = Timeouts(connect=CONNECT_SECONDS, idle=SAMPLE_LIMIT, total=SAMPLE_LIMIT)
 
@@ -37,11 +37,11 @@ def smoke_test(
     progress: Progress | None = None,
     transport: httpx.BaseTransport | None = None,
 ) -> SmokeReport:
-    """Check a ready server.
+    """Run the smoke test against a ready server.
 
-    `faults` gives the lines of the server's log that are known faults and did not stop it, read after everything else;
-    None where there is no log. `timeout` is seconds for one request: the first ones after a start may compile kernels.
-    Once the server no longer answers at all, the checks that are left fail without being tried.
+    `faults` returns the log lines with known faults that did not stop the server, and is called last; None without a
+    log. `timeout` is the limit of one request in seconds: the first requests after a start may compile kernels. Once
+    the server stops answering, the remaining checks fail without a request.
     """
     limits = Timeouts(connect=min(CONNECT_SECONDS, timeout), idle=timeout, total=timeout)
     with (
@@ -73,17 +73,18 @@ def sample_ranks(
     *,
     fields: Mapping[str, object] = MappingProxyType({}),
 ) -> str:
-    """Let each data-parallel rank answer a sampled request, and return which rank does not; "" if all do.
+    """Send a sampled request to each data-parallel rank; return which ranks do not answer, or "".
 
-    For the first one sglang compiles kernels: no check and no user waits for them. All ranks are asked at once, as they
-    compile at the same time. `fields` are added to each request. The checks find every fault of an answer.
+    sglang compiles kernels for the first such request, so that no check and no user waits for them. The requests are
+    sent in parallel, as the ranks compile in parallel. `fields` are added to each request. Only the checks read the
+    content of answers.
     """
     answers = dict.fromkeys(range(target.dp), "")
 
     def ask(rank: int) -> None:
         model = target.served_name
         body = generate_body(prompt, tokens=2, model=model, rank=rank, temperature=1.0, top_p=0.95, top_k=50)
-        with suppress(RuntimeError):  # of httpx: the wait was interrupted, and the client is closed
+        with suppress(RuntimeError):  # from httpx: the wait was interrupted and the client is closed
             answers[rank] = _sampled(server, {**body, **fields}, is_gateway=bool(target.engine_url))
 
     threads = [threading.Thread(target=ask, args=(rank,), daemon=True) for rank in answers]
@@ -99,9 +100,9 @@ def sample_ranks(
 def _sampled(server: EngineClient, body: Body, *, is_gateway: bool) -> str:
     """Send a sampled request; return why it is not answered, or "".
 
-    While kernels are compiled a server fails its health checks. A gateway then answers 503, and for some seconds after
-    the kernels are there: the request is repeated until it is answered at once. A gateway may also drop a connection:
-    only `_SAMPLE_TRIES` requests in a row without a response are a failure.
+    A server fails its health checks while it compiles kernels. A gateway then answers 503 until some seconds after the
+    compilation, so the request is repeated until it is answered at once. A gateway may also drop a connection: only
+    `_SAMPLE_TRIES` requests in a row without a response are a failure.
     """
     dropped: list[str] = []
 
@@ -122,11 +123,11 @@ def _sampled(server: EngineClient, body: Body, *, is_gateway: bool) -> str:
 
 
 def _all_checks(client: SmokeClient, problem: str, progress: Progress) -> Iterator[CheckResult]:
-    """Yield the result of each check; `problem` is why the server is already known not to answer, or ""."""
+    """Yield the result of each check; `problem` is why the server does not answer, or ""."""
     for number, (name, check) in enumerate(CHECKS, start=1):
         progress.update("smoke test", transient=f"{number}/{len(CHECKS)}: {name}")
         began = time.monotonic()
-        if reason := skip_reason(check, client.target):  # also of a server that is silent
+        if reason := skip_reason(check, client.target):  # even if the server does not answer
             outcome = skipped(reason)
         elif problem:
             outcome = failed(f"not run: {problem}")
@@ -143,7 +144,7 @@ def _all_checks(client: SmokeClient, problem: str, progress: Progress) -> Iterat
 
 
 def run_check(name: str, check: Callable[[], CheckOutcome]) -> CheckResult:
-    """Carry out a check that needs no `SmokeClient`. It fails if the server does not answer as expected."""
+    """Run a check that needs no `SmokeClient`; it fails if the server does not answer as expected."""
     began = time.monotonic()
     try:
         outcome = check()

@@ -1,8 +1,8 @@
-"""The soak: minutes of mixed load, for faults that a short test does not meet.
+"""The soak: minutes of mixed load, for faults that a short test does not find.
 
-Each rank gets clients with one request at a time: half the requests in flight at the knee of the server's benchmark,
-or four if no benchmark has found the knee. Published faults took 24 to 86 minutes of such load (sglang #37648;
-AMD-AGI/Infera).
+Each rank gets clients that send one request at a time: half the requests in flight at the knee of the server's
+benchmark, or four if no benchmark has found the knee. Published faults appeared after 24 to 86 minutes of such load
+(sglang #37648; AMD-AGI/Infera).
 """
 
 import math
@@ -36,14 +36,14 @@ _TICK: Final = 0.2  # seconds
 _INTERVAL: Final = 1.0  # seconds after a failed request
 _MAX_ERRORS: Final = 20  # then the soak ends early
 _DRAIN_SECONDS: Final = 30.0
-_MIN_ACCEPTANCE: Final = 0.8  # share of the accept length at the beginning (a limit of this project)
+_MIN_ACCEPTANCE: Final = 0.8  # smallest share of the accept length at the beginning (our limit)
 _Request: TypeAlias = Callable[[SmokeClient, int, random.Random], None]  # of a rank
 _QUESTION: Final = "Name the days of the week and what people do on each."
 
 
 @dataclass
 class _Load:
-    """What the clients share."""
+    """The state that the clients share."""
 
     end: float = 0.0  # by the monotonic clock
     finished_at: dict[int, float] = field(default_factory=dict)  # by rank
@@ -57,13 +57,13 @@ class _Load:
         return not self.stopped.is_set() and time.monotonic() < self.end and len(self.errors) < _MAX_ERRORS
 
     def stalled(self) -> list[int]:
-        """Return the ranks that finished no request for too long."""
+        """Return the ranks that finished no request for `_STALL_SECONDS`."""
         now = time.monotonic()
         return [rank for rank, at in self.finished_at.items() if now - at > _STALL_SECONDS]
 
 
 def soak(client: SmokeClient) -> CheckOutcome:
-    """The server hangs, loses its drafts, keeps cache tokens or grows only after minutes of mixed load."""
+    """Check that minutes of mixed load cause no hang, fewer accepted drafts, leaked cache tokens or memory growth."""
     seconds, ranks = client.target.soak_seconds, range(client.target.dp)
     clients = client.target.soak_clients or _CLIENTS
     held_before = _await_tokens(client, lambda used: used != math.inf)
@@ -98,7 +98,8 @@ def soak(client: SmokeClient) -> CheckOutcome:
     _measure_all(client, load)
     for rank, lengths in sorted(load.accepted.items()):
         part = max(len(lengths) // 4, 1)
-        first, last = max(lengths[0], fmean(lengths[:part])), fmean(lengths[-part:])  # the first is before the load
+        # the first length was measured before the load
+        first, last = max(lengths[0], fmean(lengths[:part])), fmean(lengths[-part:])
         text.append(f"accept length {first:.2f}, then {last:.2f}")
         if last < _MIN_ACCEPTANCE * first:
             problems.append(f"the accept length of rank {rank} fell from {first:.2f} to {last:.2f}")
@@ -129,7 +130,7 @@ def _send_requests(client: SmokeClient, load: _Load, rank: int, source: random.R
             if not load.stopped.is_set():
                 load.errors.append(f"{name}: {error}")
                 load.stopped.wait(_INTERVAL)
-        except RuntimeError:  # of httpx: the soak has ended and its client is closed
+        except RuntimeError:  # from httpx: the soak has ended and its client is closed
             if not load.stopped.is_set():
                 raise
         else:
@@ -138,7 +139,7 @@ def _send_requests(client: SmokeClient, load: _Load, rank: int, source: random.R
 
 
 def _kinds(client: SmokeClient, load: _Load) -> Mapping[str, _Request]:
-    """Return the kinds of requests that the target takes, by name."""
+    """Return the kinds of requests that the target accepts, by name."""
     kinds: dict[str, _Request] = {"short": _short, "long": _long, "sampled": _sampled, "aborted": _aborted}
     if client.target.tool_parser:
         kinds["tools"] = _with_tools
@@ -195,10 +196,10 @@ def _measure_all(client: SmokeClient, load: _Load) -> None:
 
 
 def _used_tokens(client: SmokeClient) -> float | None:
-    """Return the cache tokens in use, without those that can be evicted; None if unknown, inf while requests run.
+    """Return the cache tokens in use, without evictable tokens; None if unknown, inf while requests run.
 
-    sglang sets the gauges after it has sent the answers of a step (0.5.14, batch_result_processor.py): a second request
-    of one token is answered once those of the first one are set.
+    sglang sets the gauges after it has sent the answers of a step (0.5.14, batch_result_processor.py): the gauges of a
+    one-token request are set when a second one is answered.
     """
     if not client.target.metrics:
         return None
@@ -209,5 +210,5 @@ def _used_tokens(client: SmokeClient) -> float | None:
 
 
 def _await_tokens(client: SmokeClient, done: Callable[[float | None], bool]) -> float | None:
-    """Return the cache tokens in use once they are `done`, or the last ones: aborted requests take a while to end."""
+    """Return the cache tokens in use once they are `done`, or at the timeout: aborted requests take a while to end."""
     return poll_until(done, lambda: _used_tokens(client), timeout=_DRAIN_SECONDS, interval=1.0)

@@ -1,4 +1,4 @@
-"""What the server under test is supposed to be."""
+"""The target of a smoke test: the server and the features of its plan."""
 
 from dataclasses import dataclass
 
@@ -20,9 +20,9 @@ from orchestrator.verify.memory import MemoryGauge
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A server and the features its profile promises; what is False here is reported as not applicable."""
+    """A server and the features of its plan; checks of features that are False here are skipped."""
 
-    url: str  # base URL as reached from this machine
+    url: str  # base URL as reached from this host
     served_name: str
     context_length: int  # tokens; 0 if the endpoint reports none
     dp: int
@@ -33,28 +33,29 @@ class Target:
     grammar: bool
     api_key: Secret | None
     engine: str = "sglang"
-    role: str = ""  # prefill or decode, if they are apart
-    engine_url: str = ""  # of a server behind a gateway in disaggregation mode, which has no server info or metrics
-    # Only a plan states these.
+    role: str = ""  # prefill or decode, if the server has a role
+    engine_url: str = ""  # a worker of a gateway in disaggregation mode; the gateway has no server info or metrics
+    # Known only from a plan, except `tiers`.
     on_gpu: bool = False
     soak_seconds: float = 0.0  # of mixed load; 0: none
-    soak_clients: int = 0  # of each rank, below the knee of the server; 0: the knee is not known
-    memory: tuple[MemoryGauge, ...] = ()  # that a soak watches; none of a URL, whose host is unknown
+    soak_clients: int = 0  # of each rank, below the knee of the server; 0: the knee is unknown
+    memory: tuple[MemoryGauge, ...] = ()  # watched in a soak; empty for a URL, whose host is unknown
     accept_length: float | None = None  # published, in tokens per verification step
     reasoning_parser: str | None = None
     tool_parser: str | None = None
-    questions: tuple[SmokeQuestion, ...] = ()  # with one right answer each
-    tiers: tuple[str, ...] = ()  # of the KV cache behind the device's
-    prefill_chunk: int | None = None  # tokens; None where the plan sets none
-    wrong_answers: tuple[PlanWarning, ...] = ()  # what may make answers wrong
-    nondeterministic: tuple[PlanWarning, ...] = ()  # why two greedy answers may differ
-    greedy: tuple[PlanWarning, ...] = ()  # why nothing is sampled but the first token
+    questions: tuple[SmokeQuestion, ...] = ()  # with one correct answer each
+    tiers: tuple[str, ...] = ()  # of the KV cache, beyond the device
+    prefill_chunk: int | None = None  # tokens; None if the plan sets none
+    wrong_answers: tuple[PlanWarning, ...] = ()  # known issues that may make answers wrong
+    nondeterministic: tuple[PlanWarning, ...] = ()  # known issues that may make two greedy answers differ
+    greedy: tuple[PlanWarning, ...] = ()  # known issues that leave only the first token sampled
 
 
 def describe(server: EngineClient, *, url: str, api_key: Secret | None, engine: str | None = None) -> Target:
-    """Return the target of an endpoint without a plan; `engine` is the one that the user names.
+    """Return the target of an endpoint without a plan; `engine` is the engine that the user names.
 
-    Raises NoResponseError, and UnexpectedResponseError if it lists no model, or is no sglang server though it says so.
+    Raises NoResponseError; UnexpectedResponseError if the endpoint lists no model, or does not answer as the sglang
+    server that the user or its model list names.
     """
     listed = server.get(endpoints.MODELS)
     engine = engine or other_engines.read_engine(listed)
@@ -85,7 +86,7 @@ def describe(server: EngineClient, *, url: str, api_key: Secret | None, engine: 
 
 
 def target_of(plan: Plan, *, url: str, api_key: Secret | None) -> Target:
-    """The target that `plan` promises, reached at `url`."""
+    """Return the target with the features of `plan`, reached at `url`."""
     facts = plan.serving
     return Target(
         url=url,
@@ -115,7 +116,7 @@ def target_of(plan: Plan, *, url: str, api_key: Secret | None) -> Target:
 def target_from_server_info(server: EngineClient, *, url: str, api_key: Secret | None) -> Target:
     """Return the target of a server without a plan, from its server info; features it does not report are not checked.
 
-    Raises NoResponseError, and UnexpectedResponseError if it is no sglang server.
+    Raises NoResponseError; UnexpectedResponseError if the server is not an sglang server.
     """
     info = read_server_info(server.get(endpoints.SERVER_INFO))
     named = next(((name, length) for name, length in server.models().items() if length is not None), None)

@@ -1,4 +1,4 @@
-"""The check of the KV cache's tiers: what the device evicts comes back from the host, and from storage."""
+"""The check of the KV cache tiers: host and storage return the tokens that the device evicted."""
 
 import random
 import time
@@ -13,16 +13,16 @@ from orchestrator.verify.report import CheckOutcome, compare_ids, failed, passed
 _PROMPT: Final = 1024  # tokens; sglang reads no less than 256 from storage (0.5.14, managers/cache_controller.py)
 _ANSWER: Final = 16  # tokens
 _FILL_SECONDS: Final = 300.0  # to fill the device's pool
-_FILL_PROMPT: Final = 16_384  # tokens: a longer prompt may take the time limit of a request, or pass a small host tier
-_STORED_SECONDS: Final = 60.0  # until storage has a prompt: it is written in the background
+_FILL_PROMPT: Final = 16_384  # tokens; a longer prompt may exceed the timeout of a request, or a small host tier
+_STORED_SECONDS: Final = 60.0  # until storage has a prompt, which is written in the background
 _INTERVAL: Final = 2.0
 
 
 def cache_tiers(client: SmokeClient) -> CheckOutcome:
-    """A tier of the KV cache is off or loses what it was given, or what it returns gives other answers.
+    """Check that each cache tier returns evicted tokens and that answers do not change.
 
-    Nothing is evicted from the device before its pool is full, so it is filled. What storage has is asked for after a
-    flush of device and host, as after a restart; a prompt that is the same in each run shows that storage outlives one.
+    The device evicts nothing until its pool is full, so the check fills the pool. Storage is read after a flush of
+    device and host, as after a restart; its prompt is the same in each run, which shows that storage outlives a run.
     """
     if not client.target.tiers:
         return skipped("the server has no cache tier beyond the device, or uses prefill and decode servers")
@@ -43,7 +43,7 @@ def _from_host(client: SmokeClient) -> CheckOutcome:
     size = min(client.target.context_length, info.cache_tokens)
     prompt = client.fresh_ids(min(_PROMPT, size // 4))
     client.generate(prompt, tokens=_ANSWER)
-    before = client.generate(prompt, tokens=_ANSWER)  # the second use: a selective policy keeps it from then on
+    before = client.generate(prompt, tokens=_ANSWER)  # the second use, after which a selective policy keeps the prompt
     filled, longest, begin = 0, min(size - size // 8, _FILL_PROMPT), time.monotonic()
     while filled < info.cache_tokens:
         client.show(f"filling the device's pool: {filled:,} of {info.cache_tokens:,} tokens")
@@ -73,7 +73,7 @@ def _from_storage(client: SmokeClient) -> CheckOutcome:
             text = f"of {count} tokens, after a flush of device and host, {_sources(after)}; some from storage expected"
             return failed(text)
         client.show("waiting until storage has a prompt")
-        if client.server.post_status(endpoints.FLUSH_CACHE, b"") == 200:  # refused also while storage is written
+        if client.server.post_status(endpoints.FLUSH_CACHE, b"") == 200:  # also refused while storage is written
             after = client.generate(prompt, tokens=_ANSWER)
         if after is None or not after.cached_by_source.get(STORAGE):
             time.sleep(_INTERVAL)
@@ -81,7 +81,7 @@ def _from_storage(client: SmokeClient) -> CheckOutcome:
 
 
 def _same(client: SmokeClient, tier: str, before: GenerateResponse, after: GenerateResponse) -> CheckOutcome | None:
-    """Return a failure if the answer after the tier's tokens differs: or a warning, where no two are the same."""
+    """Return a failure if the tier's tokens change the answer, or a warning if greedy answers may differ."""
     subject = f"the answer differs with tokens from {tier}"
     return compare_ids(before.ids, after.ids, subject, client.target.nondeterministic)
 

@@ -69,7 +69,7 @@ def describe_runs(sweep: Sweep, search: Search, trial: SweepTrial) -> str:
 
 
 def describe_difference(sweep: Sweep, search: Search, best: SweepTrial) -> str:
-    """Say whether a trial differs from the next best by more than the noise; "" without another, or with a front."""
+    """Describe whether a trial differs from the next by more than the noise; "" without another, or with a front."""
     others = [trial for trial in ranked(sweep, search) if trial.number != best.number]
     if len(sweep.goal.names) > 1 or not others:
         return ""

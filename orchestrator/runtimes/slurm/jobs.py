@@ -148,7 +148,7 @@ def node_address(node: str) -> str:
 
 
 def signal_server(number: str) -> None:
-    """Tell the supervisor of a job to end its server; a second call kills it. Raises HostError."""
+    """Signal the supervisor of a job to end its server; a second call kills it. Raises HostError."""
     _cancelled(["scancel", "--signal=TERM", "--batch", number])
 
 

@@ -233,7 +233,7 @@ def _end_children(server: Program, markers: ProcessMarkers) -> None:
 
 
 def _let_go_of_the_terminal() -> None:
-    """Survive the end of the caller's terminal, and keep none of its files open."""
+    """Detach from the caller's terminal: survive its end, and close its files."""
     for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

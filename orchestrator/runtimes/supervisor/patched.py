@@ -190,7 +190,7 @@ def _digest(python: str, sources: SourcePatches, found: Mapping[str, Any]) -> st
 
 
 def _sources_digest(python: str, found: Mapping[str, Any]) -> "hashlib._Hash":
-    """Digest the location of sglang's sources, and each file's size and time."""
+    """Hash the location of sglang's sources, and each file's size and time."""
     total = hashlib.sha256(f"{python}\0{json.dumps(found, sort_keys=True)}\0".encode())
     for stamp in sorted(_stamps(found["sglang"]["root"])):
         total.update(stamp.encode("utf-8", "surrogateescape"))

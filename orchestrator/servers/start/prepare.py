@@ -30,9 +30,9 @@ from orchestrator.servers.start.host import resolve_host_ref
 
 
 def ensure_checkpoint(plan: Plan, host_ref: HostRef, *, stage: bool) -> None:
-    """The checkpoint is there and whole, on the machine that serves: generated, verified, or staged where allowed.
+    """Ensure that the checkpoint is complete on the server's host: generate, verify or stage it.
 
-    Raises CheckpointError, HostError.
+    It is staged only with `stage`, and not checked in a cluster. Raises CheckpointError, HostError.
     """
     if runtime_class(plan.runtime).cluster_managed:
         note(f"the checkpoint of `{plan.model.name}` is on the server's node; its files were not checked")

@@ -203,7 +203,7 @@ def _reserved_space(home: Home, name: str, artifacts: Artifacts) -> Iterator[Non
 
 @contextmanager
 def _recovery_hint(servers: Servers, name: str, recovery_command: str = "") -> Iterator[None]:
-    """If the block fails or is interrupted, add the command that restarts the old server to the hint."""
+    """Add the command that restarts the old server to the hint if the block fails or is interrupted."""
     runs = any(servers.runtime(handle).state(handle).status is Status.RUNNING for handle in servers.find(name))
     command = recovery_command
     if not command and runs and (run := latest_run(servers.home, name)):

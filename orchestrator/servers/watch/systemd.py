@@ -17,7 +17,7 @@ from orchestrator.runs.run_dir import latest_run, not_started, read_plan, requir
 from orchestrator.servers.watch.recovery import require_not_cluster_managed
 
 WEBHOOK: Final = "DEPLOY_WEBHOOK"  # the variable for its URL
-# Where things are; a URL may hold a password.
+# Paths and addresses; a URL may contain a password.
 _PASSED_ON: Final = ("DOCKER_HOST", "DOCKER_CONTEXT", "HF_HOME", "HF_ENDPOINT", "KUBECONFIG", "SLURM_CONF")
 _NEEDS_QUOTES: Final = re.compile(r"[^\w@+=:,./-]")
 
@@ -49,9 +49,9 @@ WantedBy=multi-user.target
 
 
 def unit_text(names: Sequence[str], home: Home, *, command: str | None) -> str:
-    """The unit. What may be secret, keys and a webhook's URL, is read from a file.
+    """Return the text of the unit. It reads possible secrets, keys and a webhook's URL, from a file.
 
-    Raises UsageError for a command that holds a secret, StartError for a name that nothing was started under.
+    Raises UsageError if the command contains a secret, StartError if a name has no run.
     """
     for name in names:
         _watched_plan(home, name)
@@ -66,7 +66,7 @@ def unit_text(names: Sequence[str], home: Home, *, command: str | None) -> str:
     return _UNIT.format(
         names=" ".join(names),
         user=_user(),
-        directory=_specifier(str(Path.cwd())),  # a command may be written as it is seen from here
+        directory=_specifier(str(Path.cwd())),  # a relative path in a command starts here
         environment="\n".join(f"Environment={_quoted(f'{name}={value}')}" for name, value in passed.items()),
         secrets=_specifier(str(secrets)),
         command=" ".join(_quoted(word).replace("$", "$$") for word in words),
@@ -78,19 +78,19 @@ def unit_text(names: Sequence[str], home: Home, *, command: str | None) -> str:
 
 
 def secrets_file(names: Sequence[str], home: Home) -> Path:
-    """The file of `NAME=VALUE` lines that the unit reads, if it is there."""
+    """Return the file of `NAME=VALUE` lines that the unit reads if it exists."""
     return home.root / FileName(f"watch-{names[0]}.env")
 
 
 def secret_variables(names: Sequence[str], home: Home) -> tuple[str, ...]:
-    """The variables that the watch needs, and that do not stand in the unit."""
+    """Return the variables that the watch needs and that the unit does not contain."""
     keys = (_watched_plan(home, name).server.api_key_env for name in names)
     secret = (name for name in _PASSED_ON if looks_secret(os.environ.get(name, "")))
     return tuple(dict.fromkeys(filter(None, (*keys, WEBHOOK if os.environ.get(WEBHOOK) else None, *secret))))
 
 
 def _holds_secret(command: str) -> bool:
-    """Return whether it looks so, has an option called so, or has the value of a variable that is called so."""
+    """Return whether a command looks secret, or has an option with a secret's name or the value of such a variable."""
     words = re.split(r"[\s=:'\"]+", command)
     options = (word.lstrip("-").replace("-", "_") for word in words if word.startswith("-"))
     values = (value for name, value in os.environ.items() if is_secret_name(name) and len(value) >= SAFE_LENGTH)
@@ -98,7 +98,7 @@ def _holds_secret(command: str) -> bool:
 
 
 def _user() -> str:
-    """Who runs this, whatever `su` or a container has left in LOGNAME."""
+    """Return the user of this process; `su` or a container may have left another user in LOGNAME."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
@@ -115,7 +115,7 @@ def _watched_plan(home: Home, name: str) -> Plan:
 
 
 def _quoted(text: str) -> str:
-    """One word of a unit's line (systemd.syntax(7)). Raises UsageError for one that a line cannot hold."""
+    """Quote a word for a line of a unit (systemd.syntax(7)). Raises UsageError if it contains a line break."""
     text = _specifier(text)
     if not _NEEDS_QUOTES.search(text):
         return text

@@ -145,7 +145,7 @@ class Watcher:
         return may_run and _hold_reason(self.snapshot) is None and self.snapshot.status == "running"
 
     def _discount_gap(self, gap: float) -> None:
-        """Do not blame a rank for time in which this process did not run, as on a suspended machine."""
+        """Exclude time in which this process did not run, as on a suspended host, from the stall of a rank."""
         if gap > PROBE_INTERVAL:
             for rank in self._ranks:
                 rank.stalled_since += gap
@@ -335,7 +335,7 @@ class Watcher:
         rank.problem = problem
 
     def _read_work(self, now: float) -> None:
-        """While a rank does not answer, read whether it makes progress: a long prefill, a long queue."""
+        """Read whether a rank that does not answer makes progress, as in a long prefill or a long queue."""
         if self._work is not None and (work := self._work.outcome()) is not None:
             self._work, before, self._before = None, self._before, work
             self._output_stalled = output_stalled(before, work)
