@@ -61,7 +61,7 @@ class LoadFit:
     fits: bool  # True also where the size of the cache is unknown
 
     def needed(self, requests: int) -> int:
-        """Return the tokens that so many concurrent requests need if they share as few prefixes as possible."""
+        """Return the tokens that `requests` concurrent requests need if they share as few prefixes as possible."""
         used = min(requests, self.num_prefixes) * (self.shared_tokens // self.num_prefixes)
         return requests * self.tokens + used
 

@@ -271,7 +271,7 @@ class PlanWarning:
 
     @property
     def basis(self) -> str:
-        """How sure a known issue is and when it was looked at; empty for another warning."""
+        """The confidence and check date of a known issue; empty for another warning."""
         return f"confidence {self.confidence}; checked {self.checked}" if self.confidence else ""
 
 

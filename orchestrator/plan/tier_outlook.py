@@ -43,7 +43,7 @@ class LoadReuse:
     scale: float = 1.0
 
     def at(self, tokens: int) -> float:
-        """Return the hit rate of a cache of so many tokens, 0 to 1."""
+        """Return the hit rate of a cache of `tokens` tokens, 0 to 1."""
         return self.rates.at(int(tokens / self.scale))
 
 
