@@ -8,12 +8,12 @@ unexport PYTHONDONTWRITEBYTECODE # container images set it: each `deploy` would 
 
 .PHONY: demo test test-all test-failed check unit integration golden attack gpu kubernetes quark down clean
 
-demo: $(VENV)/ready ## a real sglang server on this machine's CPU: up, proven, one streamed answer, down
+demo: $(VENV)/ready ## a real sglang server on this machine's CPU: up, verified, one streamed answer, down
 	$(DEPLOY) up --profile cpu-tiny
 	$(DEPLOY) ask cpu-tiny "Once upon a time" --tokens 48
 	$(DEPLOY) down cpu-tiny
 
-test: check ## format, lint, types, unit, golden and the main line on real parts; as root, installs what they need
+test: check ## format, lint, types, unit, golden and the main features on real parts; as root, installs what they need
 	ATTACK=0.25 .ci/services $(PYTEST) tests -m "not slow" --fail-on-needless-skips
 
 test-all: check ## the same, and every test marked `slow`

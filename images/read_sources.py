@@ -78,22 +78,22 @@ def encoded(text: str) -> bytes:
 def sought(probe: dict[str, Any]) -> str:
     """Return a readable description of what a probe searches for."""
     suffix = f", given {', '.join(probe['defines'])}" if probe.get("defines") else ""
-    left_out = f"{probe['left_out']} (left out)" if probe.get("left_out") else ""
-    return " and ".join(part for part in (probe.get("match"), left_out) if part) + suffix
+    inactive_match = f"{probe['inactive_match']} (left out)" if probe.get("inactive_match") else ""
+    return " and ".join(part for part in (probe.get("match"), inactive_match) if part) + suffix
 
 
 def match(root: Path, probe: dict[str, Any]) -> str | None:
     """Return `path:line: text` of the match of a probe; None if the probe does not match.
 
-    `match` must occur in lines that are certainly compiled. `left_out` must occur in the file, but not in lines that
-    may be compiled.
+    `match` must occur in lines that are certainly compiled. `inactive_match` must occur in the file, but not in lines
+    that may be compiled.
     """
     path = find(root, probe["file"])
     if path is None:
         return None
     seen = read(path, probe.get("defines"))
     evidence = None
-    if pattern := probe.get("left_out"):
+    if pattern := probe.get("inactive_match"):
         out = re.search(pattern, seen.whole, re.MULTILINE)
         if out is None or re.search(pattern, seen.possible, re.MULTILINE):
             return None

@@ -81,7 +81,7 @@ class CostEstimate:
         seconds = sum(step.about_s for step in steps)
         rows = [(quote(step.argv), format_duration(step.about_s), self.format_cost(step.about_s)) for step in steps]
         rows.append(("total", format_duration(seconds), self.format_cost(seconds)))
-        return table(("command", "about", "about USD"), rows)
+        return table(("command", "estimate", "estimated USD"), rows)
 
     def format_cost(self, seconds: float) -> str:
         """Format the cost of a duration; "-" if no price is known."""

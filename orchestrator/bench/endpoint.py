@@ -106,7 +106,7 @@ class Endpoint:
             status, content = await self._servers[0].fetch("POST", endpoints.TOKENIZE, content=body)
             if status != 200:
                 raise BenchError(
-                    f"POST {endpoints.TOKENIZE} returned status {status}", location=self.facts.url, hint=hint
+                    f"POST {endpoints.TOKENIZE} returned HTTP {status}", location=self.facts.url, hint=hint
                 )
             return read_token_ids(content)
         except (NoResponseError, UnexpectedResponseError) as error:
@@ -212,7 +212,7 @@ async def _get_json(connections: Connections, address: Address, path: str) -> Js
     if status != 200:
         base = address.url.removesuffix("/v1")
         hint = "" if base == address.url else f"omit `/v1` at the end: `{base}`"
-        raise BenchError(f"GET {path} returned status {status}", location=address.url, hint=hint)
+        raise BenchError(f"GET {path} returned HTTP {status}", location=address.url, hint=hint)
     return read_object(content, path=path)
 
 

@@ -168,7 +168,7 @@ def bench(target: BenchTarget, options: BenchOptions, progress: Callable[[str, s
 def _check_aiperf(options: BenchOptions, workload: Workload) -> None:
     """Raise UsageError for what aiperf would ignore."""
     if workload.warmup_requests:
-        raise UsageError("aiperf measures all requests of a session", hint="omit `--warmup-requests`")
+        raise UsageError("cannot use `--warmup-requests` with aiperf: it measures all requests of a session")
     if options.session_header is not None and workload.load == "open":
         message = "aiperf sends each recorded arrival as a session of its own, with a header of its own"
         raise UsageError(message, hint="run a number of sessions at a time: `--concurrency 8`")
@@ -243,7 +243,7 @@ def _check_changes(workload: Workload, changes: WorkloadChanges) -> None:
             message = "`--speed` is for recorded arrivals; sessions at a fixed concurrency have none"
             raise UsageError(message, hint="omit `--speed`")
     elif workload.load == "closed" and (changes.request_rates or changes.duration_s):
-        raise UsageError("a closed load has no rates or duration", hint="use `--requests`")
+        raise UsageError("cannot use `--request-rate` or `--duration` with a closed load", hint="use `--requests`")
 
 
 def resume_command(command: str, directory: Path) -> str:

@@ -157,7 +157,7 @@ class _UrlOptions(NamedTuple):
 def _run(target: str, options: BenchOptions, url_options: _UrlOptions, host: str | None, *, json: bool) -> None:
     """Find the target, measure it, and show the result."""
     if options.tool == "aiperf" and options.api != "completions":
-        raise UsageError("aiperf sends to the completions API only", hint="omit `--api`")
+        raise UsageError("cannot use this `--api` with aiperf: it uses only the completions API", hint="omit `--api`")
     target = resolve_server_name(target, Home.from_environment(), *url_options, host)
     of_url = {f"--{option.replace('_', '-')}": value for option, value in url_options._asdict().items()}
     require_kind(target, url=is_url(target), of_url=of_url, of_server={"--host": host})

@@ -50,16 +50,16 @@ def command(
             diagnosis = diagnose(lines)
     except OSError as error:
         raise UsageError(f"cannot read the log of `{subject}`: {error.strerror}") from error
-    well = not diagnosis.matches and not ended and _is_well(subject, home, host)
+    healthy = not diagnosis.matches and not ended and _is_healthy(subject, home, host)
     if json:
-        OUTPUT.show(diagnosis.to_output(well=well, ended=ended))
-    elif well:
+        OUTPUT.show(diagnosis.to_output(healthy=healthy, ended=ended))
+    elif healthy:
         print_data(f"`{subject}` is healthy, and its log of {diagnosis.lines} lines shows no known fault")
     else:
         print_data("\n\n".join(filter(None, [ended, diagnosis.to_text()])))
 
 
-def _is_well(subject: str, home: Home, host: str | None) -> bool:
+def _is_healthy(subject: str, home: Home, host: str | None) -> bool:
     """Return whether the subject is a healthy server."""
     if subject not in known_names(home):
         return False

@@ -79,7 +79,10 @@ def command(
 ) -> None:
     """Show the plan that a profile resolves to."""
     if (input_tokens is None) != (output_tokens is None):
-        raise UsageError("a request needs both lengths", hint="`--input-tokens 2000 --output-tokens 300`")
+        raise UsageError(
+            "`--input-tokens` and `--output-tokens` require each other",
+            hint="`--input-tokens 2000 --output-tokens 300`",
+        )
     loaded = load(profile, overrides=overridden(set_, runtime=runtime))
     if capacity or input_tokens:
         requests = _requests(loaded, input_tokens, output_tokens)

@@ -60,10 +60,10 @@ class _SignatureState:
     def match(self, *, other_engine: bool) -> Match | None:
         """Return the match; None if the log is of another engine (`other_engine`) and only sglang has this failure."""
         known = self.signature
-        if other_engine and known.elsewhere is None:
+        if other_engine and known.other_engine_hint is None:
             return None
         about = known.model_dump(include={"id", "effect", "cause", "source"})
-        hint = expand_commands((known.elsewhere if other_engine else "") or known.hint)
+        hint = expand_commands((known.other_engine_hint if other_engine else "") or known.hint)
         return Match(**about, hint=hint, count=self.count, evidence=tuple(self.evidence))
 
 

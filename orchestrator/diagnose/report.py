@@ -77,14 +77,14 @@ class Diagnosis:
             parts.append("\n".join([f"{known}; the last {len(self.tail)} of {self.lines} lines:", *self.tail]))
         return "\n\n".join(parts)
 
-    def to_output(self, *, well: bool, ended: str) -> "DiagnosisOutput":
+    def to_output(self, *, healthy: bool, ended: str) -> "DiagnosisOutput":
         """Return the diagnosis for JSON."""
         return DiagnosisOutput(
             cause=self.cause.id if self.cause else None,
             matches=self.matches,
             lines=self.lines,
             tail=self.tail,
-            well=well,
+            healthy=healthy,
             ended=ended,
         )
 
@@ -93,12 +93,12 @@ class Diagnosis:
 class DiagnosisOutput:
     """A diagnosis: `cause` is the id of the first cause, or null; `tail` is the end of a log of `lines` lines.
 
-    `well` is whether the server is healthy; `ended` says how it exited, "" if it has not.
+    `healthy` is whether the server is healthy; `ended` says how it exited, "" if it has not.
     """
 
     cause: str | None
     matches: tuple[Match, ...]
     lines: int
     tail: tuple[str, ...]
-    well: bool
+    healthy: bool
     ended: str

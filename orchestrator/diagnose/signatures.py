@@ -72,7 +72,9 @@ class Signature(StrictModel):
     within: int = Field(default=80, gt=0)
     cause: str
     hint: str
-    elsewhere: str | None = Field(default=None)  # hint for another engine, "" for the same; None: of sglang alone
+    other_engine_hint: str | None = Field(
+        default=None
+    )  # hint for another engine, "" for the same; None: of sglang alone
     source: str
 
 

@@ -229,7 +229,7 @@ def _words(error: Exception | None, end: Deadline, limits: Timeouts) -> str:
     if isinstance(error, httpx.ConnectTimeout):
         return f"no connection within {limits.connect:g} s"
     if isinstance(error, httpx.TimeoutException):
-        return f"no answer within {limits.idle:g} s"
+        return f"no response within {limits.idle:g} s"
     if isinstance(error, httpx.ConnectError):
         return f"no connection: {_ERRNO.sub('', str(error))}"
     if isinstance(error, httpx.UnsupportedProtocol | UnicodeError):
@@ -276,4 +276,4 @@ def _require_ok(response: httpx.Response) -> None:
     if code in {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}:
         reason = "rejected this API key" if "Authorization" in response.request.headers else "requires an API key"
         raise UnauthorizedError(f"`{path}` {reason} ({code}): {text}")
-    raise UnexpectedResponseError(f"`{path}` answers {code}: {text}")
+    raise UnexpectedResponseError(f"`{path}` returned HTTP {code}: {text}")

@@ -53,7 +53,7 @@ class ServerRequests:
                 return _requests_in(content)
             if status in {http.client.UNAUTHORIZED, http.client.FORBIDDEN}:
                 raise UnknownLoadError("the server rejects the API key")
-        raise UnknownLoadError(f"the load request failed with HTTP status {status}")
+        raise UnknownLoadError(f"the load request returned HTTP {status}")
 
     def abort(self) -> None:
         """Abort every request; each client gets the tokens so far. Raises OSError."""

@@ -110,7 +110,7 @@ class HealthClient:
             answer = connection.getresponse()
             return answer.status, answer.read(MOST_METRICS_BYTES)
         except TimeoutError as error:
-            raise NoResponseError(f"no answer within {timeout:g} s") from error
+            raise NoResponseError(f"no response within {timeout:g} s") from error
         except (OSError, http.client.HTTPException) as error:
             raise NoResponseError(getattr(error, "strerror", None) or "no complete HTTP/1.1 response") from error
         finally:

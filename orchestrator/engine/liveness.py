@@ -144,7 +144,7 @@ class LivenessCheck:
         for rank in range(ranks):
             try:
                 self._asked[rank] = self._sent("POST", GENERATE, json.dumps(question(rank, alone=alone)).encode())
-                self.silent[rank] = f"no answer within {seconds:g} s"
+                self.silent[rank] = f"no response within {seconds:g} s"
             except OSError as error:
                 self.silent[rank] = _reason(error)
 

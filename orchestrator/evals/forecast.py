@@ -55,7 +55,7 @@ class EvalForecast:
             costs = [item.cost for item in known if item.cost is not None]
             seconds = sum(item.about_s or 0 for item in known)
             rows.append(("total", "", "", *_cells(seconds, sum(costs) if costs else None)))
-        return table(("suite", "questions", "maximum tokens", "about", "about USD"), rows)
+        return table(("suite", "questions", "maximum tokens", "estimate", "estimated USD"), rows)
 
 
 def _cells(seconds: float | None, cost: float | None) -> tuple[str, str]:

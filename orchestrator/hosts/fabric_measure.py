@@ -107,4 +107,4 @@ def _last_line(done: CompletedProgram) -> str:
         if line.strip(" -*") and "--help" not in line
     ]
     last = lines[-1].strip()[:200] if lines else "no output"
-    return f"no answer within {_LIMIT} s" if done.code == _TOO_LATE else last
+    return f"no response within {_LIMIT} s" if done.code == _TOO_LATE else last

@@ -73,7 +73,7 @@ def survey(runner: Runner, sections: Mapping[str, str], *, directories: Sequence
     found = parse(result.stdout)
     if not result.ok or not found:
         lines = (result.stderr or result.stdout).strip().splitlines()
-        hint = "run `sh -c true` on that host the same way and read its output"
+        hint = "find out why `sh -c true` fails on that host"
         raise HostError("cannot inspect the host" + (f": {lines[-1]}" if lines else ""), hint=hint)
     return Survey(found)
 

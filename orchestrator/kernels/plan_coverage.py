@@ -94,9 +94,7 @@ def _known_rows(plan: Plan, home: Home, pins: Pins, moe: Moe | None) -> tuple[li
     if known := pins.names_of(plan.engine.aiter_commit):
         rows += expected_rows(plan, pins.upstream_keys, known, moe)
     if known or names:
-        built = (
-            "not built yet; `deploy up PROFILE` or `deploy kernels build PROFILE` builds it with at least these rows"
-        )
+        built = "not built; `deploy kernels build PROFILE` builds it with at least these rows"
         return [*Store.of(home, plan).measured_rows(), *rows], [expand_commands(built), *names]
     return [], []
 

@@ -64,11 +64,11 @@ class Applies(StrictModel):
 
 
 class SourceProbe(StrictModel):
-    """What is looked for in a file, as regular expressions (`re.MULTILINE`), and how the file is read for it.
+    """Patterns to search for in a file (`re.MULTILINE`). At least one of `match` and `inactive_match` is given.
 
-    With `defines` the file is read as C++, preprocessed: comments are gone, and so is what conditions leave out given
-    those macros. A file of Python is read as `ast.unparse` writes it: no comments, single quotes, a statement a line.
-    Any other is read as it is. At least one of `match` and `left_out` is given.
+    With `defines`, the file is preprocessed as C++ with these macros: without comments and inactive branches. Python is
+    normalized with `ast.unparse`: without comments, in single quotes, one statement per line. Other files are read as
+    they are.
     """
 
     file: PathBelow = Field(
@@ -79,16 +79,16 @@ class SourceProbe(StrictModel):
         default=None, description="macros that the compiler defines, such as USE_ROCM"
     )
     match: Pattern | None = Field(default=None, description="pattern that the active code of the file contains")
-    left_out: Pattern | None = Field(
+    inactive_match: Pattern | None = Field(
         default=None, description="pattern that only inactive code contains; needs `defines`"
     )
 
     @model_validator(mode="after")
     def _has_pattern(self) -> "SourceProbe":
-        if self.match is None and self.left_out is None:
-            raise ValueError("a probe needs `match` or `left_out`")
-        if self.left_out is not None and self.defines is None:
-            raise ValueError("`left_out` needs `defines`")
+        if self.match is None and self.inactive_match is None:
+            raise ValueError("a probe needs `match` or `inactive_match`")
+        if self.inactive_match is not None and self.defines is None:
+            raise ValueError("`inactive_match` needs `defines`")
         return self
 
 
@@ -109,7 +109,7 @@ class Detect(StrictModel):
 
 
 class Variable(StrictModel):
-    """A variable of the server's environment, and who stands behind its value."""
+    """A variable of the server's environment, with origin and source."""
 
     name: VariableName
     value: Text

@@ -76,8 +76,8 @@ def steps_table(steps: Sequence[UpStep]) -> str:
     rows = [(step.name, step.what, format_duration(step.seconds) if step.seconds else "done") for step in steps]
     total = sum(step.seconds for step in steps)
     return table(
-        ("step", "what", "about"),
-        [*rows, ("total", "estimates, not promises", format_duration(total))],
+        ("step", "action", "estimate"),
+        [*rows, ("total", "", format_duration(total))],
         width=terminal_width(),
     )
 

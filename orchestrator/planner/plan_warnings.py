@@ -90,6 +90,6 @@ def note_environment(plan: Plan, config: ImageConfig | None) -> None:
     """Print the variables that the image of a plan sets; nothing for a plan without an image."""
     image = image_of(plan)
     if image is not None and config is None:
-        note(f"the environment of `{image}` is unknown; `deploy inspect {image}` queries its registry")
+        note(f"the environment variables of `{image}` are unknown; `deploy inspect {image}` reads them")
     elif config is not None:
         note(f"`{image}` sets {', '.join(image_variables(plan, config)) or 'no variable of its engine'}")

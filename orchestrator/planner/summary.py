@@ -76,7 +76,7 @@ def _engine(plan: Plan, image: ImageConfig | None) -> _Rows:
     name, _, digest = reference.partition("@")
     yield "image", f"{name}{f' ({_short(digest)})' if digest else ''}, {kind}"
     if image is None:
-        yield "", "its environment is unknown: `deploy inspect` with its name reads it"
+        yield "", "its environment variables are unknown: `deploy inspect IMAGE` reads them"
     elif variables := [*image_variables(plan, image)]:
         yield "", f"it sets {', '.join(variables)}"
 

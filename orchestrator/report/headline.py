@@ -196,7 +196,8 @@ def _differing(at: Mapping[str, SideRow], judged: list[int], names: list[str]) -
     moved = ((metric, at[metric.key].changes[1]) for metric in _VERDICT_METRICS if metric.key in at)
     text = ", ".join(f"{metric.inline_title} {change_text(item)}" for metric, item in moved if item is not None)
     both = " and ".join(names[index] for index in judged)
-    return f"{both} have the same configuration and differ by the noise, or by what no result records: {text}"
+    difference = "differ only by noise, or by something that results do not record"
+    return f"{both} have the same configuration and {difference}: {text}"
 
 
 def _cached(at: Mapping[str, SideRow], judged: list[int], names: list[str]) -> str:

@@ -43,8 +43,8 @@
 # hint: limit `context-length` to 262144, or use shorter chunks (slower prefill)
 #
 # warning mixed-load-gpu-fault: `Memory access fault by GPU node` after 24 to 86 minutes of mixed load; the HTTP server
-#   lives on (sglang #37648 (GLM-5.3-MXFP4, 0.5.18) and AMD-AGI/Infera (GLM-5.2-MXFP4, 0.5.19): 5 faults, none in 11.5 h
-#   with the override. A correlation; no kernel is named)
+#   keeps running (sglang #37648 (GLM-5.3-MXFP4, 0.5.18) and AMD-AGI/Infera (GLM-5.2-MXFP4, 0.5.19): 5 faults, none in
+#   11.5 h with the override. A correlation; no kernel is named)
 # hint: `deploy watch` restarts the server; `--json-model-override-args '{"index_share_for_mtp_iteration": false}'` may
 #   avoid it and costs about 0.3 %
 set -eu

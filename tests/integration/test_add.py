@@ -44,7 +44,7 @@ def test_suggested_next_commands_work_as_printed(tmp_path: Path, monkeypatch: py
     assert done.stderr.splitlines()[-1] == (
         "next: `deploy add profile --model llama-3.3-70b-instruct --hardware HARDWARE`"
     )
-    for expected in ("the fewest GPUs whose cache holds 131,072 tokens", "estimates, not promises"):
+    for expected in ("the fewest GPUs whose cache holds 131,072 tokens", "estimate"):
         following = done.stderr.splitlines()[-1].partition("`deploy ")[2].rstrip("`").replace("HARDWARE", "mi355x")
         done = CliRunner().invoke(app, shlex.split(following))
         assert done.exit_code == 0, done.stderr

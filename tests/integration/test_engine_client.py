@@ -129,7 +129,7 @@ def test_dripping_registry_response_times_out(begin: bytes) -> None:
 
 def test_silent_server_hits_idle_timeout() -> None:
     limits = Timeouts(connect=2, idle=0.3, total=20)
-    silent = pytest.raises(NoResponseError, match=r"no answer within 0\.3 s")
+    silent = pytest.raises(NoResponseError, match=r"no response within 0\.3 s")
     with asking(lambda _: time.sleep(1), limits=limits) as (client, _), silent:
         client.models()
 

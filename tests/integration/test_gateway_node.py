@@ -200,7 +200,9 @@ def test_gateway_discovers_replicas_and_their_replacements(
     assert "is already up" in deploy.run(*words).stderr
     assert deploy.run("ask", NAME, "Once", "--tokens", "4").returncode == 0
     told = hang_and_come_back(deploy, cluster)
-    assert re.search("its livenessProbe failed: (rank 0 makes no progress: no answer within|it timed out)", told), told
+    assert re.search("its livenessProbe failed: (rank 0 makes no progress: no response within|it timed out)", told), (
+        told
+    )
 
     before = {pod["metadata"]["name"] for pod in pods(cluster, "replica-1", "replica-2")}
     (gateway,) = pods(cluster, "gateway")

@@ -100,7 +100,7 @@ def test_every_rank_is_checked_and_dead_rank_reported(replicas: CpuServer, tmp_p
     group, server = ServerGroup(replicas.runtime), RunningServer.of(replicas.handle)
     record_processes(group, server, 0)
     first, second = schedulers(replicas)
-    hangs = (1, "rank 1 makes no progress: no answer within 4 s\n")
+    hangs = (1, "rank 1 makes no progress: no response within 4 s\n")
     os.kill(second, signal.SIGSTOP)
     assert [look(replicas, tmp_path), look(replicas, tmp_path)] == [hangs, hangs]  # `/health` asks the ranks in turn
     os.kill(second, signal.SIGCONT)

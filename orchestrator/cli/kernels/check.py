@@ -37,7 +37,9 @@ def command(
     OUTPUT.show_or_print(report, lambda: report.summary, json=json)
     if strict_kernels and (report.misses or not report.has_lookups):
         raise KernelsError(
-            f"keys missed: {len(report.misses)}" if report.misses else "no kernel lookup found in the log"
+            f"kernel lookups without a tuned row: {len(report.misses)}"
+            if report.misses
+            else "no kernel lookup found in the log"
         )
 
 

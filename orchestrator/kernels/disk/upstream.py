@@ -34,7 +34,7 @@ def upstream_file(pin: PinnedFile, folder: Path, *, transport: httpx.BaseTranspo
         raise KernelsError(
             f"`{pin.name}` at commit {pin.commit[:12]} has checksum {digest[:16]}…, expected {pin.sha256[:16]}…",
             location=pin.address,
-            hint="check the response of that address: a proxy may have answered",
+            hint="look at what that address returns, for example with `curl`: a proxy may have answered",
         )
     return write_cache(path, content)
 

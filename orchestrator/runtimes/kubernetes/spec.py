@@ -244,9 +244,9 @@ def _head(plan: Plan, name: str) -> Iterator[str]:
         yield f"limits ({limits}): a pod has the limits of its node's container runtime and cannot request others"
     cluster = cluster_of(plan)
     if cluster.weights.pvc:
-        yield f"before that, once: fill claim `{cluster.weights.pvc}`: {copy_to_claim(plan)}"
+        yield f"once, before the first start: fill claim `{cluster.weights.pvc}`: {copy_to_claim(plan)}"
     if variable := plan.server.api_key_env:
         argv = ["kubectl", "create", "secret", "generic", secret_name(plan, name), "--namespace", cluster.namespace]
         argv += [f"--from-file={CONFIG}=/dev/stdin", *(["--context", cluster.context] if cluster.context else [])]
-        yield f"before that, once: store the API key of ${variable}, without a file or an argument"
+        yield f"once, before the first start: store the API key of ${variable}, without a file or an argument"
         yield f"""  printf '{{"{Meaning.API_KEY}": "%s"}}\\n' "${variable}" | {quote(argv)}"""

@@ -191,7 +191,7 @@ def _require(done: CompletedProgram) -> CompletedProgram:
 def last_error(done: CompletedProgram) -> str:
     """Return the last line of the error, without the program's name."""
     if done.code == 124:
-        return f"no answer within {_WITHIN:.0f} s"
+        return f"no response within {_WITHIN:.0f} s"
     lines = done.stderr.strip().splitlines()
     last = re.sub(r"^\w+:? (?:error|fatal): ", "", lines[-1]) if lines else f"exit code {done.code}"
     return last.removeprefix("Batch job submission failed: ").removeprefix("allocation failure: ")

@@ -187,7 +187,7 @@ class GatewayWorkers:
         except NoResponseError as error:
             raise HostError(f"the gateway does not answer: {error}") from error
         if status != _ACCEPTED:
-            raise HostError(f"the gateway answered `{method} {path}` with HTTP {status}", location=self.url)
+            raise HostError(f"`{method} {path}` of the gateway returned HTTP {status}", location=self.url)
 
 
 @dataclass(frozen=True, kw_only=True)

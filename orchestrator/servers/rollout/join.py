@@ -38,7 +38,7 @@ def _open_gateway(servers: Servers, plan: Plan, gateway: str, name: str) -> Serv
         raise StartError(f"{what}: the runtime `{plan.runtime}` is on another host", hint=hint)
     if (key := theirs.server.api_key_env) != plan.server.api_key_env:
         hint = f"`--set server.api_key_env={key or 'null'}`"
-        raise StartError(f"{what}: it forwards its clients' API key, and this server has another", hint=hint)
+        raise StartError(f"{what}: the gateway and this server use different API keys", hint=hint)
     if (ended := exit_problem(gateway, other.runtime.state(other.handle))) is not None:
         raise StartError(f"{what}: {ended.message}", hint=ended.hint)
     own = {plan.server.port, *(old.plan.server.port for old in servers.find(name) if old.plan)}

@@ -82,7 +82,7 @@ class _Worker(Generic[T]):
             if self._end is None or time.monotonic() < self._end:
                 return None
             self.program.end(signal.SIGKILL)
-            return self._broken(f"no answer within {_SNAPSHOT_TIMEOUT:g} s")
+            return self._broken(f"no response within {_SNAPSHOT_TIMEOUT:g} s")
         output = self.program.output.read().decode(errors="replace")
         self.program.output.close()
         try:

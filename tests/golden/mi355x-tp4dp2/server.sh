@@ -48,7 +48,7 @@
 # warning indexer-logits-2-gib-unknown: one cold prompt above 23,170 tokens may abort every rank; shown for 0.5.17 and
 #   0.5.18, not known for this version (sglang #36960; against it: InferenceX #2272, 48 prompts of 120,000 tokens passed
 #   on v0.5.14, image of 20260710)
-# hint: test one of 33,000 tokens; `chunked-prefill-size` 4096 avoids it (slower prefill)
+# hint: send one prompt of 33,000 tokens to test it; `chunked-prefill-size` 4096 avoids it (slower prefill)
 set -eu
 export ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=0
 export SAFETENSORS_FAST_GPU=1

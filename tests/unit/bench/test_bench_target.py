@@ -309,7 +309,7 @@ def test_workload_from_options_has_no_overrides(monkeypatch: pytest.MonkeyPatch,
         ({"session_header": "x-key: 1"}, "is not the name of a header"),
         (
             {"tool": "aiperf", "changes": WorkloadChanges(warmup_requests=2)},
-            "aiperf measures all requests of a session",
+            "it measures all requests of a session",
         ),
         ({"tool": "aiperf", "session_header": "x-key"}, "aiperf sends each recorded arrival as a session of its own"),
     ],

@@ -64,7 +64,7 @@ def test_concurrency_is_computed_for_given_lengths(capsys: pytest.CaptureFixture
 
 
 def test_single_length_is_rejected() -> None:
-    with pytest.raises(UsageError, match="both lengths"):
+    with pytest.raises(UsageError, match="require each other"):
         show(profile="cpu-tiny", output_tokens=300)
 
 

@@ -44,7 +44,7 @@ def test_vllm_log_gets_only_engine_neutral_diagnosis() -> None:
     unexplained = diagnose([started, flag])
     assert [found.id for found in unexplained.matches] == ["other-engine"]
     assert "no known cause of a failure; the last 2 of 2 lines:" in unexplained.to_text()
-    named = [each.elsewhere or each.hint for each in load_catalog() if each.elsewhere is not None]
+    named = [each.other_engine_hint or each.hint for each in load_catalog() if each.other_engine_hint is not None]
     assert len(named) == 15
     assert not [hint for hint in named if "deploy" in hint or "`--" in hint or "flags." in hint]
 
@@ -95,7 +95,7 @@ def test_unknown_failure_shows_last_lines() -> None:
     assert diagnosis.matches == ()
     assert diagnosis.to_text().splitlines()[0] == "no known signature; the last 40 of 100 lines:"
     assert diagnosis.to_text().splitlines()[-1] == "line 99"
-    assert diagnosis.to_output(well=False, ended="").cause is None
+    assert diagnosis.to_output(healthy=False, ended="").cause is None
 
 
 def test_symptoms_alone_are_not_a_cause() -> None:
@@ -119,7 +119,7 @@ def test_text_from_requests_is_not_matched() -> None:
 
 def test_secrets_are_redacted_in_diagnosis() -> None:
     diagnosis = diagnose(["server_args=ServerArgs(api_key='sk-very-secret')", "OOMKilled api_key='sk-very-secret'"])
-    assert "sk-very-secret" not in diagnosis.to_text() + str(diagnosis.to_output(well=False, ended=""))
+    assert "sk-very-secret" not in diagnosis.to_text() + str(diagnosis.to_output(healthy=False, ended=""))
 
 
 def test_match_among_short_lines_has_correct_line_number() -> None:

@@ -124,7 +124,7 @@ def test_invalid_python_is_rejected(tmp_path: Path) -> None:
 
 
 def test_left_out_text_must_exist_but_be_inactive(tmp_path: Path) -> None:
-    probe = {"file": "a.cuh", "defines": ["USE_ROCM"], "left_out": "^x"}
+    probe = {"file": "a.cuh", "defines": ["USE_ROCM"], "inactive_match": "^x"}
 
     def found(text: str) -> str | None:
         (tmp_path / "a.cuh").write_text(text)

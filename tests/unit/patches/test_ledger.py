@@ -63,7 +63,7 @@ def test_patch_id_must_match_directory_name(ledger: Path) -> None:
             "no transform `mtp-include` found; available: `mtp-exclude`",
         ),
         ("match: '^class ", "match: '^(class ", "invalid regular expression"),
-        ("match: '^class ", "left_out: '^class ", "`left_out` needs `defines`"),
+        ("match: '^class ", "inactive_match: '^class ", "`inactive_match` needs `defines`"),
     ],
 )
 def test_invalid_reference_in_patch_is_rejected(ledger: Path, written: str, instead: str, fault: str) -> None:

@@ -46,7 +46,7 @@ def test_unknown_image_environment_is_reported_without_network(capsys: pytest.Ca
     began = time.perf_counter()
     note_environment(plan_of(), image_config(plan_of()))
     assert time.perf_counter() - began < 0.5
-    assert f"the environment of `{IMAGE}` is unknown; `deploy inspect {IMAGE}`" in capsys.readouterr().err
+    assert f"the environment variables of `{IMAGE}` are unknown; `deploy inspect {IMAGE}`" in capsys.readouterr().err
 
 
 def test_process_runtime_reports_no_image_environment(capsys: pytest.CaptureFixture[str]) -> None:

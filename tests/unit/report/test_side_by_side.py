@@ -362,7 +362,8 @@ def test_repeated_runs_provide_noise_for_a_single_run(tmp_path: Path) -> None:
 
 def test_two_runs_of_same_configuration_show_noise(tmp_path: Path) -> None:
     assert made(tmp_path, a=run(tok_s=1000.0), b=run(tok_s=1020.0)).headline[0] == (
-        "At 2 rps, a and b have the same configuration and differ by the noise, or by what no result records: "
+        "At 2 rps, a and b have the same configuration and differ only by noise, or by something that results do not "
+        "record: "
         "output tok/s per node +2 %, TTFT p95 0 %, TPOT p50 0 %."
     )
 

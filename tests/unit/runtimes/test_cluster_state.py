@@ -43,12 +43,12 @@ def test_pod_killed_by_probe_shows_probe_message() -> None:
         return {"reason": "Unhealthy", "message": message, "lastTimestamp": at}
 
     events = (
-        event("Liveness probe failed: rank 1 makes no progress: no answer within 20 s\n", "2026-11-22T10:04:50Z"),
+        event("Liveness probe failed: rank 1 makes no progress: no response within 20 s\n", "2026-11-22T10:04:50Z"),
         event("Readiness probe failed: 503", ENDED),
         event("Liveness probe failed: of a run before", "2026-11-22T09:00:00Z"),
     )
     last = {"terminated": {"exitCode": 137, "startedAt": BEGAN, "finishedAt": ENDED}}
-    said = "exited with code 137 (its livenessProbe failed: rank 1 makes no progress: no answer within 20 s)"
+    said = "exited with code 137 (its livenessProbe failed: rank 1 makes no progress: no response within 20 s)"
     runs = pod(containerStatuses=server(state={"running": {"startedAt": ENDED}}, lastState=last, restartCount=1))
     assert state_of(runs, *events).detail == f"restarted 1 times; before the last restart it {said}"
     assert "livenessProbe" not in state_of(runs, *events[1:]).detail

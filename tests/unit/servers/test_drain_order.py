@@ -183,7 +183,7 @@ def test_server_without_request_count_gets_full_drain_time(
 ) -> None:
     for engine.answers, why in (
         (401, "the server rejects the API key"),
-        (500, "the load request failed with HTTP status 404"),
+        (500, "the load request returned HTTP 404"),
     ):
         assert drained(engine, seconds=60) <= 60
         assert capsys.readouterr().err == f"note: cannot count the requests of `owl`: {why}\n"

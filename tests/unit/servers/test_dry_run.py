@@ -28,7 +28,7 @@ def test_dry_run_prints_steps_before_warnings(tmp_path: Path, profile: str) -> N
     done = dry_run(tmp_path, profile)
     assert done.exit_code == 0, done.output
     lines = done.output.splitlines()
-    assert lines[0].split() == ["step", "what", "about"]
+    assert lines[0].split() == ["step", "action", "estimate"]
     total = next(at for at, line in enumerate(lines) if line.startswith("total "))
     assert not [line for line in lines[: total + 1] if line.startswith(("note:", "warning:", "hint:"))]
     assert len(lines) <= 60

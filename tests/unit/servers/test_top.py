@@ -132,9 +132,9 @@ def test_state_changes_are_events(server: Scripted, tmp_path: Path) -> None:
     view = looking(server, tmp_path)
     server.counters = exported(output=1)
     assert view.sample().events == ()
-    server.counters = NoResponseError("http://x/metrics: no answer within 5 s")
+    server.counters = NoResponseError("http://x/metrics: no response within 5 s")
     silent = view.sample()
-    assert "UNHEALTHY: http://x/metrics: no answer within 5 s" in silent.to_text()
+    assert "UNHEALTHY: http://x/metrics: no response within 5 s" in silent.to_text()
     server.processes = ("sglang::scheduler_TP0",)
     assert view.sample().problem == "rank TP1 has ended while the server runs"
     view.sample()
@@ -144,7 +144,7 @@ def test_state_changes_are_events(server: Scripted, tmp_path: Path) -> None:
     found = view.sample()
     assert found.kernel_misses == 2
     assert [event.what for event in found.events] == [
-        "http://x/metrics: no answer within 5 s",
+        "http://x/metrics: no response within 5 s",
         "rank TP1 has ended while the server runs",
         "recovered",
         "restarted (1 in all)",

@@ -15,7 +15,7 @@ from orchestrator.servers.targets import side_of_url
         (NoResponseError("refused"), "lists the URLs of your own servers"),
         (UnauthorizedError("401"), "`--api-key-env VARIABLE` names the variable that holds the key"),
         (
-            UnexpectedResponseError("`/server_info` answers 404"),
+            UnexpectedResponseError("`/server_info` returned HTTP 404"),
             "a gateway does not: give the URL of an sglang server",
         ),
     ],

@@ -198,7 +198,9 @@ def test_checks_fail_when_first_sample_times_out() -> None:
     report, asked = sampled_by(silent)
     assert asked == ["sampled 0"]
     assert not report.ok
-    said = "not run: rank 1 does not answer a sampled request: http://127.0.0.1:30000/generate: no answer within 600 s"
+    said = (
+        "not run: rank 1 does not answer a sampled request: http://127.0.0.1:30000/generate: no response within 600 s"
+    )
     assert set(failures(report).values()) == {said}
 
 
@@ -777,7 +779,7 @@ def test_crash_on_bad_request_fails_following_checks(what: str, check: str) -> N
 
 def test_hung_server_is_queried_once() -> None:
     found = failures(run(engine(hangs_at="/generate")))
-    assert found["greedy deterministic"] == "http://127.0.0.1:30000/generate: no answer within 180 s"
+    assert found["greedy deterministic"] == "http://127.0.0.1:30000/generate: no response within 180 s"
     assert found["token counts"] == "not run: the server stopped answering during `greedy deterministic`"
     assert "soak" not in found  # it was not asked for, and has not failed
 
