@@ -49,7 +49,9 @@ def test_summary_contains_every_section(tmp_path: Path) -> None:
     assert found["model"].startswith("glm-5.2-mxfp4, served as `glm-5.2`: quark-mxfp4, 438.0 GB, 1,048,576 tokens")
     assert found["checkpoint"] == "hub amd/GLM-5.2-MXFP4, revision 386bd0e4"
     assert found["engine"] == "sglang-0.5.16-rocm: sglang 0.5.16 for rocm, aiter 9127c94a18e4"
-    assert found["image"].startswith("lmsysorg/sglang-rocm:v0.5.16-rocm720-mi35x-20260728, patched its environment variables are")
+    assert found["image"].startswith(
+        "lmsysorg/sglang-rocm:v0.5.16-rocm720-mi35x-20260728, patched its environment variables are"
+    )
     assert found["hardware"] == "mi355x: 8 x gfx950, 288 GiB each; uses GPU 0-7"
     assert found["parallelism"] == "tp 8, dp 1, ep 1; 1 replica"
     assert found["server"] == "docker runtime, listens on 127.0.0.1, port 30000, no API key"
