@@ -172,7 +172,7 @@ def joining() -> Plan:
         (lambda world: world.pair(Status.EXITED), {}, "`pair` is not running"),
         (lambda world: world.add("pair"), {}, "no gateway of replicas"),
         (lambda world: world.add("pair", "replicas=2", "model.served_name=second"), {}, "another model `second`"),
-        (lambda world: world.add("pair", "replicas=2", "server.api_key_env=KEY"), {}, "another"),
+        (lambda world: world.add("pair", "replicas=2", "server.api_key_env=KEY"), {}, "different API keys"),
         (lambda world: world.pair(), {"runtime": "docker"}, "the runtime `docker` is on another host"),
     ],
 )
