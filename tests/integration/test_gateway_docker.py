@@ -101,7 +101,7 @@ def test_replicated_containers_full_lifecycle(deploy: CommandLine, up: list[str]
     again = deploy.run(*up)
     assert (again.returncode, "is already up" in again.stderr) == (0, True), again.stderr
     other = deploy.run(*up, "--set", "gateway.policy=random")
-    assert (other.returncode, "--replace" in other.stderr) == (6, True), other.stderr
+    assert (other.returncode, "`deploy down " in other.stderr) == (6, True), other.stderr
 
     os.kill(int(docker("inspect", "--format", "{{.State.Pid}}", PARTS[2])), signal.SIGKILL)
     wait_for(lambda: count_workers(url) == 1)

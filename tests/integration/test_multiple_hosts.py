@@ -84,4 +84,4 @@ def test_head_address_is_reachable_from_all_hosts(tmp_path: Path, monkeypatch: p
         monkeypatch.setattr(head_address, "_LISTEN", head_address._LISTEN.replace("sys.argv[1]", "'other'"))
         with pytest.raises(HostError, match=f"cannot reach {first} from {first} at 127.0.0.1, "):
             head_address.rank_network(first, [second])
-    assert processes_with("create_server") == []
+    wait_for(lambda: processes_with("create_server") == [])
