@@ -152,8 +152,10 @@ def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, exitstatus: pytest.ExitCode, config: pytest.Config
 ) -> None:
     """The outcome of the attacks, as a table, and the last lines; the tests of all workers count."""
-    reports = [each for kind in terminalreporter.stats.values() for each in kind if isinstance(each, pytest.TestReport)]
-    rows = {value[0]: value for each in reports for name, value in each.user_properties if name == "attack"}
+    reports = [
+        report for kind in terminalreporter.stats.values() for report in kind if isinstance(report, pytest.TestReport)
+    ]
+    rows = {value[0]: value for report in reports for name, value in report.user_properties if name == "attack"}
     if rows:
         terminalreporter.section(f"attack, ATTACK_SEED={os.environ['ATTACK_SEED']}")
         terminalreporter.write_line("\n".join(attack_table(rows.values())))
@@ -166,7 +168,7 @@ def pytest_terminal_summary(
     skipped = needless(terminalreporter.stats.get("skipped", []))
     if hasattr(config, "cache"):  # not where pytest has no cache
         if exitstatus == pytest.ExitCode.TESTS_FAILED and not skipped:
-            config.cache.set("tests/failed", sorted({each.nodeid for each in reports if each.failed}))
+            config.cache.set("tests/failed", sorted({report.nodeid for report in reports if report.failed}))
         config.cache.set("tests/seconds", {group: round(taken, 1) for group, taken in slowest_groups(reports)})
     for line in last_lines(terminalreporter, seconds=seconds, real_servers=servers):
         terminalreporter.write_line(line)

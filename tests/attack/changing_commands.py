@@ -39,7 +39,7 @@ row = {{"doc_hash": "one", "exact_match": 1.0, "filter": "flexible-extract"}}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class Workspace:
     """Where a command works: what it reads, its home, where it puts what it makes, and a hub that has a checkpoint."""
 
     deployment: Deployment
@@ -68,50 +68,50 @@ class Place:
 class Changing:
     """A command, how it is called, and what tells that its work is done."""
 
-    words: Callable[[Place], tuple[str, ...]]
-    is_done: Callable[[Place], bool]
+    words: Callable[[Workspace], tuple[str, ...]]
+    is_done: Callable[[Workspace], bool]
     speaks: bool = True  # before it changes anything
     prints: bool = True  # a result on standard output
     slow: bool = False
 
 
 @contextmanager
-def a_place(deployment: Deployment, folder: Path) -> Iterator[Place]:
+def workspace_of(deployment: Deployment, folder: Path) -> Iterator[Workspace]:
     """A home and sources for each of the commands.
 
     Files in the home hide those that ship: each command that reads one of them says so before it does anything else.
     """
-    place = Place(
+    workspace = Workspace(
         deployment=deployment,
         sources=folder / "sources",
         made=folder / "made",
         hub=Hub(repository=REPOSITORY, directory=write_checkpoint(folder / "hub", layers=4, mtp_layer=78)),
     )
     for shipped in ("cpu-tiny", "mi355x-tp8", "hardware/cpu", "recipes/glm-5.2-amd"):
-        hides = place.home / "profiles" / f"{shipped}.yaml"
+        hides = workspace.home / "profiles" / f"{shipped}.yaml"
         hides.parent.mkdir(parents=True, exist_ok=True)
         hides.write_text((SHIPPED / f"{shipped}.yaml").read_text() + "# of the user's own\n")
-    stand_in_home(place.home)
-    harness(place.home)
-    (place.home / _COPY).mkdir(parents=True)
+    stand_in_home(workspace.home)
+    harness(workspace.home)
+    (workspace.home / _COPY).mkdir(parents=True)
     for run in _RUNS:
-        (place.home / run).mkdir(parents=True, mode=0o700)
-    write_public(place.sources / "checkpoint", "Llama-3.3-70B-Instruct")
-    write_source(place.sources / "tiny")
-    save(tp8(), place.sources / "results")
-    (place.sources / "log").write_text(f"{MISS}\n")
-    (place.sources / "rows.csv").write_text(f"{HEADER}\n{line(16)}\n")
-    (load := place.sources / "load.yaml").write_text(LOAD)
-    (place.sources / "space.yaml").write_text(f"{{workload: {load}, env: {{SCRIPTED_STEP: ['0.002', '0.001']}}}}\n")
-    figures, _, _ = (SHIPPED / "published" / "wafer-glm52.yaml").read_text().partition("\nreproduce:")
+        (workspace.home / run).mkdir(parents=True, mode=0o700)
+    write_public(workspace.sources / "checkpoint", "Llama-3.3-70B-Instruct")
+    write_source(workspace.sources / "tiny")
+    save(tp8(), workspace.sources / "results")
+    (workspace.sources / "log").write_text(f"{MISS}\n")
+    (workspace.sources / "rows.csv").write_text(f"{HEADER}\n{line(16)}\n")
+    (load := workspace.sources / "load.yaml").write_text(LOAD)
+    (workspace.sources / "space.yaml").write_text(f"{{workload: {load}, env: {{SCRIPTED_STEP: ['0.002', '0.001']}}}}\n")
+    values, _, _ = (SHIPPED / "published" / "wafer-glm52.yaml").read_text().partition("\nreproduce:")
     runs = f"{{summary: here, runs: [{{profile: cpu-tiny, workloads: [{load}]}}]}}"
-    (place.sources / "published.yaml").write_text(f"{figures}\nreproduce: {runs}\n")
+    (workspace.sources / "published.yaml").write_text(f"{values}\nreproduce: {runs}\n")
     for name, lines in (("test", 1), ("train", 6)):
         question = json.dumps({"question": "What is 1 + 1?", "answer": "#### 2"}) + "\n"
-        (place.sources / f"{name}.jsonl").write_text(question * lines)
-    place.made.mkdir()
-    with serve(place.hub):
-        yield place
+        (workspace.sources / f"{name}.jsonl").write_text(question * lines)
+    workspace.made.mkdir()
+    with serve(workspace.hub):
+        yield workspace
 
 
 def harness(home: Path) -> None:
@@ -125,23 +125,23 @@ def harness(home: Path) -> None:
     (folder / "environment.json").write_text("{}")
 
 
-def made(name: str) -> Callable[[Place], bool]:
+def made(name: str) -> Callable[[Workspace], bool]:
     """Whether there is such a file among what is made."""
-    return lambda place: (place.made / name).exists()
+    return lambda workspace: (workspace.made / name).exists()
 
 
-def in_home(name: str) -> Callable[[Place], bool]:
+def in_home(name: str) -> Callable[[Workspace], bool]:
     """Whether the home holds one of such a pattern."""
-    return lambda place: any(place.home.glob(name))
+    return lambda workspace: any(workspace.home.glob(name))
 
 
-def words_of(text: str) -> Callable[[Place], tuple[str, ...]]:
+def words_of(text: str) -> Callable[[Workspace], tuple[str, ...]]:
     """The words of a line, with the paths of a place; what runs a server of its own has the scripted engine do it."""
 
-    def words(place: Place) -> tuple[str, ...]:
-        named = {"made": place.made, "sources": place.sources}
+    def words(workspace: Workspace) -> tuple[str, ...]:
+        named = {"made": workspace.made, "sources": workspace.sources}
         found = tuple(word.format(**named) for word in text.split())
-        return (*found, *place.deployment.settings()) if found[0] in {"sweep", "reproduce"} else found
+        return (*found, *workspace.deployment.settings()) if found[0] in {"sweep", "reproduce"} else found
 
     return words
 
@@ -173,10 +173,12 @@ CHANGING: Mapping[str, Changing] = {
         speaks=False,
     ),
     "prune": Changing(
-        words=words_of("prune --keep 1 --json"), is_done=lambda place: not in_home(_RUNS[0])(place), speaks=False
+        words=words_of("prune --keep 1 --json"),
+        is_done=lambda workspace: not in_home(_RUNS[0])(workspace),
+        speaks=False,
     ),
     "prune --caches": Changing(
-        words=words_of("prune --caches"), is_done=lambda place: not in_home(_COPY)(place), prints=False
+        words=words_of("prune --caches"), is_done=lambda workspace: not in_home(_COPY)(workspace), prints=False
     ),
     "kernels build": Changing(
         words=words_of("kernels build mi355x-tp8 --table {sources}/rows.csv --no-upstream --json"),

@@ -35,8 +35,8 @@ def programs_of(home: Path) -> Iterator[tuple[int, str]]:
     """
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            told = os.fsencode(f"={home}") in (folder / "environ").read_bytes()
-            if (folder / "cwd").readlink() == home or told:
+            is_ours = os.fsencode(f"={home}") in (folder / "environ").read_bytes()
+            if (folder / "cwd").readlink() == home or is_ours:
                 yield int(folder.name), (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
 
 
@@ -56,7 +56,7 @@ def _survivors(home: Path, port: int, *, killed: bool) -> Iterator[str]:
         elif _BESIDE.fullmatch(path.name) and not killed:
             yield f"half written: {path.relative_to(home)}"
         elif path.suffix == ".json" and path.is_file() and not (killed and ".making-" in str(path)):
-            yield from _odd(path)  # but for a checkpoint that a killed command was generating
+            yield from _unexpected_files(path)  # but for a checkpoint that a killed command was generating
 
 
 def _held(lock: Path) -> Iterator[str]:
@@ -67,7 +67,7 @@ def _held(lock: Path) -> Iterator[str]:
             yield f"locked: {lock.name}"
 
 
-def _odd(file: Path) -> Iterator[str]:
+def _unexpected_files(file: Path) -> Iterator[str]:
     try:
         json.loads(file.read_text())
         if file.name == "process.json":

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from changing_commands import CHANGING, Changing, Place, a_place, made, words_of
+from changing_commands import CHANGING, Changing, Workspace, made, words_of, workspace_of
 from deployment import Deployment
 from forked import Ended, Forks
 from gateway_pair import NAME, pair_in
@@ -25,7 +25,7 @@ from waits import wait_for
 pytestmark = pytest.mark.attack
 
 REMOVING = {"prune", "prune --caches"}
-MAKING = {name: each for name, each in CHANGING.items() if name not in {*REMOVING, "reproduce"}}
+MAKING = {name: command for name, command in CHANGING.items() if name not in {*REMOVING, "reproduce"}}
 MORE = {
     "kernels check": Changing(
         words=words_of("kernels check {sources}/log --untuned {made}/untuned.csv"), is_done=made("untuned.csv")
@@ -34,8 +34,8 @@ MORE = {
         words=words_of("watch target --install --output {made}/watch.service"), is_done=made("watch.service")
     ),
     "up": Changing(
-        words=lambda place: place.deployment.up(name="another"),
-        is_done=lambda place: any(place.home.glob("runs/another/*/smoke.json")),
+        words=lambda workspace: workspace.deployment.up(name="another"),
+        is_done=lambda workspace: any(workspace.home.glob("runs/another/*/smoke.json")),
     ),
 }
 
@@ -69,11 +69,11 @@ def fill(disk: Path, left: int = 0, files: int = 0) -> None:
 
 
 @pytest.fixture
-def place(forks: Forks, disk: Path, tmp_path: Path) -> Iterator[Place]:
+def workspace(forks: Forks, disk: Path, tmp_path: Path) -> Iterator[Workspace]:
     """The home and what is made lie on the small disk; what is read does not."""
     deployment = Deployment(forks, disk, free_port(), output=tmp_path / "output")
     deployment.home.mkdir()
-    with a_place(deployment, tmp_path) as elsewhere:
+    with workspace_of(deployment, tmp_path) as elsewhere:
         (disk / "made").mkdir()
         yield replace(elsewhere, made=disk / "made")
     deployment.end()
@@ -81,25 +81,25 @@ def place(forks: Forks, disk: Path, tmp_path: Path) -> Iterator[Place]:
 
 def named(ended: Ended, disk: Path) -> bool:
     """Whether the error, and no message before it, says that the disk is full, and where."""
-    said = ended.stderr.rpartition("error: ")[2]
-    return ("No space left on device" in said or "B free" in said) and str(disk) in said
+    message = ended.stderr.rpartition("error: ")[2]
+    return ("No space left on device" in message or "B free" in message) and str(disk) in message
 
 
 @pytest.mark.parametrize("name", [*MAKING, *MORE])
-def test_full_disk_error_names_the_path(place: Place, disk: Path, name: str) -> None:
+def test_full_disk_error_names_the_path(workspace: Workspace, disk: Path, name: str) -> None:
     command = {**MAKING, **MORE}[name]
-    words = place.call(command)
+    words = workspace.call(command)
     fill(disk)
-    ended = place.start(*words).wait()
+    ended = workspace.start(*words).wait()
     assert not list(ended.faults(2, 4, 10))
-    assert not command.is_done(place)
+    assert not command.is_done(workspace)
     assert named(ended, disk), ended.stderr
 
 
-def test_disk_filling_up_during_quantization_is_reported(place: Place, disk: Path) -> None:
+def test_disk_filling_up_during_quantization_is_reported(workspace: Workspace, disk: Path) -> None:
     """The workers say it in logs of theirs; what is done stays."""
-    running = place.start(*CHANGING["quantize"].words(place), QUARK_STAND_IN="sleep 0.4")
-    wait_for(lambda: any(place.made.glob("made.quantizing/checkpoint/*.safetensors")) or running.ends_within(0))
+    running = workspace.start(*CHANGING["quantize"].words(workspace), QUARK_STAND_IN="sleep 0.4")
+    wait_for(lambda: any(workspace.made.glob("made.quantizing/checkpoint/*.safetensors")) or running.ends_within(0))
     fill(disk)
     ended = running.wait()
     assert not list(ended.faults(4))
@@ -107,39 +107,39 @@ def test_disk_filling_up_during_quantization_is_reported(place: Place, disk: Pat
 
 
 @pytest.mark.parametrize("name", sorted(REMOVING))
-def test_removal_commands_work_on_full_disk(place: Place, disk: Path, name: str) -> None:
+def test_removal_commands_work_on_full_disk(workspace: Workspace, disk: Path, name: str) -> None:
     fill(disk)
-    assert not list(place.start(*CHANGING[name].words(place)).wait().faults(0))
-    assert CHANGING[name].is_done(place)
+    assert not list(workspace.start(*CHANGING[name].words(workspace)).wait().faults(0))
+    assert CHANGING[name].is_done(workspace)
 
 
 @pytest.mark.parametrize(
     ("bytes_left", "files_left"), [(16 << 10, 0), (256 << 10, 0), (4 << 20, 4), (4 << 20, 12)], ids=str
 )
 def test_restart_on_nearly_full_disk_keeps_old_server(
-    place: Place, disk: Path, bytes_left: int, files_left: int
+    workspace: Workspace, disk: Path, bytes_left: int, files_left: int
 ) -> None:
     """A start writes less than 1 MiB and 32 files before its server runs; without that room nothing is stopped."""
-    server = place.deployment
+    server = workspace.deployment
     assert not list(server.run(*server.up()).faults(0))
     fill(disk, left=bytes_left, files=files_left)
-    ended = place.start("restart", server.name).wait()
+    ended = workspace.start("restart", server.name).wait()
     assert not list(ended.faults(4))
     assert named(ended, disk), ended.stderr
     assert "the old server" not in ended.stderr
-    assert not list(place.start("status", server.name).wait().faults(0))
+    assert not list(workspace.start("status", server.name).wait().faults(0))
 
 
-def test_restart_reserves_space_before_stopping_old_server(place: Place, disk: Path) -> None:
+def test_restart_reserves_space_before_stopping_old_server(workspace: Workspace, disk: Path) -> None:
     """The room is reserved until the old server has stopped, which takes its grace of two seconds."""
-    server = place.deployment
+    server = workspace.deployment
     assert not list(server.run(*server.up("SCRIPTED_DEAF=1")).faults(0))
-    running = place.start("restart", server.name)
+    running = workspace.start("restart", server.name)
     wait_for(lambda: "to replace it" in running.stderr or running.ends_within(0))
     fill(disk)
     assert not list(running.wait().faults(0))
-    assert not list(place.start("status", server.name).wait().faults(0))
-    assert not list(place.home.glob("runs/*/.reserved-*"))
+    assert not list(workspace.start("status", server.name).wait().faults(0))
+    assert not list(workspace.home.glob("runs/*/.reserved-*"))
 
 
 def test_disk_filling_up_during_rollout_keeps_replicas_running(disk: Path) -> None:
@@ -149,78 +149,78 @@ def test_disk_filling_up_during_rollout_keeps_replicas_running(disk: Path) -> No
         with pair.deploy.running("restart", NAME) as restart:
             restart.wait_for("draining")
             fill(disk)
-            code, _, said = restart.wait()
-        assert (code, "No space left on device" in said) == (4, True), said
+            code, _, message = restart.wait()
+        assert (code, "No space left on device" in message) == (4, True), message
         assert pair.deploy.run("status", NAME).returncode == 0
 
 
-def test_space_reserved_by_killed_command_is_released(place: Place) -> None:
-    server = place.deployment
+def test_space_reserved_by_killed_command_is_released(workspace: Workspace) -> None:
+    server = workspace.deployment
     assert not list(server.run(*server.up("SCRIPTED_DEAF=1")).faults(0))
-    running = place.start("restart", server.name)
+    running = workspace.start("restart", server.name)
     wait_for(lambda: "to replace it" in running.stderr or running.ends_within(0))
     os.kill(running.pid, signal.SIGKILL)
     running.wait()
-    assert list(place.home.glob("runs/*/.reserved-*"))
-    assert not list(place.start(*server.up("--replace")).wait().faults(0))
-    assert not list(place.home.glob("runs/*/.reserved-*"))
+    assert list(workspace.home.glob("runs/*/.reserved-*"))
+    assert not list(workspace.start(*server.up("--replace")).wait().faults(0))
+    assert not list(workspace.home.glob("runs/*/.reserved-*"))
 
 
-def test_server_stopped_on_full_disk_is_not_wanted(place: Place, disk: Path) -> None:
+def test_server_stopped_on_full_disk_is_not_wanted(workspace: Workspace, disk: Path) -> None:
     """A watch would start again what died; its question is that of `deploy watch`."""
-    server = place.deployment
+    server = workspace.deployment
     assert not list(server.run(*server.up()).faults(0))
     fill(disk)
-    assert not list(place.start("down", server.name).wait().faults(0))
-    assert "no server" in place.start("status", server.name).wait().stderr
-    seen = worker(place, "snapshot", server.name)
+    assert not list(workspace.start("down", server.name).wait().faults(0))
+    assert "no server" in workspace.start("status", server.name).wait().stderr
+    seen = worker(workspace, "snapshot", server.name)
     assert seen["wanted"] is False, seen
 
 
-def worker(place: Place, *words: str) -> dict[str, Any]:
+def worker(workspace: Workspace, *words: str) -> dict[str, Any]:
     """What a program of `deploy watch` answers."""
     argv = [sys.executable, "-m", "orchestrator.servers.watch.worker", *words]
-    environ = {**os.environ, "DEPLOY_HOME": str(place.home)}
+    environ = {**os.environ, "DEPLOY_HOME": str(workspace.home)}
     answer: dict[str, Any] = json.loads(subprocess.run(argv, stdout=subprocess.PIPE, env=environ, check=True).stdout)
     return answer
 
 
-def test_server_restarted_by_watch_stays_stopped_on_full_disk(place: Place, disk: Path) -> None:
-    server = place.deployment
+def test_server_restarted_by_watch_stays_stopped_on_full_disk(workspace: Workspace, disk: Path) -> None:
+    server = workspace.deployment
     assert not list(server.run(*server.up()).faults(0))
-    seen = worker(place, "snapshot", server.name)
-    assert worker(place, "restart", server.name, seen["run"], "a test")["outcome"] == "verified"
-    seen = worker(place, "snapshot", server.name)
+    seen = worker(workspace, "snapshot", server.name)
+    assert worker(workspace, "restart", server.name, seen["run"], "a test")["outcome"] == "verified"
+    seen = worker(workspace, "snapshot", server.name)
     assert (seen["by_watch"], seen["wanted"]) == (True, True), seen
     fill(disk)
-    assert not list(place.start("down", server.name).wait().faults(0))
-    seen = worker(place, "snapshot", server.name)
+    assert not list(workspace.start("down", server.name).wait().faults(0))
+    seen = worker(workspace, "snapshot", server.name)
     assert seen["wanted"] is False, seen
 
 
 @pytest.mark.parametrize("words", ["add engine 9.9.9 --flags-only --wheel {wheel}", "patches check --wheel {wheel}"])
-def test_full_disk_error_names_wheel_extraction_directory(place: Place, disk: Path, words: str) -> None:
-    wheel = place.sources / "sglang-9.9.9-py3-none-any.whl"
+def test_full_disk_error_names_wheel_extraction_directory(workspace: Workspace, disk: Path, words: str) -> None:
+    wheel = workspace.sources / "sglang-9.9.9-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("sglang/_version.py", "version = '9.9.9'\n")
         archive.writestr("sglang/srt/large.py", "#" * (8 << 20))
         archive.writestr("sglang/srt/configs/model_config.py", "#" * (8 << 20))
     (disk / "tmp").mkdir()
     fill(disk, left=64 << 10)
-    ended = place.start(*words.format(wheel=wheel).split(), TMPDIR=str(disk / "tmp")).wait()
+    ended = workspace.start(*words.format(wheel=wheel).split(), TMPDIR=str(disk / "tmp")).wait()
     assert not list(ended.faults(4))
     assert named(ended, disk), ended.stderr
 
 
-def test_full_disk_error_names_wheel_download_directory(place: Place, disk: Path) -> None:
+def test_full_disk_error_names_wheel_download_directory(workspace: Workspace, disk: Path) -> None:
     """Pip takes it from a directory, as from an index."""
-    with zipfile.ZipFile(place.sources / "sglang-9.9.9-py3-none-any.whl", "w") as archive:
+    with zipfile.ZipFile(workspace.sources / "sglang-9.9.9-py3-none-any.whl", "w") as archive:
         archive.writestr("sglang/srt/large.py", os.urandom(8 << 20))
         archive.writestr("sglang-9.9.9.dist-info/METADATA", "Metadata-Version: 2.1\nName: sglang\nVersion: 9.9.9\n")
         archive.writestr("sglang-9.9.9.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
     fill(disk, left=4 << 20)
-    index = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(place.sources)}
-    ended = place.start("add", "engine", "9.9.9", "--flags-only", **index).wait()
+    index = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(workspace.sources)}
+    ended = workspace.start("add", "engine", "9.9.9", "--flags-only", **index).wait()
     assert not list(ended.faults(4))
     assert named(ended, disk), ended.stderr
     assert "DEPLOY_HOME" in ended.stderr

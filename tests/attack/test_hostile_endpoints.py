@@ -20,7 +20,7 @@ pytestmark = pytest.mark.attack
 ROUNDS = 40
 AT_ONCE = 8  # most of them wait
 MORE_KIB = 64 << 10  # than the same command takes with an endpoint that keeps to the rules
-PATIENCE_S = 4.0  # what takes longer is ended by Ctrl-C
+TIMEOUT_S = 4.0  # what takes longer is ended by Ctrl-C
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ TRUE = {("/v1/completions", "stream-of-no-text")}  # what may be a success all t
 def test_commands_survive_hostile_endpoints(deployments: Deployments) -> None:
     source = deployments(-1)
     assert source.run(*source.up()).code == 0
-    usual = {command: asked(deployments(-2 - place), source, command, {})[0] for place, command in enumerate(COMMANDS)}
+    usual = {command: asked(deployments(-2 - index), source, command, {})[0] for index, command in enumerate(COMMANDS)}
     assert {command.words[0]: ended.code for command, ended in usual.items()} == dict.fromkeys(
         ("ask", "smoke", "logprobs", "status", "bench"), 0
     ), [ended.stderr for ended in usual.values()]
@@ -98,6 +98,6 @@ def asked(deployment: Deployment, source: Deployment, command: Asks, rules: Mapp
         assert record is not None
         write_record(run_dir, dataclasses.replace(record, url=url, token=run_marker(run_dir)))
         running = deployment.start(*command.words)
-        if interrupted := bool(rules) and not running.ends_within(PATIENCE_S):
+        if interrupted := bool(rules) and not running.ends_within(TIMEOUT_S):
             running.send(SIGINT)
         return running.wait(), interrupted

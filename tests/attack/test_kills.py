@@ -35,20 +35,20 @@ FRESH = 0.15  # of the commands are started as a user starts them, and hit from 
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint to quantize, and a home in which the environment is built once, with Quark's stand-in."""
-    place = tmp_path_factory.mktemp("quantize")
-    write_source(place / "tiny")
-    stand_in_home(place / "home")
-    ensure_venv(place / "home/images/quark-0.13.txt", home=Home(place / "home"), progress=Progress())
-    return place
+    directory = tmp_path_factory.mktemp("quantize")
+    write_source(directory / "tiny")
+    stand_in_home(directory / "home")
+    ensure_venv(directory / "home/images/quark-0.13.txt", home=Home(directory / "home"), progress=Progress())
+    return directory
 
 
-def test_killed_commands_leave_only_recoverable_state(deployments: Deployments, place: Path) -> None:
+def test_killed_commands_leave_only_recoverable_state(deployments: Deployments, directory: Path) -> None:
     def kill(number: int, dice: Random) -> Iterator[str]:
         deployment, verb, sent = deployments(number), VERBS[number % len(VERBS)], SIGNALS[number % len(SIGNALS)]
         if verb == "quantize":
-            yield from quantized(deployment, place, sent, dice)
+            yield from quantized(deployment, directory, sent, dice)
             return
         if verb != "up":
             yield from deployment.run(*deployment.up()).faults(0)
@@ -56,7 +56,7 @@ def test_killed_commands_leave_only_recoverable_state(deployments: Deployments, 
             yield from deployment.run(*deployment.up("--replace", *OTHER_PLAN)).faults(0)
         ended = interrupted(deployment, verb, sent, dice)
         yield from (
-            f"{verb}, {[each.name for each in sent]}: {fault}" for fault in judged(deployment, verb, ended, dice)
+            f"{verb}, {[item.name for item in sent]}: {fault}" for fault in judged(deployment, verb, ended, dice)
         )
 
     attack("kills of commands", ROUNDS, kill)
@@ -70,23 +70,23 @@ def interrupted(deployment: Deployment, verb: str, sent: tuple[signal.Signals, .
 
 def hit(command: Command, sent: tuple[signal.Signals, ...], dice: Random, *, within: float) -> Ended:
     time.sleep(dice.uniform(0.0, within))
-    for place, each in enumerate(sent):
-        time.sleep(dice.uniform(0.0, APART) if place else 0.0)
-        command.send(each)
+    for index, number in enumerate(sent):
+        time.sleep(dice.uniform(0.0, APART) if index else 0.0)
+        command.send(number)
     return command.wait()
 
 
-def quantized(deployment: Deployment, place: Path, sent: tuple[signal.Signals, ...], dice: Random) -> Iterator[str]:
+def quantized(deployment: Deployment, directory: Path, sent: tuple[signal.Signals, ...], dice: Random) -> Iterator[str]:
     """Hit, and run once more: a whole checkpoint with its receipt, and nothing beside it."""
     target = deployment.folder / f"made-{deployment.folder.name}"
-    words = ("quantize", str(place / "tiny"), str(target), "--recipe", "glm-5.2-amd", "--workers", "1")
-    environ = {"DEPLOY_HOME": str(place / "home"), "PYTHONPATH": stand_in_path(), "QUARK_STAND_IN": "sleep 0.1"}
+    words = ("quantize", str(directory / "tiny"), str(target), "--recipe", "glm-5.2-amd", "--workers", "1")
+    environ = {"DEPLOY_HOME": str(directory / "home"), "PYTHONPATH": stand_in_path(), "QUARK_STAND_IN": "sleep 0.1"}
     ended = hit(deployment.start(*words, **environ), sent, dice, within=LONGEST["quantize"])
     yield from ended.faults(0, 130, -KILL, -TERM, -HUP, -INT)
     if not target.exists():
         yield from deployment.run(*words, **environ).faults(0)
     if files_digest(target) != REAL_FILES["glm-5.2-amd"] or read_receipt(target) is None:
-        yield f"{[each.name for each in sent]}: the target is not whole"
+        yield f"{[number.name for number in sent]}: the target is not whole"
     left = WorkDir(target)
     if left.root.exists() and ended.code != -KILL:
         yield f"left over: {left.root}"

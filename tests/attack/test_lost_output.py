@@ -17,7 +17,7 @@ from typing import TypeAlias
 import httpx
 import pytest
 from changing_commands import CHANGING as MAKING
-from changing_commands import Place, a_place
+from changing_commands import Workspace, workspace_of
 from deployment import Deployment, Deployments
 from forked import Fault, Forks
 from parts import pids_of
@@ -45,7 +45,7 @@ READING = {name: GONE if "gone" in name else LOST for name in BREAKAGES if "stde
 CHANGING = dict.fromkeys(READING, LOST)
 
 
-def each(*names: str) -> pytest.MarkDecorator:
+def parametrize_names(*names: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(
         "name", [pytest.param(name, marks=() if name in MAIN_LINE else pytest.mark.slow) for name in names]
     )
@@ -92,11 +92,13 @@ def deployment(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     made.end()
 
 
-@each(*BREAKAGES)
+@parametrize_names(*BREAKAGES)
 def test_read_only_command_fails_when_output_is_lost(deployment: Deployment, name: str) -> None:
     # as an interpreter finds its descriptors when it starts
     fresh = {("--version",), ("profiles",)} if "closed" in name else set()
-    table = {" ".join(each): code_of(deployment, BREAKAGES[name], *each, fresh=each in fresh) for each in READERS}
+    table = {
+        " ".join(reader): code_of(deployment, BREAKAGES[name], *reader, fresh=reader in fresh) for reader in READERS
+    }
     assert table == dict.fromkeys(table, READING.get(name, 0))
     measured = CHANGING if name != "both-gone" else READING  # before the result there is a record, or a measurement
     asked = (("smoke", "target"), ("logprobs", f"http://127.0.0.1:{deployment.port}", "--max-length", "64"))
@@ -106,25 +108,25 @@ def test_read_only_command_fails_when_output_is_lost(deployment: Deployment, nam
 
 
 @pytest.fixture
-def place(deployments: Deployments, tmp_path: Path) -> Iterator[Place]:
-    with a_place(deployments(0), tmp_path) as made:
+def workspace(deployments: Deployments, tmp_path: Path) -> Iterator[Workspace]:
+    with workspace_of(deployments(0), tmp_path) as made:
         yield made
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if each.slow else ()) for name, each in MAKING.items()]
+    "name", [pytest.param(name, marks=pytest.mark.slow if command.slow else ()) for name, command in MAKING.items()]
 )
-def test_closed_pipe_ends_command_only_before_changes(place: Place, name: str) -> None:
+def test_closed_pipe_ends_command_only_before_changes(workspace: Workspace, name: str) -> None:
     """First the first message is not read, as with `2>&1 | head -c0`; then the result, when all is done."""
     command = MAKING[name]
-    assert not command.is_done(place)
-    words = place.call(command)
-    early = place.start(*words, broken=BREAKAGES["both-gone"]).wait()
-    assert (early.code, command.is_done(place)) == ((GONE, False) if command.speaks else (LOST, True))
+    assert not command.is_done(workspace)
+    words = workspace.call(command)
+    early = workspace.start(*words, broken=BREAKAGES["both-gone"]).wait()
+    assert (early.code, command.is_done(workspace)) == ((GONE, False) if command.speaks else (LOST, True))
     if not command.speaks:
         return
-    late = place.start(*words, broken=BREAKAGES["stdout-gone"]).wait()
-    assert (late.code, command.is_done(place)) == (LOST if command.prints else 0, True), late.stderr
+    late = workspace.start(*words, broken=BREAKAGES["stdout-gone"]).wait()
+    assert (late.code, command.is_done(workspace)) == (LOST if command.prints else 0, True), late.stderr
     assert "Traceback" not in late.stderr
 
 
@@ -145,7 +147,7 @@ def test_lost_error_message_keeps_its_exit_code(deployments: Deployments) -> Non
     assert table == {(words, name): GONE if name in may_end else failing[words] for words, name in table}
 
 
-@each(*BREAKAGES, "all-closed")
+@parametrize_names(*BREAKAGES, "all-closed")
 def test_server_changes_complete_when_output_is_lost(deployments: Deployments, name: str) -> None:
     """`up`, `up --replace`, `restart` and `down`, each with `--json`, so that there is a result to be lost."""
     deployment, how = deployments(0), BREAKAGES.get(name, ALL_CLOSED)
@@ -171,7 +173,7 @@ def test_server_changes_complete_when_output_is_lost(deployments: Deployments, n
     assert deployment.survivors(killed=True) == []
 
 
-@each("stdout-closed", "stderr-full", "both-full")
+@parametrize_names("stdout-closed", "stderr-full", "both-full")
 def test_lost_messages_do_not_change_exit_code(deployments: Deployments, name: str) -> None:
     """Messages for people go to standard error; that they are lost is no failure."""
     deployment = deployments(0)
@@ -181,14 +183,14 @@ def test_lost_messages_do_not_change_exit_code(deployments: Deployments, name: s
     assert not listens(deployment.port)
 
 
-@each("both-full", "both-gone", "all-closed")
+@parametrize_names("both-full", "both-gone", "all-closed")
 def test_watch_restarts_server_when_output_is_lost(deployments: Deployments, name: str) -> None:
     """It goes on alike whichever of both is lost."""
     deployment = deployments(0)
     assert not list(deployment.run(*deployment.up("--set", "restart_policy.unhealthy_after=3")).faults(0))
     first = serving(deployment)
-    told = deployment.folder / "told"
-    script = f'{sys.executable} -c \'import sys; open("{told}", "a").write(sys.stdin.read())\''
+    signal_file = deployment.folder / "told"
+    script = f'{sys.executable} -c \'import sys; open("{signal_file}", "a").write(sys.stdin.read())\''
     watch = deployment.start("watch", deployment.name, "--exec", script, broken=BREAKAGES.get(name, ALL_CLOSED))
     lock = deployment.home / "runs" / deployment.name / ".watch"
     wait_for(lambda: lock.exists() and lock.read_text().strip() == str(watch.pid))
@@ -205,6 +207,6 @@ def test_watch_restarts_server_when_output_is_lost(deployments: Deployments, nam
 
 
 def _events(deployment: Deployment) -> list[str]:
-    told = deployment.folder / "told"
+    signal_file = deployment.folder / "told"
     time.sleep(0.1)
-    return [json.loads(line)["event"] for line in told.read_text().splitlines()] if told.exists() else []
+    return [json.loads(line)["event"] for line in signal_file.read_text().splitlines()] if signal_file.exists() else []

@@ -46,7 +46,7 @@ time.sleep(600)
 
 
 def test_killed_server_processes_are_reported_and_cleaned_up(deployments: Deployments) -> None:
-    stages = (while_starting, while_serving, while_stopping, with_a_stranger_in_its_place)
+    stages = (while_starting, while_serving, while_stopping, with_other_process)
 
     def kill(number: int, dice: Random) -> Iterator[str]:
         deployment, stage = deployments(number), stages[number % len(stages)]
@@ -78,7 +78,7 @@ def while_serving(deployment: Deployment, part: str, dice: Random) -> Iterator[s
     up = deployment.up(*(["SCRIPTED_DETACHED=1"] if part == "sleep" or dice.random() < 0.5 else []))
     yield from deployment.run(*up).faults(0)
     kill(deployment, part)
-    yield from said_of(deployment, "running" if part == "sleep" else "exited")
+    yield from status_faults(deployment, "running" if part == "sleep" else "exited")
     yield from deployment.run("down", deployment.name).faults(0)
 
 
@@ -90,7 +90,7 @@ def while_stopping(deployment: Deployment, part: str, dice: Random) -> Iterator[
     yield from stopping.wait().faults(0)
 
 
-def with_a_stranger_in_its_place(deployment: Deployment, part: str, _: Random) -> Iterator[str]:
+def with_other_process(deployment: Deployment, part: str, _: Random) -> Iterator[str]:
     """Supervisor and server are dead, and a daemon that is nobody's has their pids now."""
     yield from deployment.run(*deployment.up()).faults(0)
     kill(deployment, "all")
@@ -109,24 +109,24 @@ def with_a_stranger_in_its_place(deployment: Deployment, part: str, _: Random) -
 
 def forged(deployment: Deployment, pid: int, *, leads: bool) -> Iterator[str]:
     """Let the record name the stranger: its session for the supervisor, and itself for the server."""
-    found, stranger = record_of(deployment), read_process(pid)
-    if found is None or stranger is None:
+    found, other = record_of(deployment), read_process(pid)
+    if found is None or other is None:
         yield "no record, or no stranger"
         return
     run_dir, record = found
     boot, _, began = record.supervisor.split("/")
-    supervisor = f"{boot}/{stranger.session}/{began}" if leads else record.supervisor
+    supervisor = f"{boot}/{other.session}/{began}" if leads else record.supervisor
     write_record(run_dir, dataclasses.replace(record, supervisor=supervisor, server=f"{boot}/{pid}/{began}"))
 
 
-def said_of(deployment: Deployment, wanted: str) -> Iterator[str]:
+def status_faults(deployment: Deployment, wanted: str) -> Iterator[str]:
     """Whether `status` says so within a moment."""
-    deadline, said = time.monotonic() + SOON, ""
+    deadline, status = time.monotonic() + SOON, ""
     while time.monotonic() < deadline:
         ended = deployment.run("status", "--json")
         yield from ended.faults(0)
         found = json.loads(ended.stdout or "[]")
-        said = next((server["status"] for server in found if server["name"] == deployment.name), "")
-        if said == wanted:
+        status = next((server["status"] for server in found if server["name"] == deployment.name), "")
+        if status == wanted:
             return
-    yield f"status says {said!r}, not {wanted!r}"
+    yield f"status says {status!r}, not {wanted!r}"

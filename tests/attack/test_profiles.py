@@ -101,7 +101,7 @@ def hostile_reference(deployment: Deployment, dice: Random) -> tuple[str, str]:
     data |= {"noise": 0.0, "top": 1, "texts": texts}
     path, done = deployment.folder / "reference.json", []
     for _ in range(dice.randint(1, 3)):
-        parent, key = dice.choice([*places(data), *places(texts[0])])
+        parent, key = dice.choice([*positions(data), *positions(texts[0])])
         unit = dice.choice(["[]", "1", '""', "{}", "[[]]", '{"a":[]}'])
         parent[key] = dice.choice([*values(canary(deployment)), json.loads(f"[{','.join([unit] * 150_000)}]")])
         done.append(f"{key} = {str(parent[key])[:80]!r}")
@@ -120,7 +120,7 @@ def mutated(data: dict[str, Any], dice: Random, target: Path) -> tuple[bytes, st
         return text, what
     done = []
     for _ in range(dice.randint(1, 3)):
-        parent, key = dice.choice(list(places(data)))
+        parent, key = dice.choice(list(positions(data)))
         value = dice.choice(values(target))
         if dice.random() < 0.15:
             parent[str(value)] = value  # as a key that nobody knows
@@ -130,12 +130,12 @@ def mutated(data: dict[str, Any], dice: Random, target: Path) -> tuple[bytes, st
     return yaml.safe_dump(data, allow_unicode=True).encode(errors="surrogatepass"), "; ".join(done)
 
 
-def places(data: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+def positions(data: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
     """Every key of a document, with the mapping it stands in."""
     for key, value in data.items():
         yield data, key
         if isinstance(value, dict):
-            yield from places(value)
+            yield from positions(value)
 
 
 def values(target: Path) -> list[object]:
@@ -195,16 +195,21 @@ def values(target: Path) -> list[object]:
         *("10 parsecs", "12GiBs", "-1MB", "1e400GiB", "9" * 400, "0x", "12:30:45", "1_0", "٣"),
         *(None, True, -1, 0, 1, 2**31, 2**64, 10**400, 1e308, float("nan"), float("inf"), -0.0, 300_000),
         *([], {}, [[]], {"a": {}}, [None], {"value": None}, {"value": [1, {"x": 2}], "origin": "published"}, nested),
-        *({"value": 1, "origin": "nobody"}, {"soft": True}, ["a"] * 20_000, {f"k{each}": 1 for each in range(5_000)}),
+        *(
+            {"value": 1, "origin": "nobody"},
+            {"soft": True},
+            ["a"] * 20_000,
+            {f"k{number}": 1 for number in range(5_000)},
+        ),
     ]
 
 
 def spoiled(text: str, dice: Random) -> tuple[bytes, str]:
     """The text with something that is no YAML, or too much of it."""
     lines = text.splitlines(keepends=True)
-    place = dice.randrange(len(lines))
+    index = dice.randrange(len(lines))
     names = zip("abcdefgh", "bcdefghi", strict=True)
-    bomb = "".join(f"{each}: &{each} [{', '.join([f'*{before}'] * 9)}]\n" for before, each in names)
+    bomb = "".join(f"{anchor}: &{anchor} [{', '.join([f'*{before}'] * 9)}]\n" for before, anchor in names)
     kinds: dict[str, bytes] = {
         "bytes that are no UTF-8": b"description: \xff\xfe\x80\n",
         "UTF-16": "x: y\n".encode("utf-16"),
@@ -214,17 +219,17 @@ def spoiled(text: str, dice: Random) -> tuple[bytes, str]:
         "deep nesting": b"deep: " + b"[" * 5_000 + b"\n",
         "deep steps": "".join(f"{' ' * step}s:\n" for step in range(300)).encode(),
         "a huge key": b"k" * 200_000 + b": 1\n",
-        "many keys": "".join(f"key{each}: 1\n" for each in range(20_000)).encode(),
+        "many keys": "".join(f"key{number}: 1\n" for number in range(20_000)).encode(),
         "a tag": b"x: !!python/object/apply:os.system ['true']\n",
         "another document": b"---\nx: 1\n",
         "a tab": b"\tx: 1\n",
-        "the same key": lines[place].encode(),
+        "the same key": lines[index].encode(),
         "a merge": b"<<: {runtime: process}\n",
         "an open quote": b'x: "\n',
         "a directive": b"%YAML 9.9\n---\n",
     }
     what = dice.choice(list(kinds))
-    return "".join(lines[:place]).encode() + kinds[what] + "".join(lines[place:]).encode(), what
+    return "".join(lines[:index]).encode() + kinds[what] + "".join(lines[index:]).encode(), what
 
 
 def carried_out(deployment: Deployment, rendered: Path) -> Iterator[str]:

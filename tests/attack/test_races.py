@@ -109,7 +109,7 @@ def replace_and_prune(deployment: Deployment, dice: Random) -> Iterator[str]:
         yield from deployment.run(*deployment.up("--replace")).faults(0)
     prune = ("prune", "--keep", "1", "--older-than", "0h")
     replaced, *pruned, watched = meet(deployment, dice, deployment.up("--replace"), prune, prune)
-    for one, codes in ((watched, (0,)), (replaced, (0, 6)), *((each, (0, 4)) for each in pruned)):
+    for one, codes in ((watched, (0,)), (replaced, (0, 6)), *((run, (0, 4)) for run in pruned)):
         yield from one.faults(*codes)
     if not runs(deployment):
         yield f"nothing runs: {replaced.stderr}"

@@ -32,7 +32,7 @@ BENCH = (
     "measured",
 )
 # Where it comes back, to the engine's setting and the commands that look there.
-PLACES: dict[str, tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]] = {
+LOCATIONS: dict[str, tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]] = {
     "an answer": ((), (("ask", "target", "Once"),)),
     "an error": (("SCRIPTED_REFUSE=1",), (("ask", "target", "Once"), ("smoke", "target"))),
     "a measurement": ((), (BENCH,)),
@@ -43,18 +43,18 @@ PLACES: dict[str, tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]] = {
 
 def test_api_key_echoed_by_server_is_redacted(deployments: Deployments) -> None:
     def repeat(number: int, dice: Random) -> Iterator[str]:
-        deployment, place = deployments(number), [*PLACES][number % len(PLACES)]
-        encodings = ",".join([*ENCODINGS][number // len(PLACES) % 2 :: 2])
+        deployment, channel = deployments(number), [*LOCATIONS][number % len(LOCATIONS)]
+        encodings = ",".join([*ENCODINGS][number // len(LOCATIONS) % 2 :: 2])
         key = "".join(dice.choices(LETTERS, k=24))
-        for fault in (*told(deployment, encodings, place, key), *deployment.survivors()):
-            yield f"{encodings} in {place}: {fault}"
+        for fault in (*leaks(deployment, encodings, channel, key), *deployment.survivors()):
+            yield f"{encodings} in {channel}: {fault}"
 
     attack("secrets", ROUNDS, repeat)
 
 
-def told(deployment: Deployment, encodings: str, place: str, key: str) -> Iterator[str]:
+def leaks(deployment: Deployment, encodings: str, channel: str, key: str) -> Iterator[str]:
     """Let the key come back there, and look for it everywhere."""
-    settings, commands = PLACES[place]
+    settings, commands = LOCATIONS[channel]
     up = deployment.up(
         f"SCRIPTED_ECHO={encodings}", *settings, "--set", f"server.api_key_env={VARIABLE}", "--keep-failed"
     )
@@ -62,8 +62,8 @@ def told(deployment: Deployment, encodings: str, place: str, key: str) -> Iterat
     for words in commands:
         yield from deployment.run(*words, **{VARIABLE: key}).faults(0, 6, 8, 10)
     for location, text in (*written(deployment), *running(deployment)):
-        if said := next((form for form in forms(key) if form in text), None):
-            yield f"{location} tells it: {line_with(said, text)}"
+        if leaked := next((form for form in forms(key) if form in text), None):
+            yield f"{location} tells it: {line_with(leaked, text)}"
     yield from deployment.run("down", "target").faults(0)
 
 

@@ -32,11 +32,11 @@ class Watched:
         self.deployment = deployment
         self.watch: Command = self._start()
 
-    def told(self) -> list[dict[str, str]]:
+    def records(self) -> list[dict[str, str]]:
         return [json.loads(line) for line in self.watch.stdout.splitlines()]
 
     def events(self) -> list[str]:
-        return [told["event"] for told in self.told()]
+        return [event["event"] for event in self.records()]
 
     def wait_for(self, *wanted: str, times: int = 1) -> None:
         wait_for(lambda: sum(event in wanted for event in self.events()) >= times)
@@ -58,8 +58,8 @@ class Watched:
             with traffic(self.deployment.port):
                 self.wait_for("restarted", times=served + 1)
         runs = sorted(path.name for path in self.deployment.home.glob("runs/*/*-*"))
-        if (told := self.told()[-1])["run"] != runs[-1]:
-            yield f"told of run {told['run']}, not of {runs[-1]}"
+        if (event := self.records()[-1])["run"] != runs[-1]:
+            yield f"told of run {event['run']}, not of {runs[-1]}"
         if not listens(self.deployment.port):
             yield "nobody listens"
 

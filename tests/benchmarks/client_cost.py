@@ -74,7 +74,7 @@ def serve(pipe: Connection) -> None:
     with scripted(script) as server:
         pipe.send(server.url)
         while pipe.recv():
-            pipe.send([(each.arrived_s, each.chunk_s[0] - each.arrived_s) for each in script.exchanges])
+            pipe.send([(exchange.arrived_s, exchange.chunk_s[0] - exchange.arrived_s) for exchange in script.exchanges])
             script.forget()
 
 
@@ -85,7 +85,7 @@ def trace(folder: Path, requests: int, rate: float) -> Path:
         {"timestamp": round(index / rate * 1e3), **line, "hash_ids": [index % 8, 10 + index % 8, 100 + index]}
         for index in range(requests)
     ]
-    path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    path.write_text("".join(json.dumps(item) + "\n" for item in lines))
     return path
 
 
@@ -133,8 +133,8 @@ def measured(client: Client, url: str, pipe: Connection, requests: int, rate: fl
     pipe.send(True)
     seen = pipe.recv()[-requests:]  # what came before is a warm-up
     arrived, ttfts = [at for at, _ in seen], [ttft for _, ttft in seen]
-    behind = [at - index / rate for index, at in enumerate(arrived)]
-    late = sorted(each - min(behind) for each in behind)
+    delays = [at - index / rate for index, at in enumerate(arrived)]
+    late = sorted(delay - min(delays) for delay in delays)
     return Cost(
         cpu_s=after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
         ttft_over_ms=ttft - median(ttfts) * 1e3,
@@ -155,12 +155,12 @@ def table(
             turns = list(clients.items())
             for name, client in turns if number % 2 else reversed(turns):
                 costs[name].append(measure(client, chosen.requests, rate))
-        each = {name: [(cost.cpu_s - idle[name]) / chosen.requests * 1e3 for cost in costs[name]] for name in clients}
+        cpu_ms = {name: [(cost.cpu_s - idle[name]) / chosen.requests * 1e3 for cost in costs[name]] for name in clients}
         for name in clients:
             late = "-" if name == "bench_serving" else f"{median(cost.late_p99_ms for cost in costs[name]):.1f}"
             over, sent = (median(getattr(cost, key) for cost in costs[name]) for key in ("ttft_over_ms", "sent_rps"))
-            print(f"{name:<15}{rate:>6g}{median(each[name]):>15.3f}{over:>14.2f}{sent:>10.1f}{late:>13}", flush=True)
-            paired = [theirs / own for theirs, own in zip(each[name], each["deploy"], strict=True)]
+            print(f"{name:<15}{rate:>6g}{median(cpu_ms[name]):>15.3f}{over:>14.2f}{sent:>10.1f}{late:>13}", flush=True)
+            paired = [theirs / own for theirs, own in zip(cpu_ms[name], cpu_ms["deploy"], strict=True)]
             ratios[name].append(f"{median(paired):.2f}")
     print("\ncost in times ours, by rate")
     for name, found in ratios.items():

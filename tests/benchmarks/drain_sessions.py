@@ -57,10 +57,10 @@ def report(folder: Path) -> None:
     (point,) = json.loads((folder / "result.json").read_text())["points"]
     (file,) = folder.glob("requests-*.jsonl")
     requests = [json.loads(line) for line in file.read_text().splitlines()]
-    ended = sorted(each["ended_s"] - each["scheduled_s"] for each in requests if each["failure"] is None)
+    ended = sorted(request["ended_s"] - request["scheduled_s"] for request in requests if request["failure"] is None)
     began: dict[str, list[float]] = {}
-    for each in requests:
-        began.setdefault(each["session"], []).append(each["ended_s"])
+    for request in requests:
+        began.setdefault(request["session"], []).append(request["ended_s"])
     length = sorted(max(ends) - min(ends) for ends in began.values())
     print(f"client: {point['requests']} requests of {len(began)} sessions, {point['succeeded']} whole")
     print(

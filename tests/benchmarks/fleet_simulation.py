@@ -180,13 +180,13 @@ class Fleet:
     def _repaired(self, node: int) -> None:
         self.lost.remove(node)
         self.free.append(node)
-        self.place()
+        self.place_replicas()
 
     def _wait_for_nodes(self, server: Server) -> None:
         self.waiting.append(server)
-        self.place()
+        self.place_replicas()
 
-    def place(self) -> None:
+    def place_replicas(self) -> None:
         """Give free nodes to the servers that wait, of the smaller pool first."""
         self.waiting.sort(key=lambda server: self.serving[server.pool])
         while self.waiting and len(self.free) >= self.layout.nodes_per_server:
@@ -232,7 +232,7 @@ class Fleet:
 
     def _drain(self, server: Server) -> None:
         rest = [self.rng.expovariate(1 / self.inputs.request_s) for _ in range(self.inputs.running)]
-        self.aborted += sum(each > self.inputs.drain_bound_s for each in rest)
+        self.aborted += sum(duration > self.inputs.drain_bound_s for duration in rest)
         self._after(min(max(rest), self.inputs.drain_bound_s), lambda: self._drained(server))
 
     def _drained(self, server: Server) -> None:
@@ -270,8 +270,8 @@ def capacity_without_spares(inputs: Inputs, layout: Layout, nodes: int) -> float
     if layout.pools == 2:
         lost += math.sqrt(share * (1 - share) / (servers / 2)) / math.sqrt(math.pi)
     if layout.nodes_per_server == 2:
-        odd = (1 - (1 - 2 * share) ** nodes) / 2  # probability that an odd number of nodes is lost
-        lost += odd / nodes
+        share_of_pairs = (1 - (1 - 2 * share) ** nodes) / 2  # probability that an odd number of nodes is lost
+        lost += share_of_pairs / nodes
     return (1 - lost) * capacity_with_spares(inputs, layout)
 
 
@@ -314,14 +314,14 @@ def print_simulation(inputs: Inputs, nodes: int, node_days: float, seed: int) ->
     print(f"{'':<20}{'servers':>8}{'capacity with spares':>26}{'without spares':>26}{'99.9 % of time':>16}{'short':>9}")
     for layout in LAYOUTS:
         rng = random.Random(seed)
-        kept = Fleet(inputs=inputs, layout=layout, nodes=nodes, spares=spares, rng=rng).run(until)
+        saved = Fleet(inputs=inputs, layout=layout, nodes=nodes, spares=spares, rng=rng).run(until)
         full = Fleet(inputs=inputs, layout=layout, nodes=nodes, spares=0, rng=rng).run(until)
-        figures = (
-            f"{capacity_with_spares(inputs, layout):.5%} ~ {mean_capacity(kept):.5%}",
+        values = (
+            f"{capacity_with_spares(inputs, layout):.5%} ~ {mean_capacity(saved):.5%}",
             f"{capacity_without_spares(inputs, layout, nodes):.3%} ~ {mean_capacity(full):.3%}",
         )
-        print(f"{layout.name:<20}{len(kept.servers):>8}{figures[0]:>26}{figures[1]:>26}", end="")
-        print(f"{held(full):>16.2%}{short_of_nodes(kept):>9.3%}")
+        print(f"{layout.name:<20}{len(saved.servers):>8}{values[0]:>26}{values[1]:>26}", end="")
+        print(f"{held(full):>16.2%}{short_of_nodes(saved):>9.3%}")
     default = replace(inputs, drain_bound_s=inputs.default_drain_bound_s)
     twentieth = max(nodes // 20, 1)
     for at_once, bounded in ((1, inputs), (twentieth, inputs), (twentieth, default)):
@@ -351,8 +351,8 @@ def print_formulas(inputs: Inputs, nodes: int) -> None:
         ("prefill to fill the lost cache of a replica (s)", f"{inputs.cached_tokens * inputs.prefill_s_per_token:.0f}"),
         ("requests aborted by faults, of a million", f"{aborted_by_faults(inputs):.1f}"),
     )
-    for what, figure in rows:
-        print(f"{what:<56}{figure}")
+    for what, metric in rows:
+        print(f"{what:<56}{metric}")
 
 
 def starts(inputs: Inputs) -> str:

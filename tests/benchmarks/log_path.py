@@ -74,12 +74,12 @@ LOGS: Final = {
     "words of secrets": b"the API key is needed, api_key=None, hf_token=None, a basic bearer of the token is at hand",
     "lookalikes": b"Authorization: Bearer abc.def-1 api_key='wJ4-zTq8-mMv2'",
     "passwords in URLs": b"Looking in indexes: https://me:pa55word@pypi.example.org/simple for me@example.org",
-    "flood, bearer": b"\n".join(b"Authorization: Bearer %b, and so on" % each for each in _SECRETS),
-    **{f"flood, {name}": b"\n".join(line % each for each in _SECRETS) for name, line in FLOODS.items()},
-    "flood of all": b"\n".join(line % each for each in _SECRETS[:2000] for line in FLOODS.values()),
-    "no secret, each another": b"\n".join(b"api_key=None %b hf_token=None" % each for each in _SECRETS),
-    "words, each another": b"\n".join(b"the key of %b is basic, me@host.org" % each for each in _SECRETS),
-    "a quote that never closes": b"\n".join(b"api_key='%b" % (each * 40) for each in _SECRETS[:2000]),
+    "flood, bearer": b"\n".join(b"Authorization: Bearer %b, and so on" % secret for secret in _SECRETS),
+    **{f"flood, {name}": b"\n".join(line % secret for secret in _SECRETS) for name, line in FLOODS.items()},
+    "flood of all": b"\n".join(line % secret for secret in _SECRETS[:2000] for line in FLOODS.values()),
+    "no secret, each another": b"\n".join(b"api_key=None %b hf_token=None" % secret for secret in _SECRETS),
+    "words, each another": b"\n".join(b"the key of %b is basic, me@host.org" % secret for secret in _SECRETS),
+    "a quote that never closes": b"\n".join(b"api_key='%b" % (secret * 40) for secret in _SECRETS[:2000]),
     "the key, in base64": b64encode(b"me:" + KEY.encode()) + b" is at hand",
     "the key, escaped": KEY.replace("-", "%2d").encode() + b" is at hand, and so on, and on",
     "the key, in many ways": b"%b %b %b"
@@ -209,8 +209,8 @@ def main() -> None:
                     for at, tree in enumerate(trees):
                         speed, more = measured(tree, part, path)
                         best[at] = (max(best[at][0], speed), max(best[at][1], more))
-                figures = " > ".join(f"{speed:.0f}" for speed, _ in best) + f" ({best[-1][1]:.0f})"
-                print(f" {figures:>18}", end="", flush=True)
+                values = " > ".join(f"{speed:.0f}" for speed, _ in best) + f" ({best[-1][1]:.0f})"
+                print(f" {values:>18}", end="", flush=True)
             print()
 
 

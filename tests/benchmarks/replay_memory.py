@@ -44,7 +44,7 @@ def write_trace(path: Path, requests: int, output: int, turns: int) -> None:
         for number in range(requests):
             first, turn = number // turns, number % turns
             line = {"input_length": 512 * (turn + 1), "output_length": output, "timestamp": 10 * number}
-            ids = [100 * first + each for each in range(turn + 1)]
+            ids = [100 * first + item for item in range(turn + 1)]
             session = {"session_id": f"s{first}"} if turns > 1 else {}
             file.write(json.dumps({**line, **session, "hash_ids": ids}) + "\n")
 

@@ -47,7 +47,9 @@ def main(rounds: int) -> None:
             cpu, start = cpu_seconds(), time.perf_counter()
             subprocess.run(argv, check=True, capture_output=True)
             taken[name].append((cpu_seconds() - cpu, time.perf_counter() - start))
-    medians = {name: [statistics.median(each) for each in zip(*seen, strict=True)] for name, seen in taken.items()}
+    medians = {
+        name: [statistics.median(seconds) for seconds in zip(*seen, strict=True)] for name, seen in taken.items()
+    }
     python, bare = medians["python -c pass"][0], medians["bare typer + pydantic, run"][0]
     for name, (cpu, wall) in medians.items():
         ratios = f"{cpu / python:5.1f} x python  {cpu / bare:5.2f} x bare program"

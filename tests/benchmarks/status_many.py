@@ -109,9 +109,9 @@ def started(home: str, name: str, artifacts: Artifacts) -> list[Manifest]:
     """The objects of a server as if it had been started from this home."""
     run = open_run(Home(Path(home)), name, artifacts.plan)
     run.write([RenderedFile(path="plan.json", content=artifacts.plan.to_json().encode(), executable=False)])
-    objects = [each for each in objects_of(artifacts, "x", name) if each["apiVersion"] != "policy/v1"]  # too young
-    for each in objects:
-        each["metadata"]["annotations"][RUN_DIR] = str(run.path)
+    objects = [obj for obj in objects_of(artifacts, "x", name) if obj["apiVersion"] != "policy/v1"]  # too young
+    for obj in objects:
+        obj["metadata"]["annotations"][RUN_DIR] = str(run.path)
     return objects
 
 
@@ -120,7 +120,7 @@ def of_pods(servers: int, rounds: int) -> None:
     artifacts = render_artifacts(cluster_plan("cpu-tiny", *settings))
     with own_cluster() as cluster, tempfile.TemporaryDirectory() as folder:
         cluster.node("node-a", cpu="1000")
-        items = [each for number in range(servers) for each in started(folder, f"{PREFIX}-{number}", artifacts)]
+        items = [obj for number in range(servers) for obj in started(folder, f"{PREFIX}-{number}", artifacts)]
         cluster.kubectl("create", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
         wait_for(lambda: len(placed := cluster.get("pods")) == servers and all("nodeName" in p["spec"] for p in placed))
         running = {"name": "server", "image": "x", "imageID": "", "ready": True, "restartCount": 0}

@@ -76,16 +76,16 @@ def by_deploy() -> tuple[float, float, str]:
 
 def main(rounds: int) -> None:
     _, _, run_dir = by_deploy()  # builds what is missing, and warms the file cache for both
-    hand, ready, proven = [], [], []
+    hand, ready, verified = [], [], []
     for _ in range(rounds):
         hand.append(by_hand(run_dir))
         seconds, done, _ = by_deploy()
         ready.append(seconds)
-        proven.append(done)
+        verified.append(done)
     median = statistics.median
-    print(f"by hand, polled        {median(hand):6.2f} s   {[round(each, 1) for each in hand]}")
-    print(f"deploy up, to ready    {median(ready):6.2f} s   {[round(each, 1) for each in ready]}")
-    print(f"deploy up, to proven   {median(proven):6.2f} s")
+    print(f"by hand, polled        {median(hand):6.2f} s   {[round(item, 1) for item in hand]}")
+    print(f"deploy up, to ready    {median(ready):6.2f} s   {[round(item, 1) for item in ready]}")
+    print(f"deploy up, to proven   {median(verified):6.2f} s")
     print(f"ratio to ready         {median(ready) / median(hand):6.3f}")
 
 

@@ -107,7 +107,7 @@ def test_documented_command_is_accepted(page: str, line: str) -> None:
         context = command.make_context(command.name, [], parent=context, resilient_parsing=True)
     given, left, _ = command.make_parser(context).parse_args(list(words))
     assert not left, f"{page}: `{' '.join(left)}` is not taken"
-    lacking = [each.name for each in command.params if each.required and given.get(each.name) is None]
+    lacking = [option.name for option in command.params if option.required and given.get(option.name) is None]
     assert not [name for name in lacking if name != "profile" or "--profile" not in words], f"{page}: {line}"
 
 
@@ -187,7 +187,7 @@ RUN = [(page, line) for page, line in COMMANDS if not reason_against(line)]
 
 @pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize(
-    ("page", "lines"), [(p, [line for _, line in each]) for p, each in groupby(RUN, lambda c: c[0])]
+    ("page", "lines"), [(p, [line for _, line in group]) for p, group in groupby(RUN, lambda c: c[0])]
 )
 def test_commands_of_page_run_in_their_order(page: str, lines: list[str], home: Home) -> None:
     deploy = CommandLine(

@@ -23,7 +23,7 @@ FOLDER = Path(__file__).parent / "kubernetes"
 VERSIONS = ("1.28", "1.32", "1.36")
 # In a ConfigMap of each case.
 CARRIED = (liveness, drain, first_sample)
-PROGRAMS = (data_root() / "images" / "check_server_args.py", *(Path(each.__file__) for each in CARRIED))
+PROGRAMS = (data_root() / "images" / "check_server_args.py", *(Path(program.__file__) for program in CARRIED))
 DIFFERENCES = {"b200-tp8": "mi355x-tp4dp2"}  # a case, and the one that it is compared with
 
 
@@ -58,9 +58,9 @@ def test_every_golden_manifest_belongs_to_a_case() -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_every_object_is_valid_for_kubernetes_version(case: str, version: str) -> None:
     found = all_objects(cluster_plan(case, *CASES[case]))
-    assert {"Deployment", "Service", "NetworkPolicy", "PodDisruptionBudget"} <= {each["kind"] for each in found}
-    for each in found:
-        check_object(each, version)
+    assert {"Deployment", "Service", "NetworkPolicy", "PodDisruptionBudget"} <= {obj["kind"] for obj in found}
+    for obj in found:
+        check_object(obj, version)
 
 
 def test_unknown_field_is_rejected() -> None:
@@ -78,9 +78,9 @@ def test_shipped_profiles_render_valid_manifests() -> None:
     assert len(fit) > 30
     faults = {}
     for profile in fit:
-        for each in all_objects(cluster_plan(profile, *CASES["cpu-tiny"])):
+        for obj in all_objects(cluster_plan(profile, *CASES["cpu-tiny"])):
             try:
-                check_object(each, VERSIONS[-1])
+                check_object(obj, VERSIONS[-1])
             except kubernetes_validate.ValidationError as error:
                 faults[profile] = error
     assert not faults

@@ -37,8 +37,8 @@ def table(header: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
 
 def exit_codes() -> str:
     """One row a code, from the class that brings it."""
-    classes = [each for _, each in inspect.getmembers(errors, inspect.isclass) if "exit_code" in vars(each)]
-    rows = sorted((each.exit_code, (each.__doc__ or "").partition("\n")[0]) for each in classes)  # type: ignore[attr-defined]
+    classes = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if "exit_code" in vars(kind)]
+    rows = sorted((kind.exit_code, (kind.__doc__ or "").partition("\n")[0]) for kind in classes)  # type: ignore[attr-defined]
     return table(("code", "when"), ((str(code), text) for code, text in rows))
 
 
@@ -120,12 +120,13 @@ def json_schemas() -> str:
     Where one command leaves out what has no value and another prints null, the class requires what both print.
     """
     outputs = json_outputs()
-    found = (each for output in outputs.values() for each in output.schema["$defs"].items())
-    shared = dict(sorted(found, key=lambda each: (each[0], -len(each[1].get("required", ())))))
-    lines = [f'"{name}": {json.dumps(each, ensure_ascii=False)}' for name, each in shared.items()]
+    found = (pair for output in outputs.values() for pair in output.schema["$defs"].items())
+    shared = dict(sorted(found, key=lambda pair: (pair[0], -len(pair[1].get("required", ())))))
+    lines = [f'"{name}": {json.dumps(definition, ensure_ascii=False)}' for name, definition in shared.items()]
     commands = {words: json.loads(output_schema(words, outputs[words])) for words in sorted(outputs)}
     of_commands = [
-        f'"{words}": {json.dumps({"title": each["title"], "anyOf": each["anyOf"]})}' for words, each in commands.items()
+        f'"{words}": {json.dumps({"title": command["title"], "anyOf": command["anyOf"]})}'
+        for words, command in commands.items()
     ]
     return f'{{"$schema": "{DRAFT}",\n' + ",\n".join([*of_commands, '"$defs": {' + ",\n".join(lines) + "}"]) + "}\n"
 
@@ -195,7 +196,7 @@ def test_every_link_has_a_target(page: Path) -> None:
         assert target.exists(), f"{link} leads nowhere"
         if heading:
             found = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE)
-            assert heading in {re.sub(r"[^\w\- ]", "", each).lower().replace(" ", "-") for each in found}, link
+            assert heading in {re.sub(r"[^\w\- ]", "", line).lower().replace(" ", "-") for line in found}, link
 
 
 OWN_PAGES = [page for page in PAGES if page.parent.name != "recorded"]  # which names modules of other projects

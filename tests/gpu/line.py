@@ -20,7 +20,7 @@ from typing import Any
 
 DEPLOY = shlex.split(os.environ.get("DEPLOY", f"{sys.executable} -m orchestrator"))
 SETTINGS = [word for setting in os.environ.get("GPU_SET", "").split() for word in ("--set", setting)]
-STRANGER = Path(__file__).with_name("stranger.py")
+HOLDER = Path(__file__).with_name("memory_holder.py")
 IDLE_MIB = 1024  # what the driver itself may hold of a GPU
 
 
@@ -184,9 +184,9 @@ class GoingUp:
 
 
 @contextmanager
-def stranger(gib: int) -> Iterator["subprocess.Popen[str]"]:
+def memory_holder(gib: int) -> Iterator["subprocess.Popen[str]"]:
     """Another program that holds memory of the first GPU."""
-    with subprocess.Popen([sys.executable, str(STRANGER), str(gib)], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([sys.executable, str(HOLDER), str(gib)], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "held\n"

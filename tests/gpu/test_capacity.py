@@ -85,5 +85,5 @@ def test_computed_weights_and_free_memory_match_log(compared: Compared) -> None:
     assert memory["weights_bytes"] / GIB == pytest.approx(weights, rel=WITHIN)
     assert memory["free_bytes"] / GIB == pytest.approx(free, rel=WITHIN)
     # the fraction that is called safe leaves room for all that was taken after the cache was made
-    kept = memory["free_bytes"] / GIB * (1 - memory["fraction"])
-    assert kept - left < memory["activation_bytes"] / GIB
+    available = memory["free_bytes"] / GIB * (1 - memory["fraction"])
+    assert available - left < memory["activation_bytes"] / GIB

@@ -24,8 +24,8 @@ def family(request: pytest.FixtureRequest) -> str:
         pytest.skip("this machine has no NVIDIA GPU")
     if not PYTHON:
         pytest.skip("`GPU_SET` names no `engine.python`")
-    if why := FAMILIES[request.param].elsewhere:
-        pytest.skip(why)
+    if reason := FAMILIES[request.param].elsewhere:
+        pytest.skip(reason)
     return str(request.param)
 
 

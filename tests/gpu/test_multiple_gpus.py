@@ -57,10 +57,10 @@ def test_dead_rank_is_diagnosed_in_each_layout(line: Line, results: Path, layout
     title, pid = max(schedulers().items())
     os.kill(pid, signal.SIGKILL)
     rank = title.removeprefix("sglang::scheduler_").replace("_", " ")
-    told = line.run("status", layout)
-    assert f"rank {rank} has ended" in told.text
-    assert "unhealthy" in told.text
-    assert told.seconds < 10
+    result = line.run("status", layout)
+    assert f"rank {rank} has ended" in result.text
+    assert "unhealthy" in result.text
+    assert result.seconds < 10
     smoke = line.run("smoke", layout)
     assert (smoke.code, smoke.seconds < 10) == (8, True)
     if layout == "tp2":  # the other rank notices when it waits for this one, and takes the server with it
@@ -96,8 +96,8 @@ def test_two_servers_share_a_node(line: Line, results: Path) -> None:
     assert result["run"]["provenance"]["gpus"] == 1
     assert line.run("down", "left").code == 0
     assert used_mib()[0] <= IDLE_MIB
-    told = line.run("status", "right").text
-    assert re.search(r"running for .* healthy", told)
+    text = line.run("status", "right").text
+    assert re.search(r"running for .* healthy", text)
 
 
 @pytest.mark.usefixtures("free")

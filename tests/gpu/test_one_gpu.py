@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from line import SETTINGS, Done, Line, assert_free, count, gpu_name, schedulers, stranger
+from line import SETTINGS, Done, Line, assert_free, count, gpu_name, memory_holder, schedulers
 
 pytestmark = pytest.mark.skipif(count() < 1, reason="this machine has no NVIDIA GPU")
 
@@ -50,9 +50,9 @@ class TestOneServer:
     def test_killed_scheduler_is_reported_quickly(self, line: Line) -> None:
         assert "healthy" in line.run("status", NAME).text
         os.kill(schedulers()["sglang::scheduler"], signal.SIGKILL)
-        told = line.run("status", NAME)
-        assert re.search(r"unhealthy|exited", told.text)
-        assert told.seconds < QUICK
+        result = line.run("status", NAME)
+        assert re.search(r"unhealthy|exited", result.text)
+        assert result.seconds < QUICK
         smoke = line.run("smoke", NAME)
         assert smoke.code == 8
         assert smoke.seconds < QUICK
@@ -77,10 +77,10 @@ def test_ctrl_c_during_startup_exits_with_130(line: Line, stage: str) -> None:
 
 @pytest.mark.usefixtures("free")
 def test_vram_used_by_other_process_delays_start(line: Line) -> None:
-    with stranger(40) as holder:
-        told = line.run("preflight", "--profile", NAME, *SETTINGS)
-        assert told.code == 4
-        assert f"pid {holder.pid}" in told.text
+    with memory_holder(40) as holder:
+        result = line.run("preflight", "--profile", NAME, *SETTINGS)
+        assert result.code == 4
+        assert f"pid {holder.pid}" in result.text
         with line.going_up(NAME) as going:
             going.wait_for("waiting for VRAM to drain", within=60)
             holder.kill()

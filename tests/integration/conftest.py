@@ -190,8 +190,8 @@ def cluster_home(tmp_path_factory: pytest.TempPathFactory) -> Home:
 @pytest.fixture(scope="session")
 def cluster_without_node() -> Iterator[OwnCluster]:
     """A real Kubernetes that schedules and has no node; `schedule.GROUPS` puts its tests before those with a node."""
-    if why := own_cluster.unavailable():
-        pytest.skip(f"a real Kubernetes {why}")
+    if reason := own_cluster.unavailable():
+        pytest.skip(f"a real Kubernetes {reason}")
     with own_cluster.own_cluster() as cluster:
         yield cluster
 
@@ -199,8 +199,8 @@ def cluster_without_node() -> Iterator[OwnCluster]:
 @pytest.fixture(scope="session")
 def cluster_of_tests(cluster_home: Home, cluster_without_node: OwnCluster) -> Iterator[ClusterEngine]:
     """The same with this machine as its node, for all tests that start something in one."""
-    if why := own_node.unavailable():
-        pytest.skip(f"a real Kubernetes {why}")
+    if reason := own_node.unavailable():
+        pytest.skip(f"a real Kubernetes {reason}")
     with own_node.own_node(cluster_without_node) as node:
         yield ClusterEngine(home=cluster_home, cluster=cluster_without_node, node=node)
 

@@ -41,7 +41,7 @@ def trace(file: Path) -> Path:
             line = {"timestamp": round(at * 1000), "input_length": tokens, "output_length": 8, "hash_ids": ids}
             requests.append((at, line))
             at += draw.uniform(2, 14)
-    file.write_text("".join(json.dumps(line) + "\n" for _, line in sorted(requests, key=lambda each: each[0])))
+    file.write_text("".join(json.dumps(line) + "\n" for _, line in sorted(requests, key=lambda request: request[0])))
     return file
 
 

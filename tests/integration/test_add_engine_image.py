@@ -48,15 +48,15 @@ def deploy(line: str) -> str:
 
 
 def test_all_engine_facts_are_read_from_image(engine: docker.DockerClient, image: str) -> None:
-    said = json.loads(deploy(f"add engine {image} --name own --json"))
-    facts = {fact["key"]: (fact["value"], fact["from"]) for fact in said["facts"]}
+    report = json.loads(deploy(f"add engine {image} --name own --json"))
+    facts = {fact["key"]: (fact["value"], fact["from"]) for fact in report["facts"]}
     assert facts["version"] == (VERSION, f"{PACKAGE}/_version.py")
     assert facts["platform"] == ("rocm", "/usr/lib/python3/dist-packages/torch/version.py: hip = '7.2.53211'")
     assert facts["source_dir"][0] == PACKAGE
     assert (facts["aiter_dir"][0], facts["aiter_commit"][0]) == (AITER, COMMIT)
     assert "image_digest" not in facts, "no registry knows it"
-    assert said["tuned_kernels"]["rows"] == 2
-    states = {patch["id"]: patch["state"] for patch in said["patches"]}
+    assert report["tuned_kernels"]["rows"] == 2
+    states = {patch["id"]: patch["state"] for patch in report["patches"]}
     assert states == {
         "aiter-fp4-moe-table": "needed",
         "dsa-topk-v2-off": "not applicable",
@@ -97,7 +97,7 @@ def test_image_without_sglang_is_rejected(engine: docker.DockerClient, home: Pat
 @pytest.mark.parametrize("version", ["0.5.19", "0.5.20"])
 def test_patch_states_are_read_from_wheel(version: str, home: Path) -> None:
     given = f"--set platform=rocm --set image=own:1 --name own --wheel {wheel(version)}"
-    said = json.loads(deploy(f"add engine {version} {given} --json"))
-    assert {patch["state"] for patch in said["patches"]} == {"upstream", "not applicable"}
+    report = json.loads(deploy(f"add engine {version} {given} --json"))
+    assert {patch["state"] for patch in report["patches"]} == {"upstream", "not applicable"}
     assert (home / "profiles/engines/own.yaml").is_file()
     assert "--dsa-decode-backend tilelang" in deploy("render mi325x-tp8 --set engine=own")

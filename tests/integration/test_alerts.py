@@ -135,7 +135,7 @@ def named(rules: Path) -> set[str]:
 def test_every_alert_is_covered_by_a_fault(rules: Path, rules_of_several: Path) -> None:
     assert named(rules) == {alert for _, _, alert in FAULTS.values()}
     assert named(rules_of_several) - named(rules) == set().union(
-        *(told for _, _, told in FAULTS_OF_SEVERAL.values())
+        *(alerts for _, _, alerts in FAULTS_OF_SEVERAL.values())
     ) - named(rules)
 
 
@@ -143,7 +143,7 @@ SEVERAL = "mi355x-tp4x2"  # two servers of one rank each behind a gateway
 UP, GATEWAY = (f'up{{server="{SEVERAL}",job="deploy{of}' for of in ('",replica="replica-%d"}', '-gateway"}'))
 
 
-def of_each(number: int) -> dict[str, str]:
+def labels_of(number: int) -> dict[str, str]:
     """What one of the two exports: an hour of it, busy."""
     own = f'server="{SEVERAL}",replica="replica-{number}"'
     alike = {name: values for name, values in BUSY.items() if name.startswith("sglang:") and 'dp_rank="1"' not in name}
@@ -159,15 +159,15 @@ def answers(code: int) -> str:
 
 
 PAIR = {
-    **of_each(1),
-    **of_each(2),
+    **labels_of(1),
+    **labels_of(2),
     GATEWAY: "1x240",
     health(1): "1x240",
     health(2): "1x240",
     answers(200): "0+72x240",
     f'smg_http_responses_total{{server="{SEVERAL}",path="/readiness",status_code="503"}}': "0+72x240",
 }
-DIED = {health(2): "1x40 0x200", **dict.fromkeys(of_each(2), "1x40 _x200")}
+DIED = {health(2): "1x40 0x200", **dict.fromkeys(labels_of(2), "1x40 _x200")}
 FAULTS_OF_SEVERAL = {
     "a replica died": (DIED | {UP % 2: "1x40 0x200"}, "17m", {"DeployReplicaDown"}),
     "its pod is gone": (DIED | {UP % 2: "1x40 _x200"}, "17m", {"DeployReplicaDown"}),
@@ -178,7 +178,7 @@ FAULTS_OF_SEVERAL = {
     "one hangs, and says nothing of it": ({health(2): "1x40 0x200"}, "14m", {"DeployReplicaNotRouted"}),
     "clients are answered with errors": ({answers(502): "0+1x240"}, "14m", {"DeployGatewayErrors"}),
     "one rank of the second is dead": (
-        {name: "0+9000x40 360000x200" for name in of_each(2) if "realtime" in name},
+        {name: "0+9000x40 360000x200" for name in labels_of(2) if "realtime" in name},
         "17m",
         {"DeployRankDead"},
     ),
@@ -200,8 +200,8 @@ def test_no_alert_fires_for_healthy_replicas(rules_of_several: Path) -> None:
 
 @pytest.mark.parametrize("fault", FAULTS_OF_SEVERAL)
 def test_replica_and_gateway_faults_fire_only_their_alerts(rules_of_several: Path, fault: str) -> None:
-    series, after, told = FAULTS_OF_SEVERAL[fault]
-    firing(rules_of_several, PAIR | series, after=(after,), alerts=sorted(told))
+    series, after, alerts = FAULTS_OF_SEVERAL[fault]
+    firing(rules_of_several, PAIR | series, after=(after,), alerts=sorted(alerts))
 
 
 SCALED = "mi355x-tp4x2"  # its autoscaler keeps three replicas or more, whatever `replicas` is
@@ -232,8 +232,10 @@ class Autoscaled:
             "__meta_kubernetes_pod_label_deploy_unit": "replica",
         }
         labels = {
-            each["targetLabel"]: found[each["sourceLabels"][0]] if "sourceLabels" in each else each["replacement"]
-            for each in self.relabelings
+            relabeling["targetLabel"]: found[relabeling["sourceLabels"][0]]
+            if "sourceLabels" in relabeling
+            else relabeling["replacement"]
+            for relabeling in self.relabelings
         }
         own = ",".join(f'{label}="{value}"' for label, value in labels.items())
         values = {

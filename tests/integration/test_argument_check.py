@@ -110,8 +110,8 @@ def verdicts(
 def test_each_version_rejects_invalid_arguments_by_option(
     version: str, verdicts: Mapping[str, Mapping[str, ArgumentVerdict]]
 ) -> None:
-    said = verdicts[version]
-    assert said[""] == ArgumentVerdict()
+    answer = verdicts[version]
+    assert answer[""] == ArgumentVerdict()
     options = {
         setting: () if setting == UNNAMED else tuple(one.partition("=")[0] for one in setting.split(" & "))
         for setting in SETTINGS[version]
@@ -119,7 +119,7 @@ def test_each_version_rejects_invalid_arguments_by_option(
     }
     found = {
         setting: verdict.rejection.rejected_options([one.partition("=")[0] for one in setting.split(" & ")])
-        for setting, verdict in said.items()
+        for setting, verdict in answer.items()
         if verdict.rejection is not None
     }
     assert found == options
@@ -142,12 +142,12 @@ def test_unrelated_parser_failures_are_not_rejections(cpu_environment: Venv, tin
         )
     }
     ended = run_forked(cpu_environment.python, programs, {"SGLANG_USE_CPU_ENGINE": "1", "PATH": "/usr/bin:/bin"})
-    said = {key: read_verdicts(done.stdout)[0] for key, done in ended.items()}
-    assert said["right", "draft"].unchecked
-    assert said["unknown", "eplb"].unchecked
-    assert said["none", "choice"].rejection is not None
-    assert said["none", "choice"].rejection.rejected_options(["tool-call-parser"]) == ("tool-call-parser",)
-    assert said["none", "eplb"] == ArgumentVerdict(parsed_only=True)
+    answers = {key: read_verdicts(done.stdout)[0] for key, done in ended.items()}
+    assert answers["right", "draft"].unchecked
+    assert answers["unknown", "eplb"].unchecked
+    assert answers["none", "choice"].rejection is not None
+    assert answers["none", "choice"].rejection.rejected_options(["tool-call-parser"]) == ("tool-call-parser",)
+    assert answers["none", "eplb"] == ArgumentVerdict(parsed_only=True)
 
 
 def test_init_container_reports_rejected_arguments(cpu_environment: Venv, tiny_model: Path, tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def of_the_hub(*settings: str) -> list[str]:
         f"server.port={free_port()}",
         *settings,
     )
-    return ["cpu-tiny", *(word for each in own for word in ("--set", each))]
+    return ["cpu-tiny", *(word for setting in own for word in ("--set", setting))]
 
 
 def test_rejected_arguments_are_reported_before_checkpoint_download(deploy: CommandLine, hub: Hub) -> None:

@@ -94,10 +94,10 @@ def test_trace_sessions_become_aiperf_timestamps_or_delays(tmp_path: Path, open_
     (seen_file,) = (tmp_path / "out").glob("aiperf-*/seen.json")
     seen = json.loads(seen_file.read_text())
     sent = [json.loads(line) for line in seen["lines"]]
-    assert [len(each["payload"]["prompt"]) for each in sent] == [600, 700, 512]
+    assert [len(entry["payload"]["prompt"]) for entry in sent] == [600, 700, 512]
     assert sent[0]["payload"]["prompt"][:512] == sent[1]["payload"]["prompt"][:512] == sent[2]["payload"]["prompt"]
     assert sent[0]["session_id"] == sent[1]["session_id"] != sent[2]["session_id"]
-    times = [(each.get("timestamp"), each.get("delay")) for each in sent]
+    times = [(item.get("timestamp"), item.get("delay")) for item in sent]
     assert times == (
         [(0.0, None), (None, 125.0), (250.0, None)] if open_loop else [(None, None), (None, 250.0), (None, None)]
     )

@@ -71,10 +71,10 @@ def test_interrupt_during_endpoint_discovery_writes_no_result(tmp_path: Path, nu
             connection, _ = silent.accept()
             with connection:
                 assert connection.recv(1 << 16)
-                code, said = bench.end(number)
+                code, output = bench.end(number)
     assert code == 130
-    assert "Traceback" not in said
-    assert "error: interrupted before the first measurement" in said
+    assert "Traceback" not in output
+    assert "error: interrupted before the first measurement" in output
     assert not (tmp_path / "out").exists()
 
 
@@ -93,11 +93,11 @@ def test_interrupt_before_first_response_records_no_point(tmp_path: Path) -> Non
         words = ("bench", server.url, "--workload", str(workload), "--output", str(tmp_path / "out"))
         with CommandLine(Home(tmp_path / "home")).running(*words) as bench:
             assert asked.wait(timeout=TIMEOUT)
-            code, said = bench.end(signal.SIGINT)
+            code, output = bench.end(signal.SIGINT)
     assert code == 130
-    assert "error: interrupted before the first request was answered" in said
-    assert "--resume" in said
-    assert not any(word in said for word in ("success", "inf", "knee", "wrote the result"))
+    assert "error: interrupted before the first request was answered" in output
+    assert "--resume" in output
+    assert not any(word in output for word in ("success", "inf", "knee", "wrote the result"))
     assert load_result(tmp_path / "out").points == ()
 
 
@@ -134,8 +134,8 @@ def test_interrupt_during_prompt_generation_is_prompt(tmp_path: Path, number: si
             wait_for((tmp_path / "out" / "result.json").exists)
             time.sleep(1)
             begun = time.monotonic()
-            code, said = bench.end(number)
-    assert (code, "Traceback" in said) == (130, False)
+            code, output = bench.end(number)
+    assert (code, "Traceback" in output) == (130, False)
     assert time.monotonic() - begun < 30
 
 

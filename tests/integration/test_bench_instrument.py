@@ -168,11 +168,11 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Find:
     measure_in_lanes(directory, names[::2], names[1::2])
 
     def found(name: str) -> Measured:
-        said = "".join(path.read_text() for path in directory.glob("*.log"))
-        assert (directory / name).exists(), said
-        kept = pickle.loads((directory / name).read_bytes())  # noqa: S301 - written above
-        assert isinstance(kept, Measured)
-        return kept
+        text = "".join(path.read_text() for path in directory.glob("*.log"))
+        assert (directory / name).exists(), text
+        saved = pickle.loads((directory / name).read_bytes())  # noqa: S301 - written above
+        assert isinstance(saved, Measured)
+        return saved
 
     if disturbed := [name for name in names if not found(name).quietness.quiet]:  # by each other, or from elsewhere
         measure_in_lanes(directory, disturbed)

@@ -185,7 +185,7 @@ def test_api_key_echoed_by_endpoint_is_redacted(tmp_path: Path) -> None:
     for path in tmp_path.iterdir():
         written = path.read_text()
         assert "[REDACTED]" in written
-        assert not any(told in written for told in (key[:9], encoded[10:18], key.encode().hex()[:16]))
+        assert not any(part in written for part in (key[:9], encoded[10:18], key.encode().hex()[:16]))
 
 
 def test_https_endpoint_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,36 +215,36 @@ def test_benchmark_under_nohup_survives_sighup(tmp_path: Path) -> None:
         words = ("bench", server.url, "--workload", str(workload), "--output", str(tmp_path / "out"))
         with CommandLine(Home(tmp_path / "home")).running(*words, ignores=[signal.SIGHUP]) as bench:
             assert asked.wait(timeout=TIMEOUT)
-            code, said = bench.end(signal.SIGHUP)
-    assert code == 0, said
+            code, output = bench.end(signal.SIGHUP)
+    assert code == 0, output
     assert load_result(tmp_path / "out").end_reason is EndReason.COMPLETE
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_run_keeps_and_reports_finished_points(tmp_path: Path, number: signal.Signals) -> None:
     """The server falls silent in the middle of the second rate: when the signal comes, that cannot be finished."""
-    workload, kept_in = tmp_path / "two-rates.yaml", tmp_path / "out"
+    workload, saved_in = tmp_path / "two-rates.yaml", tmp_path / "out"
     rates = {"request_rates": [20.0, 21.0], "ramp": None, "concurrency": None, "duration_s": None, "timeout_s": 600.0}
     workload.write_text(json.dumps({**WORKLOAD.to_dict(), **rates}))
-    answered, silence = itertools.count(), threading.Event()
+    answered, stalled = itertools.count(), threading.Event()
 
     def answer(_: int) -> Answer:
         if next(answered) < IN_THE_SECOND_RATE:
             return Answer(cached_tokens=300)
-        silence.set()
+        stalled.set()
         return Answer(silent=True)
 
     with scripted(Script(answer=answer)) as server:
-        words = ("bench", server.url, "--workload", str(workload), "--output", str(kept_in))
+        words = ("bench", server.url, "--workload", str(workload), "--output", str(saved_in))
         with CommandLine(Home(tmp_path / "home")).running(*words) as bench:
-            assert silence.wait(timeout=TIMEOUT)
+            assert stalled.wait(timeout=TIMEOUT)
             bench.send(number)
             code, out, err = bench.wait()
     assert code == 130
     assert "Traceback" not in err
     assert "--resume" in err
     assert re.search(r"NOT COMPARABLE \(.*incomplete at 21", out)
-    assert [point.end_reason for point in load_result(kept_in).points] == [EndReason.COMPLETE, EndReason.INTERRUPTED]
+    assert [point.end_reason for point in load_result(saved_in).points] == [EndReason.COMPLETE, EndReason.INTERRUPTED]
 
 
 @pytest.mark.parametrize("tokens", [10**13, 10**15, 10**18])

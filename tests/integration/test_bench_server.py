@@ -97,9 +97,9 @@ def test_text_prompts_have_exact_token_counts(server: CpuServer, tmp_path: Path)
     assert counted.prompt_tokens == point.input_tokens == 8 * 700
     assert point.cache is not None
     assert point.cache.usage_share == pytest.approx(workload.cache_hit_rate, abs=0.02)
-    told = load_result(tmp_path).run
+    run = load_result(tmp_path).run
     text = read_text(workload)
-    assert told.text_sha256 == hashlib.sha256(text.encode()).hexdigest()
+    assert run.text_sha256 == hashlib.sha256(text.encode()).hexdigest()
     with EngineClient(server.url, key=None) as client:
         tokens = client.post(endpoints.TOKENIZE, tokenize_body("tiny", text))["tokens"]
         sent = [int(word) for word in next(prompts(workload, "4", 1, tokens)).suffix.split(b",")]
@@ -130,7 +130,7 @@ def test_client_metrics_match_server_metrics(server: CpuServer, tmp_path: Path, 
         with quietness.watched():
             point = bench(server, tmp_path, api=api)
         after = client.exported()
-    first, last = (read_buckets(each, Metric.TTFT) for each in (before, after))
+    first, last = (read_buckets(text, Metric.TTFT) for text in (before, after))
     assert last[inf] - first.get(inf, 0) >= REQUESTS  # and those that warm up
     assert last[inf] == read_metrics(after)[f"{Metric.TTFT}_count"]
     assert quantile(first, last, 0.5) is not None
@@ -170,8 +170,8 @@ def test_results_match_sglang_benchmark_client(server: CpuServer, their_turn: Tu
         assert other["total_output_tokens"] == own.output_tokens
         ours.append(our_medians(own.latency))
         theirs.append({name: other[f"median_{name}_ms"] / 1e3 for name in QUANTITIES})
-    apart = [name for name in QUANTITIES if not agree([each[name] for each in ours], [each[name] for each in theirs])]
-    noisy = {name: max(scatter([each[name] for each in turns]) for turns in (ours, theirs)) for name in apart}
+    apart = [name for name in QUANTITIES if not agree([our[name] for our in ours], [their[name] for their in theirs])]
+    noisy = {name: max(scatter([item[name] for item in turns]) for turns in (ours, theirs)) for name in apart}
     if apart and min(noisy.values()) > AGREES:
         pytest.skip(f"not judged: one client's own medians differ by {noisy}; the tokens agree")
     assert not apart, (ours, theirs)
@@ -227,13 +227,13 @@ def their_turn(
         log.open("w") as errors,
         subprocess.Popen(argv, env=environment, stdin=PIPE, stdout=PIPE, stderr=errors, text=True) as process,
     ):
-        told, says = process.stdin, process.stdout
-        assert told is not None
+        requests, says = process.stdin, process.stdout
+        assert requests is not None
         assert says is not None
 
         def turn() -> dict[str, float]:
             with preferred([process.pid]):
-                print(file=told, flush=True)
+                print(file=requests, flush=True)
                 assert "measured\n" in says, log.read_text()[-2000:]
             measured: dict[str, float] = json.loads(written.read_text().splitlines()[-1])
             return measured

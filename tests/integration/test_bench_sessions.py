@@ -62,8 +62,8 @@ def at(milliseconds: float, ids: list[int], **more: object) -> dict[str, object]
 
 def running(exchanges: list[Exchange]) -> int:
     """The most that ran at the same time."""
-    ends = [(each.ended_s or 0.0, -1) for each in exchanges]
-    events = sorted([(each.arrived_s, 1) for each in exchanges] + ends)
+    ends = [(exchange.ended_s or 0.0, -1) for exchange in exchanges]
+    events = sorted([(exchange.arrived_s, 1) for exchange in exchanges] + ends)
     most = now = 0
     for _, change in events:
         now += change
@@ -76,12 +76,12 @@ def test_trace_keeps_arrival_times_and_shared_blocks(tmp_path: Path) -> None:
     trace = mooncake(tmp_path, at(0, [1, 2]), at(300, [1, 2, 3]), at(900, [9]), at(900, [1, 2, 4], input_length=1100))
     point = replay(script, tmp_path, Workload(trace=trace, timeout_s=20.0, token_ids=(10, 500)))
     assert (point.label, point.arrivals, point.requests, point.succeeded) == ("x1", "recorded", 4, 4)
-    assert sorted(len(each) for each in prompts(script)) == [512, 1024, 1100, 1536]
+    assert sorted(len(prompt) for prompt in prompts(script)) == [512, 1024, 1100, 1536]
     other, first, last, second = sorted(prompts(script), key=len)
     assert second[:1024] == first
     assert last[:1024] == first
     assert other[:100] != first[:100]
-    arrived = [each.arrived_s for each in script.exchanges[MEASURED]]
+    arrived = [exchange.arrived_s for exchange in script.exchanges[MEASURED]]
     assert [pytest.approx(later - arrived[0], abs=0.2) for later in arrived] == [0, 0.3, 0.9, 0.9]
     assert point.cache is not None
     assert point.cache.usage_share == pytest.approx(2048 / (1024 + 1536 + 512 + 1100))
@@ -94,7 +94,7 @@ def test_speed_scales_arrival_times(tmp_path: Path) -> None:
     script = Script(prefixes=set())
     trace = mooncake(tmp_path, at(0, [1]), at(2000, [2]))
     point = replay(script, tmp_path, Workload(trace=trace, speeds=(4.0,), timeout_s=20.0))
-    begin, end = (each.arrived_s for each in script.exchanges[MEASURED])
+    begin, end = (exchange.arrived_s for exchange in script.exchanges[MEASURED])
     assert end - begin == pytest.approx(0.5, abs=0.2)
     assert (point.label, point.sessions and point.sessions.speed) == ("x4", 4.0)
 
@@ -103,8 +103,8 @@ def test_session_prompt_includes_previous_response(tmp_path: Path) -> None:
     script = Script(prefixes=set())
     workload = Workload(sessions=SHAPE, concurrency=2, **QUICK)
     point = replay(script, tmp_path, workload)
-    own = sorted((each for each in prompts(script) if len(each) > 96), key=len)
-    assert [len(each) for each in own] == [128] * 6 + [160] * 6
+    own = sorted((prompt for prompt in prompts(script) if len(prompt) > 96), key=len)
+    assert [len(prompt) for prompt in own] == [128] * 6 + [160] * 6
     for longer in own[6:]:
         assert any(longer[:128] == shorter and longer[128:144] == answer_ids(16) for shorter in own[:6])
     assert point.sessions is not None
@@ -242,7 +242,7 @@ def test_session_prompts_are_built_just_before_sending(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(run_point, "TreeSession", Watched)
         replay(script, tmp_path, Workload(trace=trace, timeout_s=20.0, token_ids=(10, 500)))
-    arrived = [each.arrived_s for each in script.exchanges[MEASURED]]
+    arrived = [exchange.arrived_s for exchange in script.exchanges[MEASURED]]
     assert all(sent - made < 0.45 for made, sent in zip(built, arrived, strict=True))
 
 
@@ -363,7 +363,8 @@ def weka(folder: Path) -> str:
     known = {"models": ["m"], "block_size": 64, "hash_id_scope": "local"}
     path.write_text(
         "".join(
-            json.dumps({"id": name, **known, "requests": each}) + "\n" for name, each in (("s1", first), ("s2", second))
+            json.dumps({"id": name, **known, "requests": prompt}) + "\n"
+            for name, prompt in (("s1", first), ("s2", second))
         )
     )
     return str(path)

@@ -95,15 +95,17 @@ def test_only_prompts_of_one_prefix_share_beginnings() -> None:
     )
     for kind in ("random", "text"):
         drawn = [*prompts(WORKLOAD.model_copy(update={"prompts": kind}), "1", 60, words)]
-        assert len({each.prefix for each in drawn}) == 2
-        assert len({each.suffix for each in drawn}) == 60
-        assert {len(each.prefix.split()) for each in drawn} == {59}  # its first word has two tokens
-        assert {len(each.suffix.split()) for each in drawn} == {60}
+        assert len({prompt.prefix for prompt in drawn}) == 2
+        assert len({prompt.suffix for prompt in drawn}) == 60
+        assert {len(prompt.prefix.split()) for prompt in drawn} == {59}  # its first word has two tokens
+        assert {len(prompt.suffix.split()) for prompt in drawn} == {60}
         assert ("three four five" in drawn[0].suffix.decode()) == (kind == "text")
 
 
 def test_comparison_shows_different_prompt_formats(tmp_path: Path) -> None:
     result = measured(EngineApi(), tmp_path)
     text = replace(result, run=replace(result.run, endpoint=replace(result.run.endpoint, prompts_as="text")))
-    found = differing(tuple(compare(each, None, PriceBook(user_prices={}, published=())) for each in (result, text)))
-    assert [(each.key, each.values) for each in found] == [("prompts_sent_as", ("token ids", "text"))]
+    found = differing(
+        tuple(compare(one_result, None, PriceBook(user_prices={}, published=())) for one_result in (result, text))
+    )
+    assert [(difference.key, difference.values) for difference in found] == [("prompts_sent_as", ("token ids", "text"))]

@@ -45,7 +45,7 @@ class Tiered:
 
     def up(self, name: str, *settings: str) -> None:
         files = f"env.SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR={self.storage}"
-        chosen = [f"--set={each}" for each in (*settings, files, f"server.port={self.ports[name]}")]
+        chosen = [f"--set={setting}" for setting in (*settings, files, f"server.port={self.ports[name]}")]
         ended = self.deploy.run("up", PROFILE, "--name", name, "--set=timeouts.progress_deadline=600", *chosen)
         assert ended.returncode == 0, ended.stderr
 

@@ -105,15 +105,15 @@ def real(cpu_environment: Venv, tmp_path_factory: pytest.TempPathFactory) -> dic
 
 @pytest.mark.parametrize("name", CASES)
 def test_computed_tokens_and_bytes_match_sglang_pools(real: dict[str, dict[str, object]], name: str) -> None:
-    told, cache = real[name], computed(name)
-    assert "raised" not in told, told
+    logged, cache = real[name], computed(name)
+    assert "raised" not in logged, logged
     # what sglang makes of the memory that was left, to the token
-    assert told["fitting"] == told["available"] // cache.token_bytes // cache.page * cache.page  # type: ignore[operator]
+    assert logged["fitting"] == logged["available"] // cache.token_bytes // cache.page * cache.page  # type: ignore[operator]
     # what was asked for, in whole pages
-    assert told["tokens"] == cache.tokens
-    assert told["window_tokens"] == cache.window_tokens
+    assert logged["tokens"] == cache.tokens
+    assert logged["window_tokens"] == cache.window_tokens
     # what its pools take: a page more than the tokens
-    pools = told["pools"]
+    pools = logged["pools"]
     assert isinstance(pools, list)
     assert sum(pools) == pytest.approx(cache.actual_token_bytes * (int(cache.tokens or 0) + cache.page), rel=1e-3)
 
@@ -122,7 +122,9 @@ def test_computed_kv_cache_size_matches_log_line(real: dict[str, dict[str, objec
     """The line of the log, in GiB with two digits: what people compare."""
     cache = computed("gqa")
     line = next(line for line in real["gqa"]["lines"] if line.startswith("KV Cache is allocated"))  # type: ignore[attr-defined]
-    told = re.search(r"#tokens: ([0-9]+), K size: ([0-9.]+) GB, V size: ([0-9.]+) GB", line)
-    assert told is not None
-    assert int(told[1]) == cache.tokens
-    assert float(told[2]) + float(told[3]) == pytest.approx(cache.actual_token_bytes * int(told[1]) / 2**30, rel=0.05)
+    match = re.search(r"#tokens: ([0-9]+), K size: ([0-9.]+) GB, V size: ([0-9.]+) GB", line)
+    assert match is not None
+    assert int(match[1]) == cache.tokens
+    assert float(match[2]) + float(match[3]) == pytest.approx(
+        cache.actual_token_bytes * int(match[1]) / 2**30, rel=0.05
+    )

@@ -13,7 +13,7 @@ from orchestrator.planner.planning import load, profile_names
 
 pytestmark = pytest.mark.slow
 
-KEPT = Path.home() / ".cache/deploy-tests/brokers"
+CACHE = Path.home() / ".cache/deploy-tests/brokers"
 SKYPILOT = """
 import sys, sky
 for path in sys.argv[1:]:
@@ -32,10 +32,10 @@ BROKERS = {"skypilot": ("skypilot==0.14.1", SKYPILOT), "dstack": ("dstack==0.22.
 
 def interpreter(package: str) -> Path:
     """Of an environment with that package, made once for all runs; skipped aloud without a package index."""
-    python = KEPT / package / "bin/python"
-    if not (done := KEPT / package / "done").exists():
+    python = CACHE / package / "bin/python"
+    if not (done := CACHE / package / "done").exists():
         for command in (
-            ["venv", "--quiet", "--clear", "--python", "3.11", KEPT / package],
+            ["venv", "--quiet", "--clear", "--python", "3.11", CACHE / package],
             ["pip", "install", "--quiet", "--python", python, package],
         ):
             made = subprocess.run([uv.find_uv_bin(), *map(str, command)], capture_output=True, text=True, check=False)

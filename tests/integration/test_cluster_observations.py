@@ -29,7 +29,7 @@ def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     (folder / "kubectl").write_text(KUBECTL)
     (folder / "kubectl").chmod(0o755)
-    items = [each for number in range(SERVERS) for each in server(number)]
+    items = [obj for number in range(SERVERS) for obj in server(number)]
     (folder / "answer.json").write_text(json.dumps({"items": items}))
     monkeypatch.setenv("PATH", str(folder), prepend=":")
     monkeypatch.setattr(observations, "_FRESH", 0.0)  # whatever was seen is old
@@ -37,8 +37,12 @@ def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def server(number: int) -> Iterator[dict[str, object]]:
-    said = {"deploy.plan": "0", "deploy.profile": "p", "deploy.url": "http://x:1"}
-    about = {"labels": {"deploy.name": f"s{number}"}, "annotations": said, "creationTimestamp": "2026-11-22T10:00:00Z"}
+    annotations = {"deploy.plan": "0", "deploy.profile": "p", "deploy.url": "http://x:1"}
+    about = {
+        "labels": {"deploy.name": f"s{number}"},
+        "annotations": annotations,
+        "creationTimestamp": "2026-11-22T10:00:00Z",
+    }
     running = {"name": "server", "restartCount": 0, "state": {"running": {"startedAt": "2026-11-22T10:00:00Z"}}}
     yield {"kind": "Deployment", "metadata": {**about, "uid": f"u{number}"}, "spec": {"replicas": 1}}
     pod = {"kind": "Pod", "metadata": {**about, "name": f"p{number}", "uid": f"v{number}"}, "spec": {"nodeName": "n"}}
@@ -78,7 +82,7 @@ def test_unreachable_cluster_does_not_hide_others(kubectl: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("stderr", "words"),
     [
         ('Get "https://127.0.0.1:1/api/v1/pods": read tcp 127.0.0.1:2->127.0.0.1:1: read: reset', "does not answer"),
         (
@@ -87,8 +91,8 @@ def test_unreachable_cluster_does_not_hide_others(kubectl: Path, tmp_path: Path)
         ),
     ],
 )
-def test_broken_connection_is_distinguished_from_rejected_request(kubectl: Path, said: str, words: str) -> None:
-    (kubectl / "kubectl").write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
+def test_broken_connection_is_distinguished_from_rejected_request(kubectl: Path, stderr: str, words: str) -> None:
+    (kubectl / "kubectl").write_text(f"#!/bin/sh\necho '{stderr}' >&2\nexit 1\n")
     with pytest.raises(HostError, match=words):
         Cluster("", "default").json("get", "deployments,pods")
 
@@ -104,9 +108,9 @@ def test_cluster_outage_is_reported_once(
         assert runtime.state(handle).status is Status.RUNNING
     (kubectl / "silent").unlink()
     runtime.state(handle)
-    said = capsys.readouterr().err
-    assert said.count("does not answer: retrying for 5 min") == 1
-    assert said.count("the cluster answers again") == 1
+    stderr = capsys.readouterr().err
+    assert stderr.count("does not answer: retrying for 5 min") == 1
+    assert stderr.count("the cluster answers again") == 1
 
     (kubectl / "silent").touch()
     monkeypatch.setattr(observations, "MAX_STALENESS", 0.0)

@@ -252,8 +252,8 @@ def test_server_exiting_during_load_restarts_up_to_limit(docker_engine: DockerEn
 def test_cache_volume_is_removable_only_when_unused(docker_engine: DockerEngine) -> None:
     artifacts = docker_engine.artifacts(argv=SLEEP)
     volume = CacheVolume(name=docker_engine.name("deploy-cache"), target="/root/.cache")
-    kept = replace(artifacts, spec=replace(spec_of(artifacts), caches=(volume,)))
-    server = docker_engine.start("cached", kept)
+    with_volume = replace(artifacts, spec=replace(spec_of(artifacts), caches=(volume,)))
+    server = docker_engine.start("cached", with_volume)
 
     def known() -> list[Cache]:
         return [cache for cache in caches(docker_engine.home, None) if cache.location == volume.name]

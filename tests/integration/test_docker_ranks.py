@@ -195,9 +195,9 @@ def test_ctrl_c_leaves_no_containers_on_any_host(
     with deploy.running(*up_scripted, "--host", hosts[0], "--host", hosts[1]) as command:
         command.wait_for("started `")
         assert docker("ps", "--quiet", "--filter", f"name={NAME}").count("\n") == 1
-        code, said = command.end(signal.SIGINT)
-    assert code == 130, said
-    assert "Traceback" not in said
+        code, output = command.end(signal.SIGINT)
+    assert code == 130, output
+    assert "Traceback" not in output
     assert is_clean()
 
 
@@ -215,9 +215,9 @@ def test_failed_rank_is_reported_and_cleaned_up(
     with deploy.running(*up_scripted, *both) as command:
         command.wait_for("started `")
         docker("kill", RANK_1)
-        code, _, said = command.wait()
+        code, _, output = command.wait()
     assert code == 7
-    assert f"rank 1 on {hosts[1]} ended first: killed by SIGKILL" in said
+    assert f"rank 1 on {hosts[1]} ended first: killed by SIGKILL" in output
     assert is_clean()
 
 

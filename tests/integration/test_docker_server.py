@@ -84,10 +84,10 @@ def test_server_lifecycle_keeps_secrets_and_log(scripted: DockerEngine, other: D
     other.stop(server.handle, grace=60)
     assert other.state(server.handle).status is Status.NOT_FOUND
     assert other.find(name) == ()
-    kept = Path(server.handle.run_dir, "server.log").read_text()
-    assert "fired up" in kept
-    assert KEY not in kept
-    assert list(other.logs(server.handle, follow=True)) == kept.splitlines()
+    content = Path(server.handle.run_dir, "server.log").read_text()
+    assert "fired up" in content
+    assert KEY not in content
+    assert list(other.logs(server.handle, follow=True)) == content.splitlines()
     other.stop(server.handle, grace=60)
 
 

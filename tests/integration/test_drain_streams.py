@@ -91,9 +91,9 @@ def ends(made: list[Stream]) -> set[tuple[bool, str]]:
     return {(stream.done, stream.finished) for stream in joined(made)}
 
 
-def counted(said: str) -> tuple[int, int]:
+def counted(text: str) -> tuple[int, int]:
     """Requests that ended and that were aborted, of all servers, as they were told."""
-    found = re.findall(r"drained replica [12]: (\d+) requests? ended(?:, (\d+) aborted after \d+ s)?", said)
+    found = re.findall(r"drained replica [12]: (\d+) requests? ended(?:, (\d+) aborted after \d+ s)?", text)
     return sum(int(ended) for ended, _ in found), sum(int(aborted or 0) for _, aborted in found)
 
 

@@ -153,11 +153,11 @@ def test_ask_with_wrong_key_hints_at_key(status: bytes, hint: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "said"), [(None, "requires an API key"), (Secret("sk-0123456789"), "rejected this API key")]
+    ("key", "message"), [(None, "requires an API key"), (Secret("sk-0123456789"), "rejected this API key")]
 )
-def test_missing_key_is_distinguished_from_wrong_key(key: Secret | None, said: str, tmp_path: Path) -> None:
+def test_missing_key_is_distinguished_from_wrong_key(key: Secret | None, message: str, tmp_path: Path) -> None:
     with server(says(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 2\r\n\r\n{}")) as (url, _):
-        with EngineClient(url, key=key) as client, pytest.raises(UnauthorizedError, match=said):
+        with EngineClient(url, key=key) as client, pytest.raises(UnauthorizedError, match=message):
             client.models()
         with pytest.raises(BenchError, match="requires an API key" if key is None else "rejected the API key"):
             measure(order(SimpleNamespace(url=url), tmp_path, key=key), lambda _text, _far: None)

@@ -181,10 +181,10 @@ def test_model_is_regenerated_only_when_generator_changes(
 
     first = {path.name: path.read_bytes() for path in tiny_model.iterdir()}
     (home.models / model.name / "config.json").write_text("{}")
-    kept = made()
+    built = made()
     generator.write_text(generator.read_text() + "\n")
     again = made()
 
-    assert kept["config.json"] == b"{}"
+    assert built["config.json"] == b"{}"
     assert json.loads(first["config.json"])["hidden_size"] == 128
     assert {**again, ".generator": b""} == {**first, ".generator": b""}  # the same seed, the same bytes

@@ -184,7 +184,7 @@ def test_hostile_answers_are_discarded_and_damaged_dataset_fails(
     ask: Callable[..., EvalResult], questions: Path, engine_home: Home
 ) -> None:
     """Answers are scored and dropped: only which question was answered right is kept, and the harness prints none."""
-    said: list[str] = []
+    lines: list[str] = []
     damaged = questions.parent / "damaged"
     damaged.mkdir()
     for name in ("test.jsonl", "train.jsonl"):
@@ -194,7 +194,7 @@ def test_hostile_answers_are_discarded_and_damaged_dataset_fails(
         adding_model(aside="\x1b]0;OWNED\x07 <script>OWNED</script> Authorization: Bearer OWNED") as target,
         together(
             {
-                "hostile": partial(ask, target, limit=5, say=said.append),
+                "hostile": partial(ask, target, limit=5, say=lines.append),
                 "damaged": partial(run_eval, target, options, home=engine_home, notify=lambda _: None),
             }
         ) as asked,
@@ -203,8 +203,8 @@ def test_hostile_answers_are_discarded_and_damaged_dataset_fails(
         with pytest.raises(BenchError) as caught:
             asked("damaged")
     assert [item.correct for item in outcome.items] == [True] * 5
-    assert said
-    assert "OWNED" not in eval_result_to_json(outcome) + "\n".join(said)
+    assert lines
+    assert "OWNED" not in eval_result_to_json(outcome) + "\n".join(lines)
     assert "exit code 1" in caught.value.message
     assert "Error" in caught.value.details
 

@@ -36,7 +36,7 @@ def questions() -> tuple[SmokeQuestion, ...]:
 @pytest.fixture(scope="module")
 def answers(questions: tuple[SmokeQuestion, ...], cpu_environment: Venv, tiny_model: Path) -> list[dict[str, Any]]:
     """What transformers answers to each question."""
-    asked = json.dumps([{"prompt": prompt_of(each), "tokens": each.max_tokens} for each in questions])
+    asked = json.dumps([{"prompt": prompt_of(question), "tokens": question.max_tokens} for question in questions])
     program = Program(program=str(PROGRAM), argv=(str(tiny_model),), stdin=asked)
     done = run_forked(cpu_environment.python, {"": program})[""]
     assert done.returncode == 0, done.stderr
@@ -71,6 +71,6 @@ def test_sglang_tokens_match_transformers(
             )
             for question, answer in zip(questions, answers, strict=True)
         ]
-    assert [list(each.ids) for each in given] == [answer["ids"] for answer in answers]
+    assert [list(answer_.ids) for answer_ in given] == [answer["ids"] for answer in answers]
     assert given[-1].prompt_tokens > int(server.plan.flag("chunked-prefill-size") or 0)
     assert given[-1].cached_tokens < 64

@@ -73,20 +73,20 @@ def add_nic(
         path.write_text(f"{text}\n")
 
 
-def program(sysfs: Path, figure: str, argv: Sequence[str]) -> Sequence[str]:
+def program(sysfs: Path, metric: str, argv: Sequence[str]) -> Sequence[str]:
     """Return what runs instead on a node: the survey on a tree of files, and a recorded measurement."""
     if "ib_write_bw" in argv:
         assert "-x" in argv
-        return ("printf", "%s", WRITTEN % figure)
+        return ("printf", "%s", WRITTEN % metric)
     if argv[0] == "sh":
         return [word.replace("cd /sys/", f"cd {sysfs}/") for word in argv]
     return ("printf", "1048576 10.500\n8589934592 338.250\n")
 
 
 def nodes_of(
-    trees: Sequence[Path], figure: str = "391.50", argv: Callable[..., Sequence[str]] = program
+    trees: Sequence[Path], metric: str = "391.50", argv: Callable[..., Sequence[str]] = program
 ) -> list[FabricNode]:
-    return [FabricNode(name=tree.name, address="127.0.0.1", argv=partial(argv, tree, figure)) for tree in trees]
+    return [FabricNode(name=tree.name, address="127.0.0.1", argv=partial(argv, tree, metric)) for tree in trees]
 
 
 def nics_of(nodes: Sequence[FabricNode], plan: Plan = PLAN) -> dict[str, dict[str, Nic]]:
@@ -105,13 +105,15 @@ def trees(tmp_path: Path) -> tuple[Path, Path]:
 def checked(
     trees: Sequence[Path],
     *,
-    figure: str = "391.50",
+    metric: str = "391.50",
     baseline: FabricBaseline | None = None,
     busy: Sequence[str] = (),
     **env: str,
 ) -> tuple[dict[str, Finding], FabricBaseline]:
-    plan = replace(PLAN, env=tuple(EnvVar(name=key, value=each, origin="user", source="") for key, each in env.items()))  # type: ignore[arg-type]
-    nodes = nodes_of(trees, figure)
+    plan = replace(
+        PLAN, env=tuple(EnvVar(name=key, value=value_, origin="user", source="") for key, value_ in env.items())
+    )  # type: ignore[arg-type]
+    nodes = nodes_of(trees, metric)
     fabric = Fabric(
         plan=plan,
         nodes=nodes,
@@ -126,7 +128,7 @@ def checked(
 
 
 def test_equal_nodes_pass_and_are_saved_as_baseline(trees: tuple[Path, Path], tmp_path: Path) -> None:
-    found, figures = checked(trees)
+    found, values = checked(trees)
     assert {finding.level for finding in found.values()} == {Level.INFO}
     assert found["nics"].value == "ionic_0, ionic_1, AMD Pensando Pollara 400 (AINIC)"
     assert found["gid"].value == "index 3 on n0; index 3 on n1"
@@ -134,11 +136,11 @@ def test_equal_nodes_pass_and_are_saved_as_baseline(trees: tuple[Path, Path], tm
         found["ib_write_bw"].needed
         == "no baseline; 280 Gb/s elsewhere (ROCm/cvs dddd9143, ibperf_config.json: a sample)"
     )
-    (tmp_path / "site.json").write_text(figures.model_dump_json())
+    (tmp_path / "site.json").write_text(values.model_dump_json())
     site = read_model(tmp_path / "site.json", FabricBaseline, "site.json")
     again, _ = checked(trees, baseline=site)
     assert again["ib_write_bw"].needed == again["all-reduce"].needed == "95% of the baseline"
-    slower, _ = checked(trees, baseline=site, figure="300.00")
+    slower, _ = checked(trees, baseline=site, metric="300.00")
     assert slower["ib_write_bw"].level is Level.WARN
     assert slower["ib_write_bw"].value == "ionic_0 300 of 391.5, ionic_1 300 of 391.5 Gb/s"
 
@@ -169,9 +171,9 @@ def checked_all(trees: Sequence[Path]) -> list[Finding]:
 def test_frontend_nics_are_excluded(trees: tuple[Path, Path]) -> None:
     add_nic(trees[0], "mlx5_0", vendor="0x15b3")
     add_nic(trees[0], "ionic_9", rate="25 Gb/sec (1X EDR)")
-    found, figures = checked(trees)
+    found, values = checked(trees)
     assert found["nics"].level is Level.INFO
-    assert {*figures.write_gbits} == {"ionic_0", "ionic_1"}
+    assert {*values.write_gbits} == {"ionic_0", "ionic_1"}
 
 
 @pytest.mark.parametrize(
@@ -179,8 +181,8 @@ def test_frontend_nics_are_excluded(trees: tuple[Path, Path]) -> None:
     [("ionic_1:1", {"ionic_1"}), ("ionic", {"ionic_0", "ionic_1"}), ("^ionic_0", {"ionic_1"}), ("=ionic", set())],
 )
 def test_nics_are_selected_by_plan(trees: tuple[Path, Path], value: str, names: set[str]) -> None:
-    found, figures = checked(trees, NCCL_IB_HCA=value)
-    assert {*figures.write_gbits} == names
+    found, values = checked(trees, NCCL_IB_HCA=value)
+    assert {*values.write_gbits} == names
     assert (found["nics"].level is Level.INFO) == bool(names)
 
 
@@ -261,7 +263,7 @@ def test_unconnected_ports_on_all_nodes_only_warn(trees: tuple[Path, Path]) -> N
     assert unused.value == "ionic_7, ionic_8: no link on any node"
     assert unused.hint.endswith("`--set env.NCCL_IB_HCA==ionic_0,ionic_1`")
     value = next(
-        each.value for each in plan_of("mi355x-tp8", "env.NCCL_IB_HCA==ionic_0,ionic_1").env if "HCA" in each.name
+        value_.value for value_ in plan_of("mi355x-tp8", "env.NCCL_IB_HCA==ionic_0,ionic_1").env if "HCA" in value_.name
     )
     assert {finding.level for finding in checked(trees, NCCL_IB_HCA=value)[0].values()} == {Level.INFO}
     assert checked(trees, NCCL_IB_HCA="ionic")[0]["nics"].level is Level.FAIL
@@ -278,42 +280,42 @@ def test_plan_without_network_gets_a_hint(trees: tuple[Path, Path]) -> None:
         "engine.python=/p",
         "hardware.network=ainic",
     )
-    variables = {each.name: each.value for each in plan.env}
+    variables = {value_.name: value_.value for value_ in plan.env}
     assert checked(trees, **variables)[0]["nics"].hint == ""
 
 
 def test_baseline_of_different_nics_or_ranks_warns(trees: tuple[Path, Path]) -> None:
-    _, figures = checked(trees)
-    other = figures.model_copy(update={"write_gbits": {"ionic_0": 391.5, "ionic_9": 391.5}})
+    _, values = checked(trees)
+    other = values.model_copy(update={"write_gbits": {"ionic_0": 391.5, "ionic_9": 391.5}})
     compared = checked(trees, baseline=other)[0]["ib_write_bw"]
     assert compared.level is Level.WARN
     assert compared.value.endswith("Gb/s; ionic_9 only in the baseline; ionic_1 not in the baseline")
-    more = checked(trees, baseline=figures.model_copy(update={"ranks": 32}))[0]["all-reduce"]
+    more = checked(trees, baseline=values.model_copy(update={"ranks": 32}))[0]["all-reduce"]
     assert (more.level, more.needed) == (Level.WARN, "32 ranks, as in the baseline")
-    none = checked(trees, baseline=figures, NCCL_IB_DISABLE="1")[0]["ib_write_bw"]
+    none = checked(trees, baseline=values, NCCL_IB_DISABLE="1")[0]["ib_write_bw"]
     assert (none.level, none.value) == (Level.WARN, "no NICs in use; ionic_0, ionic_1 only in the baseline")
     older = {"ionic_0": ["1.117.5-a-45"], "ionic_1": ["1.117.5-a-44"]}
-    changed = checked(trees, baseline=figures.model_copy(update={"firmware": older}))[0]["nic firmware"]
+    changed = checked(trees, baseline=values.model_copy(update={"firmware": older}))[0]["nic firmware"]
     assert (changed.value, changed.needed) == ("1.117.5-a-45", "1.117.5-a-44, as in the baseline")
-    fewer = figures.model_copy(update={"firmware": {"ionic_0": ["1.117.5-a-45"]}})
+    fewer = values.model_copy(update={"firmware": {"ionic_0": ["1.117.5-a-45"]}})
     assert checked(trees, baseline=fewer)[0]["nic firmware"].level is Level.INFO
 
 
 def test_fabric_is_not_measured_while_gpus_are_busy(trees: tuple[Path, Path]) -> None:
-    found, figures = checked(trees, busy=("n1",))
+    found, values = checked(trees, busy=("n1",))
     assert found["fabric"].value == "not checked: VRAM is in use on n1"
-    assert (figures.write_gbits, figures.all_reduce_gbytes) == ({}, {})
+    assert (values.write_gbits, values.all_reduce_gbytes) == ({}, {})
 
 
 @pytest.mark.parametrize(("fails", "missing"), [("ionic_1", "ionic_0, ionic_1"), ("-c", "all-reduce")])
 def test_failed_measurement_does_not_replace_baseline(
     trees: tuple[Path, Path], tmp_path: Path, fails: str, missing: str
 ) -> None:
-    def broken(tree: Path, figure: str, argv: Sequence[str]) -> Sequence[str]:
+    def broken(tree: Path, metric: str, argv: Sequence[str]) -> Sequence[str]:
         return (
             ("false",)
             if argv[0] == "setpriv" and fails in argv and ("ib_write_bw" in argv) == (fails != "-c")
-            else program(tree, figure, argv)
+            else program(tree, metric, argv)
         )
 
     file = tmp_path / "site.json"

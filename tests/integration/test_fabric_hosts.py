@@ -25,9 +25,9 @@ PREFLIGHT = (sys.executable, "-P", "-m", "orchestrator", "preflight", "cpu-tiny"
 def findings(*words: str) -> dict[str, dict[str, Any]]:
     """Run `deploy preflight` and return the findings about the network by check."""
     done = subprocess.run([*PREFLIGHT, *words], capture_output=True, text=True, check=False, timeout=TIMEOUT)
-    told = json.loads(done.stdout)
-    assert "fabric" in told, done.stderr
-    return {finding["check"]: finding for finding in told["fabric"]["findings"]}
+    report = json.loads(done.stdout)
+    assert "fabric" in report, done.stderr
+    return {finding["check"]: finding for finding in report["fabric"]["findings"]}
 
 
 @pytest.fixture
@@ -53,8 +53,8 @@ def test_two_host_measurement_is_recorded_and_compared(
     recorded = json.loads(baseline.read_text())
     assert recorded["ranks"] == 2
     assert {*recorded["all_reduce_gbytes"]} == {str(1 << 20), str(1 << 24)}
-    figures = {size: figure * 1000 for size, figure in recorded["all_reduce_gbytes"].items()}
-    baseline.write_text(json.dumps({**recorded, "all_reduce_gbytes": figures}))
+    values = {size: metric * 1000 for size, metric in recorded["all_reduce_gbytes"].items()}
+    baseline.write_text(json.dumps({**recorded, "all_reduce_gbytes": values}))
     compared = findings(*hosts, *settings, "--baseline", str(baseline))["all-reduce"]
     assert (compared["level"], compared["needed"]) == ("warn", "95% of the baseline")
     before = baseline.read_text()
@@ -90,9 +90,9 @@ def test_nodes_of_slurm_allocation_are_measured(
     monkeypatch.setenv("DEPLOY_HOME", str(slurm_home.root))
     wide = ("layout.nodes=2", "layout.tp=2", f"engine.python={cpu_engine.python}", f"server.port={free_port()}")
     settings = (*wide, "env.GLOO_SOCKET_IFNAME=lo", "server.allow_unauthenticated=true")
-    words = [*PREFLIGHT, "--runtime", "slurm", *(word for each in settings for word in ("--set", each))]
-    told = json.loads(slurm_cluster.run("salloc", "--quiet", "--nodes=2", "--exclusive", *words))
-    found = {finding["check"]: finding for finding in told["findings"]}
+    words = [*PREFLIGHT, "--runtime", "slurm", *(word for setting in settings for word in ("--set", setting))]
+    report = json.loads(slurm_cluster.run("salloc", "--quiet", "--nodes=2", "--exclusive", *words))
+    found = {finding["check"]: finding for finding in report["findings"]}
     assert found["slurm"]["level"] == "info"
     assert found["all-reduce"]["level"] == "info", found
     assert str(1 << 24) in found["all-reduce"]["value"]

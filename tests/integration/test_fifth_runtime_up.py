@@ -32,7 +32,7 @@ def test_up_starts_and_verifies_server_of_new_runtime(tmp_path: Path, monkeypatc
     result = up(request, home, on_verified=lambda: None)
     with open_servers(home) as servers:
         assert servers.open("owl").handle.unit == result.handle.unit
-        assert [(each.runtime, each.status) for each in statuses(servers, None, check_health=False)] == [
+        assert [(name.runtime, name.status) for name in statuses(servers, None, check_health=False)] == [
             (NAME, "running")
         ]
     assert result.smoke.ok

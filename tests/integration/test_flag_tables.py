@@ -73,7 +73,7 @@ def command(profile: str, overrides: Sequence[str]) -> tuple[str, tuple[str, ...
 @pytest.fixture(scope="module")
 def ask(cpu_environment: Venv) -> Callable[[str], Answers]:
     found: dict[str, list[tuple[str, ...]]] = {version: [OLD_OPTION] for version in VERSIONS}
-    for version, argv in (command(*each) for each in COMMANDS):
+    for version, argv in (command(*words_) for words_ in COMMANDS):
         found[version].append(argv)
     programs = {
         version: Program(program=ASK, argv=(str(FLAGS), str(unpacked(version)), version), stdin=json.dumps(commands))
@@ -100,8 +100,8 @@ def test_generated_flag_table_matches_shipped_one(
     cpu_environment: Venv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flag_tables, "fetch_wheel", lambda version, _: wheel(version))
-    kept = unpacked("0.5.16") / "sglang"  # with what Python has compiled of it
-    monkeypatch.setattr(flag_tables, "unpack_package", lambda _, folder: (folder / "sglang").symlink_to(kept))
+    package = unpacked("0.5.16") / "sglang"  # with what Python has compiled of it
+    monkeypatch.setattr(flag_tables, "unpack_package", lambda _, folder: (folder / "sglang").symlink_to(package))
     path = flag_tables.write_flag_table("0.5.16", Home(tmp_path), python=cpu_environment.python)
     assert path.read_text() == (FLAGS / "0.5.16.json").read_text()
 

@@ -30,7 +30,9 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 def test_gateway_requires_key_and_leaves_no_trace(pair: Pair) -> None:
     pair.up()
     handle = pair.handle
-    assert [server.url for server in handle.replicas] == [f"http://127.0.0.1:{pair.port + each}" for each in (8, 16)]
+    assert [server.url for server in handle.replicas] == [
+        f"http://127.0.0.1:{pair.port + offset}" for offset in (8, 16)
+    ]
     with pair.client() as client:
         assert complete(client).status_code == 200
         assert client.post("/workers", json={"url": "http://127.0.0.1:1"}).status_code == 401
@@ -38,21 +40,21 @@ def test_gateway_requires_key_and_leaves_no_trace(pair: Pair) -> None:
         client.headers.pop("Authorization")
         assert complete(client).status_code == 401
         assert httpx.get(f"{handle.replicas[0].url}/v1/models", trust_env=False).status_code == 401
-    kept = Path(handle.run_dir, "gateway.key")
-    control = kept.read_bytes()
+    key_file = Path(handle.run_dir, "gateway.key")
+    control = key_file.read_bytes()
     require_own_gateway(pair.url, Secret(control.decode()))
     with pytest.raises(NotReadyError, match="another gateway answers"):
         require_own_gateway(pair.url, Secret("0" * 64))
-    assert kept.stat().st_mode & 0o777 == 0o600
+    assert key_file.stat().st_mode & 0o777 == 0o600
     parts = [Path(handle.run_dir), *(Path(server.run_dir) for server in handle.replicas)]
     for process in (process for part in parts for process in processes_in(part)):
         shown = Path(f"/proc/{process.pid}")
-        told = (shown / "cmdline").read_bytes() + (shown / "environ").read_bytes()
-        assert KEY.encode() not in told
-        assert control not in told
+        exposed = (shown / "cmdline").read_bytes() + (shown / "environ").read_bytes()
+        assert KEY.encode() not in exposed
+        assert control not in exposed
     written = [path for path in pair.deploy.home.runs.rglob("*") if path.is_file()]
     assert not [path for path in written if KEY.encode() in path.read_bytes()]
-    assert [path for path in written if control in path.read_bytes()] == [kept]
+    assert [path for path in written if control in path.read_bytes()] == [key_file]
 
     asked = pair.deploy.run("ask", NAME, "hello", "--tokens", "4")
     assert (asked.returncode, asked.stdout.strip() != "") == (0, True), asked.stderr
@@ -78,9 +80,9 @@ def test_killed_replica_is_restarted_without_lost_responses(pair: Pair) -> None:
         wait_for(lambda: len(statuses) > after + 50)
     assert set(statuses) == {200}
 
-    told = pair.deploy.run("status", NAME)
-    assert told.returncode == 8
-    assert "replica 2 of 2 is not running: killed by SIGKILL" in told.stderr
+    result = pair.deploy.run("status", NAME)
+    assert result.returncode == 8
+    assert "replica 2 of 2 is not running: killed by SIGKILL" in result.stderr
     assert "replica 2 of 2 is not running" in pair.deploy.run("status").stderr
     again = pair.deploy.run(*pair.words())
     assert (again.returncode, "replica 2 of 2" in again.stderr) == (6, True), again.stderr
@@ -108,7 +110,7 @@ def test_killed_replica_is_restarted_without_lost_responses(pair: Pair) -> None:
 def test_scaling_under_load_loses_no_response(pair: Pair) -> None:
     pair.up()
     before, statuses = pair.handle, []
-    gateway, replicas = pair.pid(before), [pair.pid(each) for each in before.replicas]
+    gateway, replicas = pair.pid(before), [pair.pid(replica) for replica in before.replicas]
     with load(pair.url, KEY, statuses):
         wait_for(lambda: len(statuses) > 20)
         pair.up("replicas=3", replace=True)
@@ -116,7 +118,7 @@ def test_scaling_under_load_loses_no_response(pair: Pair) -> None:
         added = len(statuses)
         wait_for(lambda: len(statuses) > added + 50)
         grown = pair.handle
-        assert [pair.pid(each) for each in grown.replicas][:2] == replicas
+        assert [pair.pid(replica) for replica in grown.replicas][:2] == replicas
         assert pair.deploy.run("status", NAME).returncode == 0
         third = pair.pid(grown.replicas[2])
 
@@ -126,10 +128,10 @@ def test_scaling_under_load_loses_no_response(pair: Pair) -> None:
         wait_for(lambda: len(statuses) > removed + 20)
     assert set(statuses) == {200}
     shrunk = pair.handle
-    assert (pair.pid(shrunk), [pair.pid(each) for each in shrunk.replicas]) == (gateway, replicas)
+    assert (pair.pid(shrunk), [pair.pid(replica) for replica in shrunk.replicas]) == (gateway, replicas)
     assert count_workers(pair.url) == 2
-    told = pair.deploy.run("status", NAME)
-    assert told.returncode == 0, told.stderr
+    result = pair.deploy.run("status", NAME)
+    assert result.returncode == 0, result.stderr
     assert "already up" in pair.deploy.run(*pair.words()).stderr
     assert pair.deploy.run("down", NAME).returncode == 0
     pair.nothing_left()
@@ -153,8 +155,8 @@ def test_second_model_joins_gateway_and_stops_independently(pair: Pair) -> None:
 
     with pair.client() as client:
         assert [answers(model) for model in ("tiny", "second", "third")] == [200, 200, 404]
-        told = json.loads(pair.deploy.run("status", "--health", "--json").stdout)
-        assert [(each["name"], each["health"], each["url"]) for each in told] == [
+        report = json.loads(pair.deploy.run("status", "--health", "--json").stdout)
+        assert [(entry["name"], entry["health"], entry["url"]) for entry in report] == [
             ("pair", "healthy", pair.url),
             ("second", "healthy", pair.url),
         ]
@@ -208,12 +210,12 @@ def test_watch_restarts_server_when_gateway_hangs(pair: Pair) -> None:
     with pair.deploy.running("watch", NAME, "--json") as watch:
         assert json.loads(watch.line())["event"] == "watching"
         os.kill(pair.pid(pair.handle), signal.SIGSTOP)
-        told: dict[str, str] = {}
-        while "restarted" not in told:
+        answers: dict[str, str] = {}
+        while "restarted" not in answers:
             event = json.loads(watch.line())
-            told[event["event"]] = event["detail"]
-        assert told.keys() - {"unhealthy"} == {"died", "restarted"}
-        assert "gateway: no answer" in told["died"]
+            answers[event["event"]] = event["detail"]
+        assert answers.keys() - {"unhealthy"} == {"died", "restarted"}
+        assert "gateway: no answer" in answers["died"]
         assert count_workers(pair.url) == 2
         assert watch.end(signal.SIGINT)[0] == 130
 
@@ -222,8 +224,8 @@ def test_replicas_of_killed_gateway_are_cleaned_up(pair: Pair) -> None:
     pair.up()
     os.kill(pair.pid(pair.handle), signal.SIGKILL)
     wait_for(lambda: pair.runtime.state(pair.handle).status is Status.EXITED)
-    told = pair.deploy.run("status", NAME)
-    assert (told.returncode, "killed by SIGKILL" in told.stderr) == (6, True), told.stderr
+    result = pair.deploy.run("status", NAME)
+    assert (result.returncode, "killed by SIGKILL" in result.stderr) == (6, True), result.stderr
     pair.up()  # the same plan: what is left of it makes room
     assert count_workers(pair.url) == 2
     os.kill(pair.pid(pair.handle), signal.SIGKILL)
@@ -273,8 +275,8 @@ def test_rolling_update_and_rollback_lose_no_response(pair: Pair) -> None:
         assert "0 of 2 replicas have this plan, 1 has another plan, 1 is down" in broken.stderr
         assert "`deploy rollback pair` returns to the last plan" in broken.stderr
         assert count_workers(pair.url) == 1
-        told = pair.deploy.run("status", NAME)
-        assert (told.returncode, "replica 1 of 2 is not running: it was stopped" in told.stderr) == (8, True)
+        result = pair.deploy.run("status", NAME)
+        assert (result.returncode, "replica 1 of 2 is not running: it was stopped" in result.stderr) == (8, True)
 
         back = pair.deploy.run("rollback", NAME)
         assert back.returncode == 0, back.stderr
@@ -296,8 +298,8 @@ def test_interrupted_or_partial_rolling_update_keeps_other_replicas(pair: Pair) 
     for stage, left in (("draining", 2), ("started replica 1", 1), ("ready after", 1)):
         with pair.deploy.running(*pair.words("env.SCRIPTED_PAUSE=0.1"), "--replace") as command:
             command.wait_for(stage)
-            code, said = command.end(signal.SIGINT)
-        assert (code, f"{2 - left} is down" in said) == (130, left < 2), said
+            code, output = command.end(signal.SIGINT)
+        assert (code, f"{2 - left} is down" in output) == (130, left < 2), output
         assert count_workers(pair.url) == left, stage
         with pair.client() as client:
             assert complete(client).status_code == 200

@@ -70,7 +70,7 @@ def deploy(cluster_engine: ClusterEngine) -> Iterator[CommandLine]:
 @contextmanager
 def api_within_reach(engine: ClusterEngine) -> Iterator[None]:
     """What a kube-proxy does for the Service `kubernetes`; and pods reach each other."""
-    services = {each["metadata"]["name"]: each["spec"]["clusterIP"] for each in engine.cluster.get("services")}
+    services = {service["metadata"]["name"]: service["spec"]["clusterIP"] for service in engine.cluster.get("services")}
     to_api = ["--source", engine.node.pods]  # other runs of the tests may have a cluster with these addresses too
     to_api += ["--protocol", "tcp", "--destination", services["kubernetes"], "--dport", "443"]
     to_api += ["--jump", "DNAT", "--to-destination", f"127.0.0.1:{engine.cluster.port}"]
@@ -134,13 +134,13 @@ def change(deploy: CommandLine, words: tuple[str, ...]) -> str:
         ((*words, *broken), 7, "0 of 2 replicas have this plan, 1 has another plan, 1 is down", (1,)),
         (("rollback", NAME), 0, "replica 1 of 2: starting", (1,)),
     )
-    said = ""
-    for asked, code, told, numbers in steps:
+    output = ""
+    for asked, code, message, numbers in steps:
         done = deploy.run(*asked)
-        assert (done.returncode, told in done.stderr) == (code, True), done.stderr
+        assert (done.returncode, message in done.stderr) == (code, True), done.stderr
         assert [number for number in (1, 2) if f"started replica {number} of 2;" in done.stderr] == [*numbers]
-        said += done.stderr
-    return said
+        output += done.stderr
+    return output
 
 
 def hang_and_come_back(deploy: CommandLine, cluster: OwnCluster) -> str:
@@ -199,9 +199,9 @@ def test_gateway_discovers_replicas_and_their_replacements(
         assert verdicts[name] == "passed"
     assert "is already up" in deploy.run(*words).stderr
     assert deploy.run("ask", NAME, "Once", "--tokens", "4").returncode == 0
-    told = hang_and_come_back(deploy, cluster)
-    assert re.search("its livenessProbe failed: (rank 0 makes no progress: no response within|it timed out)", told), (
-        told
+    stderr = hang_and_come_back(deploy, cluster)
+    assert re.search("its livenessProbe failed: (rank 0 makes no progress: no response within|it timed out)", stderr), (
+        stderr
     )
 
     before = {pod["metadata"]["name"] for pod in pods(cluster, "replica-1", "replica-2")}
@@ -209,7 +209,7 @@ def test_gateway_discovers_replicas_and_their_replacements(
     statuses: list[int] = []
     with load(f"http://{gateway['status']['podIP']}:{port}", KEY, statuses, clients=2):
         wait_for(lambda: len(statuses) > 20)
-        said = change(deploy, words)
+        output = change(deploy, words)
         events, log = delete_pod_under_a_stream(cluster, port)
         after = len(statuses)
         wait_for(lambda: len(statuses) > after + 20)
@@ -219,8 +219,8 @@ def test_gateway_discovers_replicas_and_their_replacements(
     assert re.search(r"^drained: \d+ requests? ended, 1 aborted after 2 s$", log, re.MULTILINE), log
     print(f"{len(statuses)} requests meanwhile")
     assert set(statuses) == {200}
-    assert all(f"replica {number} of 2: draining" in said for number in (1, 2))
-    assert "still routes" not in said
+    assert all(f"replica {number} of 2: draining" in output for number in (1, 2))
+    assert "still routes" not in output
     assert before.isdisjoint(pod["metadata"]["name"] for pod in pods(cluster, "replica-1", "replica-2") if stays(pod))
 
     down = deploy.run("down", NAME)
@@ -242,7 +242,7 @@ def test_gateway_discovers_replacements_of_each_role(
         assert verdicts[name] == "passed"
     assert "is already up" in deploy.run(*words, "--set", "layout.prefill.replicas=2").stderr
     (whole,) = json.loads(deploy.run("status", NAME, "--json").stdout)
-    assert [each["name"] for each in whole["replicas"]] == [f"{NAME}/{name}" for name in names]
+    assert [replica["name"] for replica in whole["replicas"]] == [f"{NAME}/{name}" for name in names]
 
     before = {pod["metadata"]["name"] for pod in pods(cluster, *names)}
     for name in ("decode-1", "prefill-2"):

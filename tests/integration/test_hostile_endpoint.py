@@ -34,7 +34,7 @@ NO_ANSWER = [
     *("chunk-negative", "chunk-garbage", "chunk-huge", "length-negative", "length-twice", "flood-error"),
 ]
 BROKEN_STREAMS = sorted(name for name in BEHAVIORS if name.startswith("stream-") and name != "stream-for-ever")
-ODD_VALUES = ["null", "[]", "-5", "1e400", "NaN", r'"\ud800"', "1.5", "true", "[[1]]", "{}", "9" * 30, ""]
+UNEXPECTED_VALUES = ["null", "[]", "-5", "1e400", "NaN", r'"\ud800"', "1.5", "true", "[[1]]", "{}", "9" * 30, ""]
 WORKLOAD = Workload(
     description="a test", source="a test", input_tokens=20, output_tokens=6, cache_hit_rate=0.0, num_prefixes=1,
     token_ids=(10, 500), temperature=0.0, load="open", arrivals="constant", request_rates=(50.0,), requests=4, seed=1,
@@ -48,8 +48,8 @@ def seconds(behaviors: Iterable[str]) -> float:
 
 @pytest.fixture
 def hurry(monkeypatch: pytest.MonkeyPatch, behavior: str) -> None:
-    each = seconds([behavior])
-    monkeypatch.setattr(ask_module, "_LIMITS", Timeouts(connect=each, idle=each, total=each))
+    duration = seconds([behavior])
+    monkeypatch.setattr(ask_module, "_LIMITS", Timeouts(connect=duration, idle=duration, total=duration))
 
 
 def asked(url: str) -> str:
@@ -102,7 +102,7 @@ def test_ask_reports_incomplete_response(behavior: str) -> None:
         asked(url)
 
 
-@pytest.mark.parametrize("value", ODD_VALUES)
+@pytest.mark.parametrize("value", UNEXPECTED_VALUES)
 @pytest.mark.parametrize("key", ["choices", "choices.0", "choices.0.text", "choices.0.finish_reason"])
 def test_ask_rejects_non_text_choices(key: str, value: str) -> None:
     refused = pytest.raises(StartError, match="no complete response from http")

@@ -164,7 +164,7 @@ def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(params=["here", pytest.param("ssh", marks=needs_sshd)])
-def place(request: pytest.FixtureRequest) -> list[str]:
+def options(request: pytest.FixtureRequest) -> list[str]:
     """Words of a command that stages on this machine, or over ssh."""
     return ["--host", request.getfixturevalue("far")] if request.param == "ssh" else []
 
@@ -179,60 +179,60 @@ def valuables(folder: Path) -> dict[Path, bytes]:
 
 
 @pytest.mark.parametrize("sha", ["{tmp}/some/dir", "../..", ".."])
-def test_commit_name_cannot_remove_a_directory(hub: Hub, tmp_path: Path, place: list[str], sha: str) -> None:
-    kept = valuables(tmp_path)
+def test_commit_name_cannot_remove_a_directory(hub: Hub, tmp_path: Path, options: list[str], sha: str) -> None:
+    before = valuables(tmp_path)
     hub.sha = sha.format(tmp=tmp_path)
-    done = stage(hub, tmp_path, "--revision", "main", *place)
+    done = stage(hub, tmp_path, "--revision", "main", *options)
     assert (done.returncode, "is not a commit" in done.stderr) == (4, True), done.stderr
-    assert {file: file.read_bytes() for file in kept} == kept
+    assert {file: file.read_bytes() for file in before} == before
 
 
 @pytest.mark.parametrize("name", ["{tmp}/some/dir/x.json", "../other/x.json", ".parts/fetched"])
-def test_file_name_cannot_escape_checkpoint(hub: Hub, tmp_path: Path, place: list[str], name: str) -> None:
-    kept = valuables(tmp_path)
+def test_file_name_cannot_escape_checkpoint(hub: Hub, tmp_path: Path, options: list[str], name: str) -> None:
+    before = valuables(tmp_path)
     hub.more = [entry(path=name.format(tmp=tmp_path), size=(hub.directory / "config.json").stat().st_size)]
-    done = stage(hub, tmp_path, *place)
+    done = stage(hub, tmp_path, *options)
     assert (done.returncode, "cannot use the file name" in done.stderr) == (4, True), done.stderr
     found = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert found == kept, "nothing is written and nothing is removed"
+    assert found == before, "nothing is written and nothing is removed"
 
 
 @pytest.mark.parametrize(
     "link", [".parts", "sub", ".parts/" + COMMIT, ".parts/fetched", f".parts/{COMMIT}/config.json.part"]
 )
-def test_symlink_in_checkpoint_is_not_followed(hub: Hub, tmp_path: Path, place: list[str], link: str) -> None:
-    kept = valuables(tmp_path)
+def test_symlink_in_checkpoint_is_not_followed(hub: Hub, tmp_path: Path, options: list[str], link: str) -> None:
+    before = valuables(tmp_path)
     at = tmp_path / "models/glm" / link
     at.parent.mkdir(parents=True, exist_ok=True)
     at.symlink_to(tmp_path / ("some/dir/kept" if link.endswith(("part", "fetched")) else "some/dir"))
     hub.more = [entry(path="sub/x.json", size=(hub.directory / "config.json").stat().st_size)]
-    done = stage(hub, tmp_path, *place)
+    done = stage(hub, tmp_path, *options)
     assert done.returncode == 4, done.stderr
     assert "internal error" not in done.stderr
-    assert {file: file.read_bytes() for file in kept} == kept
+    assert {file: file.read_bytes() for file in before} == before
     assert [path.name for path in (tmp_path / "some/dir").iterdir()] == ["kept"]
 
 
-def test_symlinked_file_is_replaced_and_its_target_kept(hub: Hub, tmp_path: Path, place: list[str]) -> None:
-    kept = valuables(tmp_path)
+def test_symlinked_file_is_replaced_and_its_target_kept(hub: Hub, tmp_path: Path, options: list[str]) -> None:
+    before = valuables(tmp_path)
     (tmp_path / "models/glm/config.json").symlink_to(tmp_path / "some/dir/kept")
-    done = stage(hub, tmp_path, *place)
+    done = stage(hub, tmp_path, *options)
     assert done.returncode == 0, done.stderr
-    assert {file: file.read_bytes() for file in kept} == kept
+    assert {file: file.read_bytes() for file in before} == before
     assert (tmp_path / "models/glm/config.json").read_bytes() == (hub.directory / "config.json").read_bytes()
 
 
 @pytest.mark.parametrize("repository", ["https://huggingface.co/amd/GLM-5.2-MXFP4", "a/b/c", "amd/GLM 5", " "])
 def test_invalid_repository_name_is_a_profile_error(
-    hub: Hub, tmp_path: Path, place: list[str], repository: str
+    hub: Hub, tmp_path: Path, options: list[str], repository: str
 ) -> None:
-    done = stage(hub, tmp_path, "--set", f"model.checkpoint.path={repository}", *place)
+    done = stage(hub, tmp_path, "--set", f"model.checkpoint.path={repository}", *options)
     assert done.returncode == 3, done.stderr
     assert "write `org/name`" in done.stderr
 
 
 # The program, loaded once, in a fork for each line: what one costs is its start.
-FOR_EACH_LINE = """
+LINE_BY_LINE = """
 import os, sys
 names = {{"__name__": "loaded"}}
 exec({program!r}, names)
@@ -253,7 +253,7 @@ def ask_there(far: str, requests: list[dict[str, object]]) -> list[list[dict[str
     """What the program says over there to each of these, which no version of this tool would send."""
     host, port = far.removeprefix("ssh://").split(":")
     *python, program = remote_program()
-    argv = ["ssh", "-p", port, host, shlex.join([*python, FOR_EACH_LINE.format(program=program)])]
+    argv = ["ssh", "-p", port, host, shlex.join([*python, LINE_BY_LINE.format(program=program)])]
     lines = "".join(json.dumps(request) + "\n" for request in requests)
     done = subprocess.run(argv, input=lines, capture_output=True, text=True, check=False, timeout=TIMEOUT)
     assert done.stderr == ""
@@ -270,7 +270,7 @@ def test_remote_download_program_validates_its_requests(
     far: str, tmp_path: Path, key: str, values: tuple[object, ...]
 ) -> None:
     """It is asked by whoever holds the connection, and does not rely on what was checked here."""
-    kept = valuables(tmp_path)
+    before = valuables(tmp_path)
     base = {"directory": str(tmp_path / "models/glm"), "address": "http://127.0.0.1:9", "headers": {}}
     tried = [value for value in values if key != "file" or isinstance(value, str)]  # JSON has no other keys
     files = ({"size": 5, "identity": BLOB, "file": "x.json", "commit": COMMIT} | {key: value} for value in tried)
@@ -282,12 +282,12 @@ def test_remote_download_program_validates_its_requests(
     words = ("is not a", "cannot use the file name")
     passed = [value for value, reason in zip(tried, reasons, strict=True) if not any(map(reason.count, words))]
     assert passed == []
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == kept
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-def test_response_longer_than_announced_is_aborted(hub: Hub, tmp_path: Path, place: list[str]) -> None:
+def test_response_longer_than_announced_is_aborted(hub: Hub, tmp_path: Path, options: list[str]) -> None:
     hub.more = [entry(path="long.json", size=1000, oid=BLOB)]
     hub.answers = {"/long.json": bytes(5_000_000)}
-    done = stage(hub, tmp_path, *place)
+    done = stage(hub, tmp_path, *options)
     assert done.returncode == 4
     assert max(path.stat().st_size for path in tmp_path.rglob("long.json*")) <= 1001

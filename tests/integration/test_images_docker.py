@@ -332,11 +332,11 @@ def test_rendered_build_context_without_kernel_table_fails(docker: DockerCli, ba
     assert states["aiter-fp4-moe-table"] == states[GUARD] == "applied"
     assert states["mtp-shared-expert-exclude"] == "applied at startup"
     digest = hashlib.sha256(table.read_bytes()).hexdigest()
-    told = {name.removeprefix("deploy.patch."): text for name, text in labeled.items() if "deploy.patch" in name}
-    assert told.keys() == states.keys()
-    assert told["aiter-fp4-moe-table"].startswith(f"table, sha256 {digest}; fused 257/9: 17 tuned, 0 derived")
+    reported = {name.removeprefix("deploy.patch."): text for name, text in labeled.items() if "deploy.patch" in name}
+    assert reported.keys() == states.keys()
+    assert reported["aiter-fp4-moe-table"].startswith(f"table, sha256 {digest}; fused 257/9: 17 tuned, 0 derived")
     for name in (GUARD, "mtp-shared-expert-exclude"):
-        assert states[name] in told[name].partition(" (")[0].split(" or ")
+        assert states[name] in reported[name].partition(" (")[0].split(" or ")
 
 
 def test_prebuilt_image_is_planned_with_its_kernel_table(

@@ -34,9 +34,9 @@ def test_interrupted_command_prints_no_traceback(verb: str, tmp_path: Path) -> N
     moments = random.Random(10)
     argv = [sys.executable, "-P", "-X", "importtime", "-m", "orchestrator", verb]
     for _ in range(15):
-        with (tmp_path / "said").open("wb") as said:
+        with (tmp_path / "said").open("wb") as output:
             process = subprocess.Popen(
-                argv, env={"DEPLOY_HOME": str(tmp_path / "home")}, stdout=subprocess.DEVNULL, stderr=said
+                argv, env={"DEPLOY_HOME": str(tmp_path / "home")}, stdout=subprocess.DEVNULL, stderr=output
             )
         wait_until_ours(process, tmp_path / "said")
         time.sleep(moments.uniform(0, 0.6))

@@ -83,13 +83,13 @@ def test_symlinks_are_followed_only_inside_image(
         "linked/.git": f"{AITER}/.git",
     }
     with imported(engine, links) as name:
-        for place in (AITER, f"{AITER}/linked"):
-            found = read_image(name, place)
+        for path in (AITER, f"{AITER}/linked"):
+            found = read_image(name, path)
             assert (found.files, found.aiter_commit) == (3, COMMIT)
             assert sorted(row.key.token for row in found.rows) == [16, 16, 32]
-            told = capsys.readouterr().err
-            assert "`configs/model_configs/far_tuned_fmoe.csv` links to a file outside `aiter/configs`" in told
-            assert "near_tuned_fmoe.csv" not in told
+            stderr = capsys.readouterr().err
+            assert "`configs/model_configs/far_tuned_fmoe.csv` links to a file outside `aiter/configs`" in stderr
+            assert "near_tuned_fmoe.csv" not in stderr
 
 
 def test_git_file_yields_no_commit(engine: docker.DockerClient) -> None:

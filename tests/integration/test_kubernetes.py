@@ -54,7 +54,7 @@ def namespace(cluster: OwnCluster, request: pytest.FixtureRequest) -> Iterator[s
     wait_for(lambda: not cluster.get("replicasets,pods", *own))  # the cluster ends them after their Deployment
     left = cluster.get("all,secrets,networkpolicies", *own)
     cluster.kubectl("delete", "namespace", name, "--wait=false")
-    assert not left, [f"{each['kind']} {each['metadata']['name']}" for each in left]
+    assert not left, [f"{obj['kind']} {obj['metadata']['name']}" for obj in left]
 
 
 @pytest.fixture
@@ -82,13 +82,13 @@ def deploy(cluster: OwnCluster, home: Home, *words: str) -> tuple[int, str, str]
 def listed(cluster: OwnCluster, home: Home) -> list[dict[str, Any]]:
     """What `status` says of the servers in clusters; of this machine's Docker it lists what other tests have there."""
     found = json.loads(deploy(cluster, home, "status", "--json")[1])
-    return [each for each in found if each["runtime"] == "kubernetes"]
+    return [entry for entry in found if entry["runtime"] == "kubernetes"]
 
 
-def up_words(namespace: str, *more: str, profile: str = "cpu-tiny", patience: int = 1) -> tuple[str, ...]:
+def up_words(namespace: str, *more: str, profile: str = "cpu-tiny", minutes: int = 1) -> tuple[str, ...]:
     settings = (
         f"kubernetes.namespace={namespace}",
-        f"kubernetes.pending_timeout={patience}",
+        f"kubernetes.pending_timeout={minutes}",
         "server.api_key_env=SGLANG_KEY",
     )
     sets = [word for setting in settings for word in ("--set", setting)]
@@ -263,16 +263,16 @@ def test_lifecycle_of_pending_server_keeps_key_secret(
     cluster: OwnCluster, home: Home, namespace: str, command: Callable[..., Running]
 ) -> None:
     """Found, told, refused a second time, and gone; the key is in its Secret and nowhere else."""
-    starting = command(*up_words(namespace, *HOST_PATH, "--keep-failed", patience=0))
+    starting = command(*up_words(namespace, *HOST_PATH, "--keep-failed", minutes=0))
     container_says(cluster, namespace, {"waiting": {"reason": "ErrImagePull", "message": "not found"}})
     code, _, errors = starting.wait()
     assert code == 7
     assert "`boxed` is kept" in errors
 
-    (told,) = listed(cluster, home)
-    assert (told["name"], told["status"]) == ("boxed", "pending")
-    assert "cannot pull its image: not found" in told["detail"]
-    assert told["url"] == f"http://boxed.{namespace}.svc:30010"
+    (entry,) = listed(cluster, home)
+    assert (entry["name"], entry["status"]) == ("boxed", "pending")
+    assert "cannot pull its image: not found" in entry["detail"]
+    assert entry["url"] == f"http://boxed.{namespace}.svc:30010"
     assert deploy(cluster, home, "status", "boxed")[0] == 6
 
     elsewhere = Home(home.root.parent / "elsewhere")
@@ -313,15 +313,15 @@ def test_concurrent_starts_have_exactly_one_winner(
             return error
 
     with ThreadPool(together.parties) as pool:
-        told = pool.map(start, range(together.parties), chunksize=1)
-    [winner] = [each for each in told if isinstance(each, Unit)]
-    lost = [each for each in told if isinstance(each, NameTakenError)]
+        results = pool.map(start, range(together.parties), chunksize=1)
+    [winner] = [result for result in results if isinstance(result, Unit)]
+    lost = [result for result in results if isinstance(result, NameTakenError)]
     assert {error.message for error in lost} == {f"`boxed` exists in namespace `{namespace}`"}
     made = cluster.get("deployments,services,networkpolicies", "--namespace", namespace, "--selector", "deploy.name")
     assert len(made) == 3
-    assert {each["metadata"]["annotations"]["deploy.run-dir"] for each in made} == {winner.run_dir}
+    assert {obj["metadata"]["annotations"]["deploy.run-dir"] for obj in made} == {winner.run_dir}
 
-    [runtime] = [each for each, end in zip(runtimes, told, strict=True) if end is winner]
+    [runtime] = [runtime_ for runtime_, end in zip(runtimes, results, strict=True) if end is winner]
     with ThreadPool(1) as pool:
         stopping = pool.apply_async(runtime.stop, (winner,), {"grace": 0})
         wait_for(lambda: ends_pods(cluster, namespace) and stopping.ready())
@@ -332,7 +332,7 @@ def test_temporary_api_server_outage_is_tolerated(
     cluster: OwnCluster, home: Home, namespace: str, command: Callable[..., Running]
 ) -> None:
     """What a start that is interrupted meanwhile cannot remove is said, with the command that does."""
-    starting = command(*up_words(namespace, *HOST_PATH, patience=600))
+    starting = command(*up_words(namespace, *HOST_PATH, minutes=600))
     container_says(cluster, namespace, {"waiting": {"reason": "ContainerCreating"}})
     starting.wait_for("waiting for its image and volumes on node-a")
     cluster.end_api()
@@ -361,7 +361,7 @@ def test_temporary_api_server_outage_is_tolerated(
 def test_interrupted_start_leaves_no_objects(
     cluster: OwnCluster, namespace: str, command: Callable[..., Running], after: str
 ) -> None:
-    starting = command(*up_words(namespace, *HOST_PATH, patience=600))
+    starting = command(*up_words(namespace, *HOST_PATH, minutes=600))
     if after == "placed":
         the_pod(cluster, namespace)
     else:

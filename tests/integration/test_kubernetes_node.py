@@ -107,8 +107,8 @@ def test_server_starts_once_empty_pvc_is_filled(cluster_engine: ClusterEngine, c
     )
     serves = "import time; print('serves', flush=True); time.sleep(600)"
     server = cluster_engine.start("claimed", cluster_engine.artifacts(*settings, argv=("python3", "-c", serves)))
-    told = f"claim `models` has no `tiny`; copy `tests/tiny`, revision `{COMMIT[:8]}`, to its directory `tiny`"
-    wait_for(lambda: told in server.runtime.state(server.handle).detail)
+    message = f"claim `models` has no `tiny`; copy `tests/tiny`, revision `{COMMIT[:8]}`, to its directory `tiny`"
+    wait_for(lambda: message in server.runtime.state(server.handle).detail)
     shutil.copytree(tiny_model, claimed / "tiny")
     wait_for(lambda: server.runtime.state(server.handle).status is Status.RUNNING)
     server.runtime.stop(server.handle, grace=0)
@@ -157,14 +157,14 @@ def test_leader_worker_set_pods_form_one_server(cluster_engine: ClusterEngine, m
     assert KEY not in text
     [make_secret] = re.findall(r"^#   (printf .*)$", text, re.MULTILINE)
     subprocess.run(["bash", "-c", make_secret], env={**os.environ, "SGLANG_KEY": KEY}, check=True)
-    objects = {each["kind"]: each for each in yaml.safe_load_all(text)}
+    objects = {obj["kind"]: obj for obj in yaml.safe_load_all(text)}
     of_server = ("--selector", "deploy.name=cpu-tiny")
     with ExitStack() as last:
         last.enter_context(cluster_engine.node.joined_pods())
         last.callback(cluster.kubectl, "delete", "secret", "cpu-tiny-key")
         last.callback(cluster.kubectl, "delete", "pods,services,configmaps", *of_server, "--force", "--grace-period=0")
-        for each in (objects["Service"], objects["ConfigMap"], pod_of_group(objects["LeaderWorkerSet"], "")):
-            cluster.kubectl("apply", "--filename", "-", stdin=json.dumps(each))
+        for obj in (objects["Service"], objects["ConfigMap"], pod_of_group(objects["LeaderWorkerSet"], "")):
+            cluster.kubectl("apply", "--filename", "-", stdin=json.dumps(obj))
         wait_for(lambda: all("podIP" in pod["status"] for pod in cluster.get("pods", *of_server)))
         [address] = (pod["status"]["podIP"] for pod in cluster.get("pods", *of_server))
         worker = pod_of_group(objects["LeaderWorkerSet"], address)
@@ -202,7 +202,7 @@ def pod_of_group(group: dict[str, Any], leader: str) -> dict[str, Any]:
 def addresses_of(cluster: OwnCluster) -> list[str]:
     """The addresses to which the Service of the server leads: those of ready pods that it selects."""
     found = cluster.get("endpoints", "--field-selector", "metadata.name=cpu-tiny")
-    subsets = [subset for each in found for subset in each.get("subsets", ())]
+    subsets = [subset for endpoints in found for subset in endpoints.get("subsets", ())]
     return [address["ip"] for subset in subsets for address in subset.get("addresses", ())]
 
 
@@ -232,9 +232,9 @@ def test_real_sglang_pod_full_lifecycle(
     assert "is already up" in again.stderr, again.stderr
 
     status = deploy.run("status", NAME, "--json", **key)
-    (told,) = json.loads(status.stdout)
-    assert (told["status"], told["health"], told["restarts"]) == ("running", "healthy", 0)
-    assert told["url"] == f"http://{NAME}.default.svc:30010"
+    (report,) = json.loads(status.stdout)
+    assert (report["status"], report["health"], report["restarts"]) == ("running", "healthy", 0)
+    assert report["url"] == f"http://{NAME}.default.svc:30010"
     assert deploy.run("ask", NAME, "Once", "--tokens", "4", **key).returncode == 0
     smoke = deploy.run("smoke", NAME, **key)
     assert smoke.returncode == 0, smoke.stdout + smoke.stderr

@@ -52,7 +52,7 @@ def test_closed_pipe_ends_command_quietly(gone: int) -> None:
 @pytest.mark.parametrize("how", ["by the command", "by the command above it"])
 def test_closed_pipe_is_ignored_after_irreversible_step(gone: int, how: str) -> None:
     ours = how == "by the command"
-    done = run(f"{'streams.ignore_sigpipe(); ' if ours else ''}{WRITE}{SAY}", stdout=gone, **_told(ours=ours))
+    done = run(f"{'streams.ignore_sigpipe(); ' if ours else ''}{WRITE}{SAY}", stdout=gone, **_outcome(ours=ours))
     assert (done.returncode, done.stderr) == (0, "still here, Broken pipe")
 
 
@@ -74,7 +74,7 @@ def test_irreversible_steps_disable_sigpipe(gone: int, tmp_path: Path, step: str
     assert done.returncode == (0 if step in STEPS else 141), done.stderr
 
 
-def _told(*, ours: bool) -> dict[str, str]:
+def _outcome(*, ours: bool) -> dict[str, str]:
     return {} if ours else {"DEPLOY_IGNORE_SIGPIPE": "1"}
 
 

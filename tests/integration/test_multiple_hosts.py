@@ -27,17 +27,19 @@ def test_unreachable_host_does_not_stop_others(tmp_path: Path, monkeypatch: pyte
         hosts = ["--host", url, "--host", url.replace("127.0.0.1", "localhost"), "--host", "ssh://nowhere.invalid"]
         port = url.rpartition(":")[2]
         found = deploy.run("status", *hosts, "--json")
-        told = json.loads(found.stdout)
-        assert list(told) == [f"127-0-0-1-{port}", f"localhost-{port}", "nowhere-invalid"]
-        assert [isinstance(told[name], list) for name in told] == [True, True, True]
+        report = json.loads(found.stdout)
+        assert list(report) == [f"127-0-0-1-{port}", f"localhost-{port}", "nowhere-invalid"]
+        assert [isinstance(report[name], list) for name in report] == [True, True, True]
         assert "nowhere-invalid: error: " in found.stderr
         assert found.returncode == 4
         outcomes = [line.split()[0] for line in found.stderr.splitlines()[-4:]]
-        assert outcomes == ["node", *told]
+        assert outcomes == ["node", *report]
 
         shown = deploy.run("status", *hosts[:4])
         assert shown.returncode == 0, shown.stderr
-        for name in list(told)[:2]:  # of these machines' one Docker another worker may have servers now: they are shown
+        for name in list(report)[
+            :2
+        ]:  # of these machines' one Docker another worker may have servers now: they are shown
             assert f"{name}: no server" in shown.stderr or f"{name}: " in shown.stdout
 
 

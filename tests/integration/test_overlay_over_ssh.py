@@ -62,8 +62,8 @@ def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "config.json").write_text(json.dumps(CONFIG))
     for name, dtypes in TENSORS.items():
         write_tensors(folder / name, {tensor: (dtype, (1,)) for tensor, dtype in dtypes.items()})
-    places = {tensor: name for name, tensors in TENSORS.items() for tensor in tensors}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    files = {tensor: name for name, tensors in TENSORS.items() for tensor in tensors}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
     return folder
 
 
@@ -130,9 +130,9 @@ def test_incomplete_remote_checkpoint_leaves_no_mirror(far: HostRef, tmp_path: P
     assert not [path for path in far.home.root.rglob("*") if path.is_file()]
 
 
-@pytest.mark.parametrize(("recipe", "told"), [("wafer", True), ("amd52", False)])
+@pytest.mark.parametrize(("recipe", "is_reported"), [("wafer", True), ("amd52", False)])
 def test_separate_shared_experts_of_remote_checkpoint_disable_fusion(
-    far: HostRef, tmp_path: Path, recipe: str, told: bool, monkeypatch: pytest.MonkeyPatch
+    far: HostRef, tmp_path: Path, recipe: str, is_reported: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By its own headers, read over there before a start; unread, nothing is said of it."""
     unverified(monkeypatch)
@@ -145,6 +145,6 @@ def test_separate_shared_experts_of_remote_checkpoint_disable_fusion(
     assert decide_beforehand(request, source, far).plan == PLAN
     prepare.ensure_checkpoint(PLAN, far, stage=False)
     flags = {flag.name: flag for flag in decide_beforehand(request, source, far).plan.flags}
-    assert ("disable-shared-experts-fusion" in flags) == told
-    if told:
+    assert ("disable-shared-experts-fusion" in flags) == is_reported
+    if is_reported:
         assert "shared" in flags["disable-shared-experts-fusion"].source

@@ -61,8 +61,8 @@ def _headers() -> Path:
         (apt / folder).mkdir(parents=True, exist_ok=True)
     key = "/usr/share/keyrings/debian-archive-keyring.gpg"
     (apt / "sources.list").write_text(f"deb [signed-by={key}] {_mirror()} experimental main\n")
-    places = {"Etc::sourcelist": "sources.list", "State::lists": "lists", "Cache": "cache"}
-    options = [word for name, place in places.items() for word in ("-o", f"Dir::{name}={apt / place}")]
+    paths = {"Etc::sourcelist": "sources.list", "State::lists": "lists", "Cache": "cache"}
+    options = [word for name, path in paths.items() for word in ("-o", f"Dir::{name}={apt / path}")]
     options += ["-o", "Dir::Etc::sourceparts=-", "-o", "APT::Sandbox::User=root", "-qq"]
     for command in (["update"], ["download", "libamdhip64-dev"]):
         subprocess.run(["apt-get", *options, *command], cwd=apt, check=False, capture_output=True)

@@ -32,15 +32,15 @@ Held = dict[str, object]  # what a rank holds to be accepted
 @pytest.fixture(scope="module")
 def verified(cpu_environment: venv.Venv, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[Held]]:
     """What each rank holds, by the folder that was named for it: all in one process, which imports torch once."""
-    place = tmp_path_factory.mktemp("ranks")
+    directory = tmp_path_factory.mktemp("ranks")
     packages = {f"{version} without": unpacked(version) for version in VERSIONS}
-    packages |= {f"{version} with": patched(version, place / f"{version} patched") for version in VERSIONS}
+    packages |= {f"{version} with": patched(version, directory / f"{version} patched") for version in VERSIONS}
     for name in packages:
-        (place / name).mkdir()
-    pairs = [str(word) for name, package in packages.items() for word in (package, place / name)]
+        (directory / name).mkdir()
+    pairs = [str(word) for name, package in packages.items() for word in (package, directory / name)]
     done = run_forked(cpu_environment.python, {"": Program(program=str(RANKS), argv=tuple(pairs))})[""]
     assert done.returncode == 0, done.stderr[-3000:]
-    return lambda name: [json.loads((place / name / f"{rank}.json").read_text()) for rank in (0, 1)]
+    return lambda name: [json.loads((directory / name / f"{rank}.json").read_text()) for rank in (0, 1)]
 
 
 def patched(version: str, folder: Path) -> Path:

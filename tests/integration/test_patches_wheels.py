@@ -112,9 +112,9 @@ def test_patched_file_preprocesses_like_upstream_file(patched: Path, define: str
 def preprocessed(text: str, define: str) -> str:
     """What the preprocessor leaves of a file, its includes standing as they are instead of being followed."""
     text = re.sub(r"//.*|^#pragma once", "", text, flags=re.MULTILINE)
-    kept = re.sub(r"^#include (.*)$", r"INCLUDED(\1)", text, flags=re.MULTILINE)
+    without_includes = re.sub(r"^#include (.*)$", r"INCLUDED(\1)", text, flags=re.MULTILINE)
     argv = ["g++", "-E", "-P", "-x", "c++", define, "-"]
-    return subprocess.run(argv, input=kept, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(argv, input=without_includes, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")

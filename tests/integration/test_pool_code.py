@@ -69,14 +69,14 @@ def ask(environment: Venv, version: str, cases: Mapping[str, object]) -> dict[st
     program = Program(program=str(SCRIPT), argv=(str(unpacked(version)),), stdin=json.dumps(cases))
     done = run_forked(environment.python, {"": program})[""]
     assert done.returncode == 0, done.stderr[-3000:]
-    told: dict[str, dict[str, float]] = json.loads(done.stdout)
-    return told
+    report: dict[str, dict[str, float]] = json.loads(done.stdout)
+    return report
 
 
 @pytest.mark.parametrize("bounded", [True, False], ids=["bounded", "share"])
 def test_deepseek_v4_1_cache_size_matches_sglang(cpu_environment: Venv, bounded: bool) -> None:
     case = {"config": V41, "tp": 2, "element": 1, "running": 128, "env": {}} | ({"bounded": 1} if bounded else {})
-    told = ask(cpu_environment, "0.5.21", {str(drafts): {**case, "drafts": drafts} for drafts in (0, 6)})
+    answers = ask(cpu_environment, "0.5.21", {str(drafts): {**case, "drafts": drafts} for drafts in (0, 6)})
     share = () if bounded else ("flags.swa-full-tokens-ratio=0.1",)
     for drafts, off in ((6, ()), (0, ("flags.speculative-algorithm=null", "flags.speculative-dspark-block-size=null"))):
         overrides = ["flags.chunked-prefill-size=8192", *share, *off]
@@ -84,8 +84,8 @@ def test_deepseek_v4_1_cache_size_matches_sglang(cpu_environment: Venv, bounded:
         assert cache is not None
         assert cache.requests is not None
         print(f"{drafts} drafts: {cache.token_bytes:,.2f} B a token, {cache.requests.bytes:,} B for 128 requests")
-        assert cache.token_bytes == pytest.approx(told[str(drafts)]["token"], abs=0.01)
-        assert cache.requests.bytes == pytest.approx(told[str(drafts)]["fixed"], abs=1)
+        assert cache.token_bytes == pytest.approx(answers[str(drafts)]["token"], abs=0.01)
+        assert cache.requests.bytes == pytest.approx(answers[str(drafts)]["fixed"], abs=1)
 
 
 def computed(name: str) -> KvCache:
@@ -97,15 +97,15 @@ def computed(name: str) -> KvCache:
 
 @pytest.mark.parametrize("name", CASES)
 def test_cache_bytes_match_sglang_pool_code(real: dict[str, dict[str, float]], name: str) -> None:
-    told, cache = real[name], computed(name)
-    print(f"{name}: computed {cache.token_bytes:,.2f} B, sglang {told['token']:,.2f} B a token")
-    assert cache.token_bytes == pytest.approx(told["token"], abs=0.01)
-    if "state" in told:
+    measured, cache = real[name], computed(name)
+    print(f"{name}: computed {cache.token_bytes:,.2f} B, sglang {measured['token']:,.2f} B a token")
+    assert cache.token_bytes == pytest.approx(measured["token"], abs=0.01)
+    if "state" in measured:
         assert cache.requests is not None
-        assert cache.requests.per_request == told["state"]
-    if "fixed" in told:
+        assert cache.requests.per_request == measured["state"]
+    if "fixed" in measured:
         assert cache.requests is not None
-        assert cache.requests.bytes == told["fixed"]
+        assert cache.requests.bytes == measured["fixed"]
 
 
 @pytest.mark.parametrize("name", STATES)

@@ -17,9 +17,9 @@ pytestmark = [pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not
 
 def real(text: str, *options: str) -> list[str] | None:
     """The words that the real preprocessor leaves, None for a text that it refuses; `#include` is written INCLUDED."""
-    kept = text.replace("#include", "INCLUDED")
+    without_includes = text.replace("#include", "INCLUDED")
     argv = ["g++", "-E", "-P", "-x", "c++", "-std=c++20", *options, "-"]
-    done = subprocess.run(argv, input=kept, capture_output=True, text=True, check=False)
+    done = subprocess.run(argv, input=without_includes, capture_output=True, text=True, check=False)
     return done.stdout.split() if done.returncode == 0 else None
 
 

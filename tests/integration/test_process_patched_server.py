@@ -186,5 +186,5 @@ def test_every_server_process_uses_patched_copy(marked: CommandLine, package: Pa
     assert json.loads(again.stdout)["already_up"], again.stderr
     with marked.running(*argv, "--replace") as replacing:
         replacing.wait_for(f"patched sglang found at {copy}")  # from here on it is as the first time
-        code, said = replacing.end(signal.SIGINT)
-    assert code == 130, said
+        code, output = replacing.end(signal.SIGINT)
+    assert code == 130, output

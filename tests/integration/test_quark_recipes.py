@@ -88,7 +88,8 @@ def test_target_model_loads_as_predicted(
     fused, apart = (loaded[version, kind][recipe] for kind in ("on", "off"))
     assert (fused["loaded"] is not None, apart["loaded"] is not None) == TABLE[recipe][2:], (fused, apart)
     fatal = any(
-        each.is_fatal_in(version) for each in compare_with_config(local_summary(checkpoints / recipe), drafts=False)
+        mismatch.is_fatal_in(version)
+        for mismatch in compare_with_config(local_summary(checkpoints / recipe), drafts=False)
     )
     assert fatal == (not TABLE[recipe][3]), "what does not load even unfused is refused"
     fusion = decide_fusion(glm(version), read_experts(Checkpoint.local(checkpoints / recipe)))
@@ -102,9 +103,9 @@ def glm(version: str) -> Plan:
 
 
 def test_loaded_models_have_no_unset_parameters(loaded: Mapping[tuple[str, str], Loaded]) -> None:
-    for each in (results[name] for results in loaded.values() for name in results if name != "ordinary"):
-        if each["loaded"]:
-            left = [name for name in each["untouched"] if not name.endswith((".k_scale", ".v_scale"))]
+    for result_ in (results[name] for results in loaded.values() for name in results if name != "ordinary"):
+        if result_["loaded"]:
+            left = [name for name in result_["untouched"] if not name.endswith((".k_scale", ".v_scale"))]
             given_later = {"model.embed_tokens.weight", "lm_head.weight"}  # to a draft, from its target
             unused = {name for name in left if name.startswith("model.layers.3.self_attn.indexer.")}  # it takes 2's
             assert {*left} <= given_later | unused
@@ -114,7 +115,7 @@ def test_unprepared_quark_checkpoint_loads_in_sglang_but_is_rejected(
     ordinary: Path, loaded: Mapping[tuple[str, str], Loaded]
 ) -> None:
     assert loaded["0.5.14", "off"]["ordinary"]["loaded"] == "GlmMoeDsaForCausalLM"
-    assert any(each.fatal for each in compare_with_config(local_summary(ordinary), drafts=False))
+    assert any(mismatch.fatal for mismatch in compare_with_config(local_summary(ordinary), drafts=False))
 
 
 @pytest.mark.parametrize("version", ["0.5.18", "0.5.19", "0.5.23"])

@@ -28,28 +28,28 @@ KILLED = "glm-5.2-amd"
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What real Quark makes by each recipe, in environments of the user's home; one was killed in the middle."""
-    place = tmp_path_factory.mktemp("real-quark")
-    write_source(place / "tiny")
-    (place / "home").mkdir()
+    directory = tmp_path_factory.mktemp("real-quark")
+    write_source(directory / "tiny")
+    (directory / "home").mkdir()
     users = Home.from_environment().environments
     users.mkdir(parents=True, exist_ok=True)
-    (place / "home" / "environments").symlink_to(users)
+    (directory / "home" / "environments").symlink_to(users)
     for recipe in REAL_FILES:
         if recipe == KILLED:
-            _kill_in_the_middle(Quantizing(place, recipe, "--workers", "1", recipe=recipe, real=True))
-        code, said = Quantizing(place, recipe, "--workers", "1", recipe=recipe, real=True).end()
-        print(said)
-        assert code == 0, said
-        assert recipe != KILLED or "shards are done" in said
-        write_overlay(place / recipe, place / f"{recipe}-ours", ["mtp-exclude"])
-    return place
+            _kill_in_the_middle(Quantizing(directory, recipe, "--workers", "1", recipe=recipe, real=True))
+        code, output = Quantizing(directory, recipe, "--workers", "1", recipe=recipe, real=True).end()
+        print(output)
+        assert code == 0, output
+        assert recipe != KILLED or "shards are done" in output
+        write_overlay(directory / recipe, directory / f"{recipe}-ours", ["mtp-exclude"])
+    return directory
 
 
 def _kill_in_the_middle(quantizing: Quantizing) -> None:
     quantizing.wait_for_shards(1, within=600, interval=0.002)
     quantizing.process.send_signal(signal.SIGKILL)
-    code, said = quantizing.end()
-    print(said, f"killed; left are {[path.name for path in quantizing.shards()]}")
+    code, output = quantizing.end()
+    print(output, f"killed; left are {[path.name for path in quantizing.shards()]}")
     assert code == -signal.SIGKILL
     assert 1 <= len(quantizing.shards()) < 5
     assert not quantizing.workers()

@@ -61,9 +61,9 @@ def write_profile(home: Path, port: int) -> None:
     load = (shipped / "workloads/smoke-tiny.yaml").read_text()
     load = load.replace("request_rates: [1.0, 2.0, 4.0]", "request_rates: [4.0]").replace("requests: 40", "requests: 8")
     (profiles / "workloads/short.yaml").write_text(load)
-    figures, _, _ = (shipped / "published/wafer-glm52.yaml").read_text().partition("\nreproduce:")
+    values, _, _ = (shipped / "published/wafer-glm52.yaml").read_text().partition("\nreproduce:")
     runs = f"[{{profile: {NAME}, workloads: [short]}}]"
-    (profiles / "published/wafer-glm52.yaml").write_text(f"{figures}\nreproduce:\n  summary: ours\n  runs: {runs}\n")
+    (profiles / "published/wafer-glm52.yaml").write_text(f"{values}\nreproduce:\n  summary: ours\n  runs: {runs}\n")
 
 
 def write_programs(programs: Path) -> None:
@@ -112,7 +112,7 @@ def test_dstack_commands_build_wheel_and_render_service(tmp_path: Path) -> None:
 @needs_sshd
 def test_page_commands_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     port, local = free_port(), free_port()
-    node, home, programs, ssh = (tmp_path / each for each in ("node", "home", "programs", "ssh"))
+    node, home, programs, ssh = (tmp_path / name for name in ("node", "home", "programs", "ssh"))
     clone = tmp_path / f"clone-{os.getpid()}"  # its name is that of a folder in /tmp of the node
     for folder in (node, ssh):
         folder.mkdir()
@@ -136,10 +136,10 @@ def test_page_commands_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         finally:
             shutil.rmtree(Path("/tmp/deploy-tool", clone.name), ignore_errors=True)
     log = node / "sky.log"
-    said = done.stdout + done.stderr + (log.read_text() if log.exists() else "")
-    assert done.returncode == 0, said
+    output = done.stdout + done.stderr + (log.read_text() if log.exists() else "")
+    assert done.returncode == 0, output
     assert '"id":"tiny"' in done.stdout.replace('": "', '":"')
-    assert f"`{NAME}` is up" in said
+    assert f"`{NAME}` is up" in output
     (measured,) = json.loads((clone / "results/wafer-glm52/report.json").read_text())["comparisons"]
     assert [row["rate_rps"] for row in measured["rows"]] == [4.0]
     wait_for(lambda: not processes_with(f"--port {port}"))

@@ -67,8 +67,8 @@ def test_every_scheduler_reads_the_same_kernel_table(replicas: CpuServer, table:
 def test_logprobs_cover_every_rank_and_detect_dtype(replicas: CpuServer, server: CpuServer) -> None:
     options = ProbeOptions(tolerance=None, max_length=512, allow_other_checkpoint=False)
     rounded, exact = (
-        ProbeSide(name="tiny", engines=(("", target_of(each.plan, url=each.url, api_key=None)),), source=None, run=None)
-        for each in (server, replicas)
+        ProbeSide(name="tiny", engines=(("", target_of(side.plan, url=side.url, api_key=None)),), source=None, run=None)
+        for side in (server, replicas)
     )
     report, _ = run_probe(exact, measure_reference(rounded, options), options, reference_name="bf16")
     print(report.to_table())
@@ -109,8 +109,8 @@ def test_every_rank_is_checked_and_dead_rank_reported(replicas: CpuServer, tmp_p
     wait_for(lambda: dead_processes(group, server) == "rank DP1 has ended while the server runs")
     dead = smoke_test(target, faults=None, timeout=4).failures
     assert any("within 4 s" in check.evidence for check in dead), dead
-    code, said = look(replicas, tmp_path)
-    assert (code, "rank 1 makes no progress" in said) == (1, True), said  # and the other one may hang with it
+    code, output = look(replicas, tmp_path)
+    assert (code, "rank 1 makes no progress" in output) == (1, True), output  # and the other one may hang with it
     assert replicas.runtime.state(replicas.handle).status is Status.RUNNING
 
     replicas.runtime.stop(replicas.handle, grace=2)  # without a bound it would not come back: the server hangs
@@ -119,11 +119,11 @@ def test_every_rank_is_checked_and_dead_rank_reported(replicas: CpuServer, tmp_p
     assert not healthy(replicas.url)
 
 
-def check(pid: int, table: Path, place: str) -> None:
+def check(pid: int, table: Path, state: str) -> None:
     """The process has the variable, and at its own `place` the bytes of `table`."""
     environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    assert f"{VARIABLE}={place}".encode() in environment
-    assert Path(f"/proc/{pid}/root{place}").read_bytes() == table.read_bytes()
+    assert f"{VARIABLE}={state}".encode() in environment
+    assert Path(f"/proc/{pid}/root{state}").read_bytes() == table.read_bytes()
 
 
 @pytest.fixture

@@ -101,13 +101,13 @@ def test_report_fits_phone_and_plots_contain_data(chromium: str, tmp_path: Path)
 def test_report_with_long_names_fits(chromium: str, tmp_path: Path) -> None:
     """Long names of directories, requests over time, errors and changes: nothing is cut and nothing is too wide."""
     failed = FailureCount(kind="stream-error", count=4, example="x" * 300)
-    for place in range(2):
+    for index in range(2):
         result = tp4dp2()
         points = tuple(replace(point, failures=(failed,)) for point in result.points)
-        plan = {"flags": [{"name": "a-setting-of-quite-some-length", "values": [f"/a/long/path/{place}" * 6]}]}
-        location = replace(result.run.provenance, plan=plan, plan_digest=str(place))
+        plan = {"flags": [{"name": "a-setting-of-quite-some-length", "values": [f"/a/long/path/{index}" * 6]}]}
+        location = replace(result.run.provenance, plan=plan, plan_digest=str(index))
         own = replace(result, run=replace(result.run, provenance=location), points=points)
-        save(own, tmp_path / f"a-directory-with-a-rather-long-name-{place}")
+        save(own, tmp_path / f"a-directory-with-a-rather-long-name-{index}")
     results = find_results([tmp_path])
     made = make_report(results, published="none", prices=())
     for frame in measured(chromium, write_report(made, tmp_path)[0]):

@@ -42,10 +42,10 @@ def publication(tmp_path: Path) -> Publication:
             ("output_tokens: 24", "output_tokens: 12"),
         )
     )
-    figures, _, _ = (SHIPPED / "published" / "wafer-glm52.yaml").read_text().partition("\nreproduce:")
+    values, _, _ = (SHIPPED / "published" / "wafer-glm52.yaml").read_text().partition("\nreproduce:")
     runs = f"[{{profile: {profile}, workloads: [{workload}]}}]"
     file = tmp_path / "mine.yaml"
-    file.write_text(f"{figures}\nreproduce:\n  summary: on a CPU\n  runs: {runs}\n")
+    file.write_text(f"{values}\nreproduce:\n  summary: on a CPU\n  runs: {runs}\n")
     return Publication(file, profile, port)
 
 
@@ -58,9 +58,9 @@ def changed(file: Path, *changes: tuple[str, str]) -> str:
     return text
 
 
-def commands(said: str) -> list[str]:
+def commands(text: str) -> list[str]:
     """The commands in the order they were begun: `[2/4] deploy bench …`."""
-    return [line.partition("] deploy ")[2] for line in said.splitlines() if "] deploy " in line]
+    return [line.partition("] deploy ")[2] for line in text.splitlines() if "] deploy " in line]
 
 
 def test_interrupted_reproduction_is_resumed(publication: Publication, tmp_path: Path) -> None:
@@ -71,9 +71,9 @@ def test_interrupted_reproduction_is_resumed(publication: Publication, tmp_path:
         first.wait_for("no step `stage` for `tiny-again`")
         first.wait_for(r"^\[4/6\] deploy bench")
         first.wait_for("5 rps: 10 requests")
-        code, said = first.end(signal.SIGINT)
-    assert code == 130, said
-    assert "repeat the command to continue" in said
+        code, output = first.end(signal.SIGINT)
+    assert code == 130, output
+    assert "repeat the command to continue" in output
     nothing_is_left(deploy, publication.port)
 
     second = deploy.run(*again)

@@ -20,7 +20,7 @@ ROUNDS = 80
 WORKLOAD = load_workload("smoke-tiny").model_copy(
     update={"output_tokens": 4, "requests": 3, "request_rates": (40.0, 41.0), "num_prefixes": 1, "timeout_s": 5.0}
 )
-ODD = (None, [], {}, -1, 1.5, True, "1", "", float("nan"), 10**400, [[]], {"a": 1}, 0, "complete", "interrupted")
+UNEXPECTED = (None, [], {}, -1, 1.5, True, "1", "", float("nan"), 10**400, [[]], {"a": 1}, 0, "complete", "interrupted")
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +51,11 @@ def measured(request_of: BenchRequest) -> str:
     return (request_of.directory / RESULT_FILE).read_text()
 
 
-def places(data: object, at: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+def paths(data: object, at: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
     """Every key and index in a document."""
     for key, value in data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ():
         yield (*at, key)
-        yield from places(value, (*at, key))
+        yield from paths(value, (*at, key))
 
 
 def damaged(text: str, dice: Random) -> str:
@@ -71,14 +71,14 @@ def damaged(text: str, dice: Random) -> str:
         data["points"] += dice.choices(data["points"], k=dice.randrange(3))
         return json.dumps(data)
     # half of them in a point: that is what would be lost
-    *way, last = dice.choice([place for place in places(data) if kind < 5 or place[0] == "points"])
+    *way, last = dice.choice([keys for keys in paths(data) if kind < 5 or keys[0] == "points"])
     inside = data
     for step in way:
         inside = inside[step]
     if dice.random() < 0.3:
         del inside[last]
     else:
-        inside[last] = dice.choice(ODD)
+        inside[last] = dice.choice(UNEXPECTED)
     return json.dumps(data)
 
 

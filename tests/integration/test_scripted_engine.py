@@ -55,27 +55,27 @@ def servers_of(pair: Pair) -> list[CpuServer]:
     """The real one, and the other."""
     plan = pair.handle.require_plan()
     runtime = ProcessRuntime(pair.deploy.home)
-    return [CpuServer(handle=each.unit, runtime=runtime, plan=plan) for each in pair.handle.replicas]
+    return [CpuServer(handle=replica.unit, runtime=runtime, plan=plan) for replica in pair.handle.replicas]
 
 
 def test_scripted_engine_reports_same_version_as_sglang(cpu_engine: CpuEngine) -> None:
     asked = [subprocesses.run([str(python), "-c", interpreter._ASK]) for python in (cpu_engine.python, ENGINE)]
-    real, scripted = (json.loads(told.stdout) for told in asked)
+    real, scripted = (json.loads(done.stdout) for done in asked)
 
     assert (scripted.keys(), scripted["sglang"]) == (real.keys(), real["sglang"])
 
 
 def test_scripted_engine_responses_and_logs_match_sglang(pair: Pair) -> None:
     real, scripted = (seen(server) for server in servers_of(pair))
-    assert {what: said for what, said in scripted.items() if said != real[what]} == {}, real
-    twin, double = servers_of(pair)
-    wait_for(lambda: counters(twin) == counters(double))  # sglang gathers them from its processes, by and by
+    assert {what: value for what, value in scripted.items() if value != real[what]} == {}, real
+    replacement, double = servers_of(pair)
+    wait_for(lambda: counters(replacement) == counters(double))  # sglang gathers them from its processes, by and by
 
 
 def test_gateway_routes_prompts_to_cached_replica(pair: Pair) -> None:
     prompts = [f"{number} is a number and {number} is its name, which is long enough to be kept" for number in range(8)]
     with pair.client() as client:
-        first, second = ([complete(client, prompt=each).json() for each in prompts] for _ in range(2))
+        first, second = ([complete(client, prompt=prompt).json() for prompt in prompts] for _ in range(2))
     assert all(answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in second)
     assert [answer["choices"][0]["text"] for answer in first] == [answer["choices"][0]["text"] for answer in second]
     top = json.loads(pair.deploy.run("top", NAME, "--once", "--json").stdout)
@@ -100,8 +100,8 @@ def test_panels_have_data_and_faults_fire_only_their_alerts(pair: Pair, tmp_path
         for url in (pair.url, real.url, scripted.url):
             headers = {"Authorization": f"Bearer {KEY.reveal()}"}
             assert httpx.post(f"{url}/v1/completions", json=streamed, headers=headers, trust_env=False).is_success
-        each = {'up{server="pair",job="deploy"}', 'deploy:generation_tokens:rate5m{server="pair"}'}
-        return {query for query in queries if len(prometheus.ask(query)) < (2 if query in each else 1)}
+        names = {'up{server="pair",job="deploy"}', 'deploy:generation_tokens:rate5m{server="pair"}'}
+        return {query for query in queries if len(prometheus.ask(query)) < (2 if query in names else 1)}
 
     def fires() -> set[str]:
         return {alert["labels"]["alertname"] for alert in prometheus.alerts() if alert["state"] == "firing"}
@@ -111,14 +111,14 @@ def test_panels_have_data_and_faults_fire_only_their_alerts(pair: Pair, tmp_path
         assert fires() == set()
         control = Path(pair.handle.run_dir, "gateway.key").read_text()
         with httpx.Client(base_url=pair.url, headers={"Authorization": f"Bearer {control}"}, trust_env=False) as client:
-            taken = next(each for each in client.get("/workers").json()["workers"] if each["url"] == real.url)
+            taken = next(worker for worker in client.get("/workers").json()["workers"] if worker["url"] == real.url)
             assert client.delete(f"/workers/{taken['id']}").status_code == 202
         wait_for(lambda: fires() == {"DeployReplicaNotRouted"})
-        its_end = told(real, signal.SIGTERM)
+        its_end = ending_of(real, signal.SIGTERM)
         wait_for(lambda: fires() == {"DeployReplicaDown"})
         os.kill(pair.pid(pair.handle), signal.SIGKILL)
         wait_for(lambda: fires() == {"DeployReplicaDown", "DeployGatewayDown"})
-        assert told(scripted, signal.SIGTERM) == its_end
+        assert ending_of(scripted, signal.SIGTERM) == its_end
         wait_for(lambda: fires() == {"DeployServerDown", "DeployGatewayDown"})
 
 
@@ -169,8 +169,8 @@ def seen(server: CpuServer) -> Mapping[str, object]:
         tokenized = client.post(endpoints.TOKENIZE, tokenize_body(name, "Once upon a time"))
         scoring = scoring_body([[7] * 16, [9] * 16], top=2, tokens=3, start=4)
         scored = [
-            read_scored(each, (7 + 2 * place,) * 16, start=4, tokens=3, top=2)
-            for place, each in enumerate(client.post_list(endpoints.GENERATE, scoring))
+            read_scored(item, (7 + 2 * index,) * 16, start=4, tokens=3, top=2)
+            for index, item in enumerate(client.post_list(endpoints.GENERATE, scoring))
         ]
         return {
             "health": client.health(tries=3),
@@ -186,8 +186,8 @@ def seen(server: CpuServer) -> Mapping[str, object]:
                 client.post_status(path, b"{broken") for path in (endpoints.GENERATE, endpoints.CHAT_COMPLETIONS)
             ],
             "counts": [
-                (len(each.ids), each.prompt_tokens, each.completion_tokens, each.cached_tokens, each.dp_rank)
-                for each in (first, again)
+                (len(answer.ids), answer.prompt_tokens, answer.completion_tokens, answer.cached_tokens, answer.dp_rank)
+                for answer in (first, again)
             ],
             "greedy": first.ids == again.ids,
             "chat": (
@@ -201,8 +201,8 @@ def seen(server: CpuServer) -> Mapping[str, object]:
             "structured": (structured.finish_reason, json.loads(structured.text)["ready"]),
             "tokens of a text": len(tokenized) > 0,
             "scores": [
-                [(len(part.actual), [len(top) for top in part.top]) for part in (each.prompt, each.output)]
-                for each in scored
+                [(len(part.actual), [len(top) for top in part.top]) for part in (answer.prompt, answer.output)]
+                for answer in scored
             ],
             "choices": (has_choices(events[0]), has_choices(events[-1])),
             "stages": stages(server),
@@ -245,7 +245,7 @@ def tree(server: CpuServer) -> set[tuple[str, bool, bool, bool]]:
     }
 
 
-def told(server: CpuServer, number: signal.Signals) -> object:
+def ending_of(server: CpuServer, number: signal.Signals) -> object:
     """How it ends by a signal to the server alone."""
     (child,) = (process for process in processes_of(server.handle) if process.parent == leader_of(server))
     os.kill(child.pid, number)

@@ -21,8 +21,8 @@ TOKEN: Final = "hf_" + "q7Wn2" * 6
 @pytest.fixture
 def deploy(tmp_path: Path) -> Iterator[CommandLine]:
     """`deploy`, with a key in its shell."""
-    told = {"TELLTALE": f"{KEY}\n", "HF_TOKEN": f"{TOKEN}\n", "COPY_OF_IT": f"{KEY}\r\n"}  # as read from files
-    command = CommandLine(Home(tmp_path / "home"), told, fresh=True)
+    secrets = {"TELLTALE": f"{KEY}\n", "HF_TOKEN": f"{TOKEN}\n", "COPY_OF_IT": f"{KEY}\r\n"}  # as read from files
+    command = CommandLine(Home(tmp_path / "home"), secrets, fresh=True)
     yield command
     command.run("down", "telltale")
 
@@ -32,17 +32,17 @@ def forms(secret: str) -> list[str]:
     return [*(ENCODINGS[name](secret) for name in ENCODED), "\x1b[31m".join(secret)]
 
 
-def assert_untold(text: str, location: str) -> None:
+def assert_not_in(text: str, location: str) -> None:
     """Of no form of the key, eight characters in a row."""
     text = "".join(text.split())
     for secret in (KEY, TOKEN):
         for form in forms(secret):
             telling = "".join(form.split()).removeprefix("Authorization:Basic")[10:]
-            told = [telling[at : at + 8] for at in range(len(telling) - 7) if telling[at : at + 8] in text]
-            assert not told, f"{location}: {told[0]!r} in {text[:2000]}"
+            leaked = [telling[at : at + 8] for at in range(len(telling) - 7) if telling[at : at + 8] in text]
+            assert not leaked, f"{location}: {leaked[0]!r} in {text[:2000]}"
 
 
-def told_by_processes() -> dict[str, str]:
+def texts_of_processes() -> dict[str, str]:
     """What each process but this one was given that tells the key or the token, in its argv or its environment."""
     found = {}
     for path in [folder / name for folder in Path("/proc").glob("[0-9]*") for name in ("environ", "cmdline")]:
@@ -78,10 +78,10 @@ def test_api_key_echoed_by_server_never_leaks(deploy: CommandLine, tmp_path: Pat
         done = deploy.run(*words)
         assert done.returncode in {0, 8, 10}, done.stderr
         assert "Traceback" not in done.stderr
-        assert_untold(done.stdout + done.stderr, " ".join(words[:2]))
+        assert_not_in(done.stdout + done.stderr, " ".join(words[:2]))
         if words[0] in {"ask", "logs", "diagnose"}:
             assert "[REDACTED]" in done.stdout
-    assert told_by_processes() == {}
+    assert texts_of_processes() == {}
     running = json.loads(deploy.run("status", "--json").stdout)
     assert [server["status"] for server in running if server["name"] == "telltale"] == ["running"]
     deploy.run("down", "telltale")
@@ -90,7 +90,7 @@ def test_api_key_echoed_by_server_never_leaks(deploy: CommandLine, tmp_path: Pat
     assert {"server.log", "smoke.json", "plan.json"} <= {path.name for path in written}
     for path in written:
         if path.is_file():
-            assert_untold(path.read_text(errors="replace"), str(path))
+            assert_not_in(path.read_text(errors="replace"), str(path))
 
 
 @pytest.mark.parametrize("key", ["cpu-tiny", "null", "true"])

@@ -125,12 +125,12 @@ def ask(cpu_environment: Venv, tiny_model: Path, tmp_path_factory: pytest.TempPa
     }
     ended = run_forked(cpu_environment.python, programs)
 
-    def said(version: str, platform: str) -> dict[str, str]:
+    def help_of(version: str, platform: str) -> dict[str, str]:
         answered = ended[version, platform]
         assert answered.returncode == 0, answered.stderr[-2000:]
         return dict(zip(asked[version, platform], json.loads(answered.stdout.splitlines()[-1]), strict=True))
 
-    return said
+    return help_of
 
 
 def wrong(model: Path) -> dict[str, tuple[str, ...]]:

@@ -34,7 +34,7 @@ def up(port: int, *more: str) -> tuple[str, ...]:
         "timeouts.termination_grace=2",
         "model.questions=null",
     )
-    return ("up", "cpu-tiny", "--name", NAME, *(word for each in settings for word in ("--set", each)), *more)
+    return ("up", "cpu-tiny", "--name", NAME, *(word for setting in settings for word in ("--set", setting)), *more)
 
 
 @pytest.fixture(scope="module")

@@ -59,7 +59,15 @@ def gpu_python(tmp_path: Path) -> Path:
 def words(profile: str, name: str, *settings: str) -> list[str]:
     """`up` on Slurm, with a server that asks for a key."""
     every = ("server.api_key_env=THE_KEY", f"server.port={free_port()}", "timeouts.termination_grace=3", *settings)
-    return ["up", profile, "--runtime", "slurm", "--name", name, *(word for each in every for word in ("--set", each))]
+    return [
+        "up",
+        profile,
+        "--runtime",
+        "slurm",
+        "--name",
+        name,
+        *(word for setting in every for word in ("--set", setting)),
+    ]
 
 
 def scripted(name: str, *settings: str) -> list[str]:
@@ -74,7 +82,7 @@ def with_gpus(name: str, python: Path, *settings: str) -> list[str]:
 
 def status(deploy: CommandLine, name: str) -> dict[str, Any]:
     """What `deploy status` says of one server."""
-    [server] = [each for each in json.loads(deploy.run("status", "--json").stdout) if each["name"] == name]
+    [server] = [entry for entry in json.loads(deploy.run("status", "--json").stdout) if entry["name"] == name]
     assert isinstance(server, dict)
     return server
 
@@ -115,8 +123,8 @@ def test_slurm_job_full_lifecycle_leaks_no_key(deploy: CommandLine, slurm_cluste
 
     again = deploy.run(*up)
     assert (again.returncode, "is already up" in again.stderr) == (0, True)
-    proven = deploy.run("smoke", "cluster", "--json")
-    assert (proven.returncode, json.loads(proven.stdout)["ok"]) == (0, True), proven.stderr
+    verified = deploy.run("smoke", "cluster", "--json")
+    assert (verified.returncode, json.loads(verified.stdout)["ok"]) == (0, True), verified.stderr
     assert deploy.run("ask", "cluster", "Once upon a time", "--tokens", "8").stdout.strip()
     assert deploy.run("status", "cluster").returncode == 0  # its ranks run, as the node says
     logged = deploy.run("logs", "cluster").stdout
@@ -159,14 +167,14 @@ def test_ctrl_c_cancels_pending_job_with_reported_reason(
     up = with_gpus("queued", gpu_python)
     with taken(slurm_cluster, NODES), deploy.running(*up) as first:
         first.wait_for(r"job \d+ is pending: Resources")
-        told = status(deploy, "queued")
-        assert (told["status"], told["url"], "Resources" in told["detail"]) == ("pending", "", True)
+        report = status(deploy, "queued")
+        assert (report["status"], report["url"], "Resources" in report["detail"]) == ("pending", "", True)
         asked = deploy.run("status", "queued")
         assert (asked.returncode, "is pending: " in asked.stderr) == (6, True)
-        twin = deploy.run(*up)
-        assert (twin.returncode, f"pid {first.pid}" in twin.stderr) == (6, True)
-        code, said = first.end(signal.SIGINT)
-        assert (code, "Traceback" in said) == (130, False), said
+        replacement = deploy.run(*up)
+        assert (replacement.returncode, f"pid {first.pid}" in replacement.stderr) == (6, True)
+        code, output = first.end(signal.SIGINT)
+        assert (code, "Traceback" in output) == (130, False), output
         assert len(slurm_cluster.queue()) == len(NODES)
         over = deploy.run(*up, "--set", "slurm.queue_timeout=1")
         assert (over.returncode, "; gave up after 1 s" in over.stderr) == (6, True)
@@ -182,8 +190,8 @@ def test_pending_job_of_killed_up_starts_and_is_found(
         command.wait_for("pending: Resources")
         command.send(signal.SIGKILL)
         command.wait()
-        twin = deploy.run(*up)
-        assert (twin.returncode, "is pending:" in twin.stderr) == (6, True)
+        replacement = deploy.run(*up)
+        assert (replacement.returncode, "is pending:" in replacement.stderr) == (6, True)
         refused = deploy.run(*with_gpus("patient", gpu_python))
         assert (refused.returncode, "another plan" in refused.stderr) == (6, True)
     wait_for(lambda: status(deploy, "patient")["status"] == "running")
@@ -208,28 +216,28 @@ def test_preflight_validates_job_with_slurm(deploy: CommandLine, slurm_cluster: 
     good = deploy.run("preflight", *up[1:4], *up[6:])
     assert good.returncode == 0, good.stdout
     assert "slurm-wlm 22.05" in good.stdout
-    for setting, why in (
+    for setting, reason in (
         ("slurm.gpu_type=h100", "Requested node configuration is not available"),
         ("slurm.partition=nope", "Invalid partition name specified"),
         ("slurm.sbatch_options=[--constraint=nothing]", "Invalid feature specification"),
     ):
         refused = deploy.run("preflight", *up[1:4], *up[6:], "--set", setting)
-        assert (refused.returncode, why in " ".join(refused.stdout.split())) == (4, True), refused.stdout
+        assert (refused.returncode, reason in " ".join(refused.stdout.split())) == (4, True), refused.stdout
     assert not slurm_cluster.queue(), "nothing was submitted"
 
 
 @pytest.mark.parametrize(
-    ("settings", "why"),
+    ("settings", "reason"),
     [
         (["slurm.partition=short", "slurm.time_limit=30"], "PartitionTimeLimit"),
         (["slurm.sbatch_options=[--constraint=nothing]"], "Invalid feature specification"),
         (["slurm.sbatch_options=[--mem=900G]"], "node configuration is not available"),
     ],
 )
-def test_unschedulable_job_is_rejected_with_hint(slurm_engine: SlurmEngine, settings: list[str], why: str) -> None:
+def test_unschedulable_job_is_rejected_with_hint(slurm_engine: SlurmEngine, settings: list[str], reason: str) -> None:
     with pytest.raises(StartError) as refused:
         slurm_engine.start("never", ("sleep", "600"), *settings)
-    assert why in refused.value.message
+    assert reason in refused.value.message
     assert "sinfo" in refused.value.hint
     assert not slurm_engine.cluster.queue()
     assert slurm_engine.runtime.find("never") == ()
@@ -244,8 +252,8 @@ def test_node_failure_is_reported_and_requeued_server_restarts(
         up = deploy.run(*scripted(name, "slurm.exclusive=false", f"slurm.requeue={requeue}"))
         assert up.returncode == 0, up.stderr
     before = status(deploy, "again")
-    kept = Path(before["run_dir"], "job-start.json")
-    assert kept.stat().st_mode & 0o777 == 0o600
+    path = Path(before["run_dir"], "job-start.json")
+    assert path.stat().st_mode & 0o777 == 0o600
     assert not Path(status(deploy, "lost")["run_dir"], "job-start.json").exists()
 
     with deploy.running("watch", "again", "--json") as watch:  # it leaves to Slurm what that starts again
@@ -264,15 +272,15 @@ def test_node_failure_is_reported_and_requeued_server_restarts(
 
     for name in ("lost", "again"):
         assert deploy.run("down", name).returncode == 0
-    assert not kept.exists()
+    assert not path.exists()
     slurm_cluster.start_node("n0")
 
 
 def test_ctrl_c_during_load_leaves_no_job(deploy: CommandLine, slurm_cluster: SlurmCluster) -> None:
     with deploy.running(*scripted("cut", "env.SCRIPTED_PAUSE=0,300")) as command:
         command.wait_for("connecting ranks")
-        code, said = command.end(signal.SIGINT)
-    assert (code, "Traceback" in said) == (130, False), said
+        code, output = command.end(signal.SIGINT)
+    assert (code, "Traceback" in output) == (130, False), output
     assert not slurm_cluster.queue()
 
 
@@ -282,8 +290,8 @@ def test_externally_cancelled_job_is_reported(deploy: CommandLine, slurm_cluster
     assert deploy.run(*up).returncode == 0
     slurm_cluster.run("scancel", *slurm_cluster.queue())
     wait_for(lambda: not slurm_cluster.queue())
-    told = status(deploy, "ended")
-    assert (told["status"], told["detail"]) == ("exited", "its job was cancelled (CANCELLED)")
+    report = status(deploy, "ended")
+    assert (report["status"], report["detail"]) == ("exited", "its job was cancelled (CANCELLED)")
     assert "its job was cancelled" in deploy.run("smoke", "ended").stderr
     assert deploy.run("down", "ended").returncode == 0
     assert deploy.run("down", "ended").returncode == 6
@@ -368,8 +376,8 @@ def nodes_in_use(cluster: SlurmCluster) -> str:
 
 def event(watch: Running) -> tuple[str, bool]:
     """The next one, and whether somebody is alerted of it."""
-    told = json.loads(watch.line())
-    return told["event"], told["alert"]
+    report = json.loads(watch.line())
+    return report["event"], report["alert"]
 
 
 def restarted_text(watch: Running) -> str:
@@ -378,7 +386,7 @@ def restarted_text(watch: Running) -> str:
     while events[-1]["event"] != "restarted":
         events.append(json.loads(watch.line()))
         assert events[-1]["event"] in {"unhealthy", "died", "restarted"}, events
-    [died] = [each for each in events if each["event"] == "died"]
+    [died] = [entry for entry in events if entry["event"] == "died"]
     assert (died["alert"], events[-1]["alert"]) == (True, True)
     return str(died["detail"])
 

@@ -41,13 +41,13 @@ def up(deploy: CommandLine) -> None:
     """Start it on both nodes, with a rank of tensor parallelism on each."""
     layout = ("layout.tp=2", "layout.nodes=2", "env.SGLANG_CPU_OMP_THREADS_BIND=0|1")
     settings = (*layout, "server.api_key_env=THE_KEY", f"server.port={free_port()}")
-    sets = [word for each in (*settings, "timeouts.termination_grace=20") for word in ("--set", each)]
+    sets = [word for setting in (*settings, "timeouts.termination_grace=20") for word in ("--set", setting)]
     done = deploy.run("up", "cpu-tiny", "--runtime", "slurm", "--name", NAME, *sets)
     assert done.returncode == 0, done.stderr
 
 
 def status(deploy: CommandLine) -> dict[str, Any]:
-    [server] = [each for each in json.loads(deploy.run("status", "--json").stdout) if each["name"] == NAME]
+    [server] = [entry for entry in json.loads(deploy.run("status", "--json").stdout) if entry["name"] == NAME]
     assert isinstance(server, dict)
     return server
 
@@ -67,7 +67,7 @@ def main_process(record: Record) -> int:
 
 
 def scheduler(record: Record) -> int:
-    [pid] = [each.pid for each in server_processes(record.markers) if "scheduler" in read_cmdline(each.pid)]
+    [pid] = [process.pid for process in server_processes(record.markers) if "scheduler" in read_cmdline(process.pid)]
     return pid
 
 

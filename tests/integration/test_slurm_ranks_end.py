@@ -76,8 +76,10 @@ class Ranks:
             signal.signal(signal.SIGTERM, before)
 
 
-SAID = "(out / f'said-{rank}').write_text(head)\n"
-TOLD = "signal.signal(signal.SIGTERM, lambda *_: ((out / f'told-{rank}').touch(), sys.exit(7 if rank == 0 else 3)))\n"
+WRITE_OUTPUT = "(out / f'said-{rank}').write_text(head)\n"
+TOUCH_AT_SIGTERM = (
+    "signal.signal(signal.SIGTERM, lambda *_: ((out / f'told-{rank}').touch(), sys.exit(7 if rank == 0 else 3)))\n"
+)
 
 
 @pytest.fixture
@@ -86,7 +88,7 @@ def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ranks:
 
 
 def test_every_rank_gets_address_of_first_node(ranks: Ranks, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ranks.run(monkeypatch, f"{SAID}sys.exit(5 if rank == 0 else 3)", run) == 5
+    assert ranks.run(monkeypatch, f"{WRITE_OUTPUT}sys.exit(5 if rank == 0 else 3)", run) == 5
     assert [(ranks.folder / f"said-{rank}").read_text() for rank in range(3)] == ["10.0.0.1"] * 3
 
 
@@ -94,7 +96,7 @@ def test_only_rank_0_receives_sigterm_and_others_finish(
     ranks: Ranks, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits = "while not (rank and (out / 'told-0').exists()): time.sleep(.02)\n"
-    program = f"{TOLD}{SAID}{waits}(out / f'done-{{rank}}').touch()"
+    program = f"{TOUCH_AT_SIGTERM}{WRITE_OUTPUT}{waits}(out / f'done-{{rank}}').touch()"
 
     def ask() -> None:
         while len(list(ranks.folder.glob("said-*"))) < 3:
@@ -110,7 +112,7 @@ def test_only_rank_0_receives_sigterm_and_others_finish(
 def test_exited_rank_ends_the_server(ranks: Ranks, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 waits for it for ever, as in a lost network."""
     ends = "while not (rank and (out / ('told-0' if rank == 1 else 'said-0')).exists()): time.sleep(.02)"
-    program = f"{TOLD}{SAID}{ends}"
+    program = f"{TOUCH_AT_SIGTERM}{WRITE_OUTPUT}{ends}"
     assert ranks.run(monkeypatch, program, run) == 7
     assert sorted(path.name for path in ranks.folder.glob("told-*")) == ["told-0"]
 

@@ -48,7 +48,7 @@ class Pair:
     def words(self, *more: str) -> list[str]:
         own = [f"server.port={self.port}", f"engine.python={ENGINE}", "timeouts.termination_grace=1", "replicas=2"]
         fixed = ["model.questions=null", "server.api_key_env=PAIR_KEY", "slurm.exclusive=false"]
-        settings = (word for each in (*own, *fixed, *more) for word in ("--set", each))
+        settings = (word for setting in (*own, *fixed, *more) for word in ("--set", setting))
         return ["up", "cpu-tiny", "--runtime", "slurm", "--name", NAME, *settings]
 
     def up(self, *settings: str, replace: bool = False) -> None:
@@ -56,7 +56,7 @@ class Pair:
         assert ended.returncode == 0, ended.stderr
 
     def status(self) -> dict[str, Any]:
-        [server] = [each for each in json.loads(self.deploy.run("status", "--json").stdout) if each["name"] == NAME]
+        [server] = [entry for entry in json.loads(self.deploy.run("status", "--json").stdout) if entry["name"] == NAME]
         assert isinstance(server, dict)
         return server
 
@@ -79,7 +79,9 @@ def test_replica_and_gateway_jobs_full_lifecycle(pair: Pair) -> None:
     jobs = pair.cluster.queue()
     assert len(jobs) == 3
     handle = pair.handle
-    assert {server.url.rpartition(":")[2] for server in handle.replicas} == {str(pair.port + each) for each in (8, 16)}
+    assert {server.url.rpartition(":")[2] for server in handle.replicas} == {
+        str(pair.port + offset) for offset in (8, 16)
+    }
     with client_of(handle.url, KEY) as client:
         assert complete(client).status_code == 200
         client.headers.pop("Authorization")
@@ -107,10 +109,11 @@ def test_replica_and_gateway_jobs_full_lifecycle(pair: Pair) -> None:
         wait_for(lambda: len(statuses) > 20)
         pair.cluster.run("scancel", handle.replicas[1].runtime_id)
         wait_for(lambda: count_workers(handle.url) == 1)
-        told = pair.deploy.run("status", NAME)
-        assert (told.returncode, "replica 2 of 2 is not running: its job was cancelled" in told.stderr) == (8, True), (
-            told
-        )
+        result = pair.deploy.run("status", NAME)
+        assert (result.returncode, "replica 2 of 2 is not running: its job was cancelled" in result.stderr) == (
+            8,
+            True,
+        ), result
         with pair.deploy.running("watch", NAME, "--json") as watch:
             events = [json.loads(watch.line()) for _ in range(3)]
             assert [event["event"] for event in events] == ["unhealthy", "died", "restarted"]
@@ -180,7 +183,7 @@ def test_ctrl_c_cancels_every_job(pair: Pair, stage: str) -> None:
 def test_exited_replica_aborts_start_while_another_is_pending(pair: Pair) -> None:
     """The other one might wait for hours; all CPUs of the nodes but one are somebody else's."""
     words = ("sbatch", "--parsable", "--chdir=/tmp", "--output=/dev/null", "--wrap=sleep 600")
-    others = [pair.cluster.run(*words, f"--nodelist={node}", f"--ntasks={each}").strip() for node, each in FILL]
+    others = [pair.cluster.run(*words, f"--nodelist={node}", f"--ntasks={tasks}").strip() for node, tasks in FILL]
     wait_for(lambda: pair.cluster.run("squeue", "--noheader", "--states=running", "--format=%i").split() >= others)
     with pair.deploy.running(*pair.words()) as command:
         command.wait_for("job .* is pending: Resources")

@@ -92,17 +92,17 @@ def test_killed_prefill_job_is_restarted_alone_under_load(roles: Roles) -> None:
 
     statuses: list[int] = []
     with load(roles.handle.url, KEY, statuses, clients=1):
-        kept = roles.role("decode")
+        untouched = roles.role("decode")
         roles.kill("prefill")
         wait_for(lambda: statuses[-1:] not in ([], [200]))
-        told = roles.deploy.run("status", NAME)
-        assert told.returncode == 8, told
-        assert "prefill 1 of 1 is not running: killed by SIGKILL" in told.stderr
+        result = roles.deploy.run("status", NAME)
+        assert result.returncode == 8, result
+        assert "prefill 1 of 1 is not running: killed by SIGKILL" in result.stderr
         with roles.deploy.running("watch", NAME, "--json") as watch:
             assert [json.loads(watch.line())["event"] for _ in range(3)] == ["unhealthy", "died", "restarted"]
             assert watch.end(signal.SIGINT)[0] == 130
         wait_for(lambda: statuses[-1:] == [200])
-        assert roles.role("decode") == kept
+        assert roles.role("decode") == untouched
     assert roles.deploy.run("status", NAME).returncode == 0
     assert roles.deploy.run("down", NAME).returncode == 0
     assert not roles.cluster.queue()
@@ -119,17 +119,17 @@ def test_role_on_both_nodes_ends_and_restarts_as_one_job(roles: Roles) -> None:
     assert jobs[f"{NAME}-decode-1"] == "n[0-1]"
     assert "==> decode-1/rank-1/server.log <==" in roles.deploy.run("logs", NAME).stdout
 
-    kept = roles.role("prefill")
+    untouched = roles.role("prefill")
     roles.kill("decode", "rank-1")
     wait_for(lambda: roles.deploy.run("status", NAME).returncode == 8)
     wait_for(lambda: f"{NAME}-decode-1" not in roles.jobs())
-    told = roles.deploy.run("status", NAME).stderr
-    assert "decode 1 of 1 is not running: rank 1 on n1 ended first: killed by SIGKILL" in told, told
+    stderr = roles.deploy.run("status", NAME).stderr
+    assert "decode 1 of 1 is not running: rank 1 on n1 ended first: killed by SIGKILL" in stderr, stderr
     with roles.deploy.running("watch", NAME, "--json") as watch:
         assert [json.loads(watch.line())["event"] for _ in range(3)] == ["unhealthy", "died", "restarted"]
         assert watch.end(signal.SIGINT)[0] == 130
     assert roles.jobs()[f"{NAME}-decode-1"] == "n[0-1]"
-    assert roles.role("prefill") == kept
+    assert roles.role("prefill") == untouched
     with client_of(roles.handle.url, KEY) as client:
         assert complete(client).status_code == 200
     assert roles.deploy.run("down", NAME).returncode == 0

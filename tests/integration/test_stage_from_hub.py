@@ -253,7 +253,7 @@ def test_lockfile_contains_hub_hash_of_every_file(hub: Hub, tmp_path: Path) -> N
     hub.token = "hf_abcdefghijklmnopqrstuvwx"
     given = {"HF_ENDPOINT": hub.url, "HF_TOKEN": hub.token}
     found = resolve("mi355x-tp8", ("engine.image_digest=sha256:" + 64 * "a",), Home(tmp_path), given)
-    known = {str(each["path"]): f"{each['size']} {each['oid']}" for each in hub.listing()}
+    known = {str(file["path"]): f"{file['size']} {file['oid']}" for file in hub.listing()}
     assert found.checkpoint == {"commit": COMMIT, **known}
     assert f"model.checkpoint.revision={COMMIT}" in found.overrides
     assert hub.tokens == {f"Bearer {hub.token}"}

@@ -79,8 +79,8 @@ def test_remote_staging_is_complete_and_hides_token(hub: Hub, far: str, tmp_path
 
     assert done.returncode == 0, done.stderr
     there = tmp_path / "glm"
-    told = json.loads(done.stdout)
-    assert (told["revision"], told["directory"], told["shards"]) == (COMMIT, str(there), 3)
+    report = json.loads(done.stdout)
+    assert (report["revision"], report["directory"], report["shards"]) == (COMMIT, str(there), 3)
     assert re.search(r"100% of [1-9][0-9.]* [kM]?B", done.stderr)
     assert (there / SECOND).read_bytes() == (hub.directory / SECOND).read_bytes()
     assert verify_checkpoint(there, PLAN.model, speculative=True).from_receipt, "its receipt holds over there"
@@ -111,7 +111,7 @@ def test_interrupted_remote_download_resumes(hub: Hub, far: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("harm", "said"),
+    ("harm", "message"),
     [
         ("room", "B needed,"),
         ("header", f"`{SECOND}` has no safetensors header"),
@@ -119,7 +119,7 @@ def test_interrupted_remote_download_resumes(hub: Hub, far: str, tmp_path: Path)
     ],
 )
 def test_incomplete_remote_checkpoint_is_reported_with_host(
-    hub: Hub, far: str, tmp_path: Path, harm: str, said: str
+    hub: Hub, far: str, tmp_path: Path, harm: str, message: str
 ) -> None:
     if harm == "room":
         hub.sizes[SECOND] = 10**16
@@ -129,7 +129,7 @@ def test_incomplete_remote_checkpoint_is_reported_with_host(
         (hub.directory / SECOND).unlink()
     done = stage(hub, tmp_path, far)
     assert done.returncode == 4
-    assert said in done.stderr
+    assert message in done.stderr
     assert f"{far}: {tmp_path / 'glm'}" in done.stderr
     assert read_receipt(tmp_path / "glm") is None
     if harm == "room":

@@ -50,6 +50,6 @@ def test_consistent_hashing_keeps_session_on_cached_replica(pair: Pair, tmp_path
     pair.up(f"gateway.policy={policy}")
     found = cached(pair, tmp_path)
     whole = [72, 96, 120]  # of each turn after the first, the prompt and the answer before it
-    sticky = [each for each in found.values() if each[1:] == whole]
+    sticky = [workers for workers in found.values() if workers[1:] == whole]
     assert len(sticky) == SESSIONS if policy == "consistent_hashing" else len(sticky) < SESSIONS
     assert all(tokens_of(port) > 0 for port in pair.ports)

@@ -57,22 +57,22 @@ def run(folder: Path, text: str, *options: str) -> tuple[int, str]:
 
 
 def test_excused_skips_are_grouped_by_reason(tmp_path: Path) -> None:
-    code, said = run(tmp_path, RUN, "--numprocesses", "2", "--fail-on-needless-skips")
-    assert code == 0, said
-    assert "1 tests run, 0 failed, 3 skipped" in said
-    assert said.count("this machine has no NVIDIA GPU") == 1
-    assert "skipped 3 (no NVIDIA GPU): this machine has no NVIDIA GPU" in said
-    assert "0 real servers started" in said
-    assert last_run() not in said
-    assert "test_it.py" in next(line for line in said.splitlines() if line.startswith("slowest"))
+    code, output = run(tmp_path, RUN, "--numprocesses", "2", "--fail-on-needless-skips")
+    assert code == 0, output
+    assert "1 tests run, 0 failed, 3 skipped" in output
+    assert output.count("this machine has no NVIDIA GPU") == 1
+    assert "skipped 3 (no NVIDIA GPU): this machine has no NVIDIA GPU" in output
+    assert "0 real servers started" in output
+    assert last_run() not in output
+    assert "test_it.py" in next(line for line in output.splitlines() if line.startswith("slowest"))
     assert [*json.loads((tmp_path / "cache/v/tests/seconds").read_text())] == ["test_it.py"]
 
 
 def test_unexcused_skip_fails_the_run(tmp_path: Path) -> None:
-    code, said = run(tmp_path, RUN + NEEDLESS, "--fail-on-needless-skips")
-    assert code == 1, said
-    assert "skipped 1 (COULD HAVE RUN): I did not feel like it" in said
-    assert "FAILED: skipped, and could have run on this machine: " in said
+    code, output = run(tmp_path, RUN + NEEDLESS, "--fail-on-needless-skips")
+    assert code == 1, output
+    assert "skipped 1 (COULD HAVE RUN): I did not feel like it" in output
+    assert "FAILED: skipped, and could have run on this machine: " in output
     assert run(tmp_path, RUN + NEEDLESS)[0] == 0, "only where that is asked for"
 
 

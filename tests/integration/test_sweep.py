@@ -43,26 +43,26 @@ def test_interrupted_sweep_is_resumed(tmp_path: Path, monkeypatch: pytest.Monkey
 
     with deploy.running(*sweep(port)) as running:
         wait_for((tmp_path / "out/trials/001/result.json").is_file)
-        code, said = running.end(signal.SIGTERM)
-    assert (code, "--resume" in said) == (130, True)
+        code, output = running.end(signal.SIGTERM)
+    assert (code, "--resume" in output) == (130, True)
     assert not processes_with(f"--port {port}")
 
     done = deploy.run(*sweep(port, "--resume"))
     assert done.returncode == 0, done.stderr
-    said = done.stderr.splitlines()
-    assert len([line for line in said if re.match(r"trial \d", line)]) == 6 + 1  # the points left, and a repeat
-    assert not [line for line in said if line.startswith(("started", "waiting", "ready", "note: sglang"))]
+    output = done.stderr.splitlines()
+    assert len([line for line in output if re.match(r"trial \d", line)]) == 6 + 1  # the points left, and a repeat
+    assert not [line for line in output if line.startswith(("started", "waiting", "ready", "note: sglang"))]
     assert not processes_with(f"--port {port}")
     report = json.loads((tmp_path / "out/sweep.json").read_text())
     assert report["command"].startswith("deploy sweep ")
     assert report["command"].count("--resume") == report["command"].endswith(" --resume")
     trials = [row["trial"] for row in report["rows"]]
     assert (trials[0]["outcome"], trials[0]["is_baseline"]) == ("measured", True), "the interrupted trial has no number"
-    assert sorted(each["outcome"] for each in trials[1:]) == ["failed"] + ["infeasible"] * 3 + ["measured"]
-    assert "could not convert" in next(each["diagnosis"] for each in trials if each["outcome"] == "failed")
+    assert sorted(trial["outcome"] for trial in trials[1:]) == ["failed"] + ["infeasible"] * 3 + ["measured"]
+    assert "could not convert" in next(trial["diagnosis"] for trial in trials if trial["outcome"] == "failed")
     [best] = [row["trial"] for row in report["rows"] if row["best"]]
     assert best["values"][0] > 2 * trials[0]["values"][0]
-    assert all(each["seconds"] - sum(each["step_seconds"].values()) < 2 for each in trials)
+    assert all(trial["seconds"] - sum(trial["step_seconds"].values()) < 2 for trial in trials)
 
     assert f"Trial {best['number']}: 2 runs: " in " ".join(report["notes"])
     assert (tmp_path / f"out/trials/{best['number']:03d}-2/result.json").is_file()

@@ -111,51 +111,55 @@ def test_process_server_full_lifecycle(deploy: CommandLine) -> None:
     assert answer.stdout.strip()
 
     smoke = deploy.run("smoke", "line", "--json", THE_KEY=key)
-    proven = json.loads(smoke.stdout)
-    assert (smoke.returncode, proven["ok"], verdicts(proven)["API key required"]) == (0, True, "passed")
+    verified = json.loads(smoke.stdout)
+    assert (smoke.returncode, verified["ok"], verdicts(verified)["API key required"]) == (0, True, "passed")
 
     run = Path(status(deploy, "line")["run_dir"])
-    assert not any(key.encode() in Path(f"/proc/{each.pid}/environ").read_bytes() for each in processes_in(run))
+    assert not any(key.encode() in Path(f"/proc/{process.pid}/environ").read_bytes() for process in processes_in(run))
     assert {"plan.json", "server.sh", "server.log", "smoke.json", "request.json"} <= {
         path.name for path in run.iterdir()
     }
-    said = (replaced.stdout, replaced.stderr, smoke.stdout, smoke.stderr, deploy.run("logs", "line").stdout)
-    shown = (*said, *processes_with("sglang"))
+    outputs = (replaced.stdout, replaced.stderr, smoke.stdout, smoke.stderr, deploy.run("logs", "line").stdout)
+    shown = (*outputs, *processes_with("sglang"))
     written = [path.read_text(errors="replace") for path in run.rglob("*") if path.is_file()]
     assert not any(key in text for text in (*shown, *written))
     assert any("api_key='[REDACTED]'" in text for text in written), "the log shows that there was one"
 
-    its_death_is_told(deploy, "line", run)
+    assert_death_is_reported(deploy, "line", run)
     assert deploy.run("down", "line").returncode == 0
     is_clean(deploy, "line", port)
-    its_past_is_told(deploy, "line")
+    assert_history(deploy, "line")
 
 
-def its_past_is_told(deploy: CommandLine, name: str) -> None:
+def assert_history(deploy: CommandLine, name: str) -> None:
     """Two starts: how each was proven and ended, and what differs between them."""
     last, first = json.loads(deploy.run("history", name, "--json").stdout)
     assert (first["ended"], last["ended"]) == ("replaced", "killed by SIGKILL")
     assert first["ready_seconds"] < last["ready_seconds"]  # of the scripted engine, and of real sglang
     assert first["smoke"].keys() == last["smoke"].keys() == {"passed", "skipped"}
     found = json.loads(deploy.run("diff", first["run"], f"{name}/{last['run']}", "--json").stdout)
-    told = {each["key"]: (each["a"], each["b"]) for each in found["differences"] if each["in"] == "configuration"}
-    assert told["flags.max-total-tokens"] == ("65536", "32768")
-    assert told["server.api_key_env"] == ("", "THE_KEY")
+    changes = {
+        difference["key"]: (difference["a"], difference["b"])
+        for difference in found["differences"]
+        if difference["in"] == "configuration"
+    }
+    assert changes["flags.max-total-tokens"] == ("65536", "32768")
+    assert changes["server.api_key_env"] == ("", "THE_KEY")
 
 
-def its_death_is_told(deploy: CommandLine, name: str, run: Path) -> None:
+def assert_death_is_reported(deploy: CommandLine, name: str, run: Path) -> None:
     """SIGKILL to its scheduler, as by the kernel's OOM killer: the server goes too, and who asks is told.
 
     `test_scripted_engine.py` holds that the scripted engine ends in the same way.
     """
     assert "fired up" in deploy.run("logs", name).stdout
-    titles = {each.pid: Path(f"/proc/{each.pid}/cmdline").read_text() for each in processes_in(run)}
+    titles = {process.pid: Path(f"/proc/{process.pid}/cmdline").read_text() for process in processes_in(run)}
     (scheduler,) = [pid for pid in titles if titles[pid].startswith("sglang::scheduler")]
     os.kill(scheduler, signal.SIGKILL)
     wait_for(lambda: status(deploy, name)["status"] != "running")
-    told = status(deploy, name)
-    assert (told["status"], told["exit_code"], told["health"]) == ("exited", 137, "")
-    assert told["detail"] == "killed by SIGKILL"
+    report = status(deploy, name)
+    assert (report["status"], report["exit_code"], report["health"]) == ("exited", 137, "")
+    assert report["detail"] == "killed by SIGKILL"
     wait_for(lambda: not processes_in(run))  # the supervisor goes last, a moment after it has recorded the end
     smoke = deploy.run("smoke", name)
     assert smoke.returncode == 6
@@ -191,11 +195,11 @@ def test_keep_failed_leaves_server_for_inspection(deploy: CommandLine) -> None:
 
 def ctrl_c(command: Running, deploy: CommandLine, name: str, port: int) -> None:
     """It ends the command, which leaves nothing."""
-    code, said = command.end(signal.SIGINT)
-    assert code == 130, said
-    assert "interrupted" in said
-    assert f"`{name}` was stopped; nothing is left running" in said
-    assert "Traceback" not in said
+    code, output = command.end(signal.SIGINT)
+    assert code == 130, output
+    assert "interrupted" in output
+    assert f"`{name}` was stopped; nothing is left running" in output
+    assert "Traceback" not in output
     is_clean(deploy, name, port)
 
 
@@ -228,15 +232,15 @@ def test_nohup_survives_sighup_and_ctrl_c_ends_smoke_test(deploy: CommandLine) -
         ctrl_c(command, deploy, "nohup", port)
 
 
-@pytest.mark.parametrize("pause", [0.0, 0.05, 0.3])
-def test_second_ctrl_c_during_cleanup_leaves_nothing(deploy: CommandLine, pause: float) -> None:
+@pytest.mark.parametrize("delay_s", [0.0, 0.05, 0.3])
+def test_second_ctrl_c_during_cleanup_leaves_nothing(deploy: CommandLine, delay_s: float) -> None:
     port = free_port()
     with deploy.running(*up_scripted("impatient", port, "SCRIPTED_PAUSE=0,300")) as command:
         command.wait_for("started `")
         command.send(signal.SIGINT)
-        time.sleep(pause)
-        code, said = command.end(signal.SIGINT)
-    assert code == 130 or (code == -signal.SIGINT and "error: interrupted" in said), said  # it had given up by then
+        time.sleep(delay_s)
+        code, output = command.end(signal.SIGINT)
+    assert code == 130 or (code == -signal.SIGINT and "error: interrupted" in output), output  # it had given up by then
     is_clean(deploy, "impatient", port)
 
 

@@ -209,9 +209,9 @@ def test_server_dying_during_load_fails_immediately(deploy: CommandLine, up: lis
 def test_ctrl_c_while_waiting_leaves_nothing(deploy: CommandLine, up: list[str], port: int) -> None:
     with deploy.running(*up, *LOADS_FOR_EVER) as command:
         command.wait_for("started `")
-        code, said = command.end(signal.SIGINT)
-    assert code == 130, said
-    assert "Traceback" not in said
+        code, output = command.end(signal.SIGINT)
+    assert code == 130, output
+    assert "Traceback" not in output
     is_clean(deploy, port)
 
 
@@ -220,10 +220,10 @@ def test_container_removed_while_waiting_is_reported(deploy: CommandLine, up: li
     with deploy.running(*up, *LOADS_FOR_EVER) as command:
         command.wait_for("started `")
         docker("rm", "--force", f"deploy-{NAME}")
-        code, _, said = command.wait()
+        code, _, output = command.wait()
     assert code == 7
     ends = "is gone|exited with code 137|was removed by another program"  # by what of the removal is seen first
-    assert re.search(f"error: the server ({ends})", said), said
+    assert re.search(f"error: the server ({ends})", output), output
     is_clean(deploy, port)
 
 

@@ -98,13 +98,13 @@ def up(deploy: CommandLine, *options: str) -> tuple[int, str]:
 
 
 def test_missing_checkpoint_and_kernel_table_are_created_once(deploy: CommandLine, hub: Hub) -> None:
-    code, said = up(deploy)
-    assert (code, NO_GPU in said) == (4, True), said
+    code, output = up(deploy)
+    assert (code, NO_GPU in output) == (4, True), output
     model = deploy.home.models / "glm-5.2-mxfp4"
-    assert re.search(r"100% of [1-9][0-9.]* [kM]?B", said)
+    assert re.search(r"100% of [1-9][0-9.]* [kM]?B", output)
     assert (model / "model-00002-of-00003.safetensors").stat().st_size > 0
     [table] = deploy.home.kernels.glob("*/glm-5.2-mxfp4-gfx950-tp8.csv")
-    assert f"tuned kernels {table}: TP8," in said
+    assert f"tuned kernels {table}: TP8," in output
     sent, built = dict(hub.sent), table.stat().st_mtime_ns
     assert NO_GPU in up(deploy)[1]
     assert (hub.sent, table.stat().st_mtime_ns) == (sent, built)
@@ -121,20 +121,20 @@ def test_host_without_gpus_builds_and_downloads_nothing(deploy: CommandLine, hub
 @pytest.mark.slow
 def test_next_up_resumes_interrupted_download(deploy: CommandLine, hub: Hub) -> None:
     hub.cuts["model-00002-of-00003.safetensors"] = 50_000
-    code, said = up(deploy)
-    assert (code, "the download failed" in said) == (4, True), said
+    code, output = up(deploy)
+    assert (code, "the download failed" in output) == (4, True), output
     hub.cuts.clear()
     hub.down = False
     assert NO_GPU in up(deploy)[1]
 
 
 def test_missing_checkpoint_is_rejected_without_staging(deploy: CommandLine, hub: Hub) -> None:
-    code, said = up(deploy, "--no-stage")
+    code, output = up(deploy, "--no-stage")
     assert (code, hub.sent) == (4, {})
-    assert "no checkpoint of `glm-5.2-mxfp4` found" in said
+    assert "no checkpoint of `glm-5.2-mxfp4` found" in output
 
 
 def test_untuned_kernels_are_rejected_before_download(deploy: CommandLine, hub: Hub) -> None:
-    code, said = up(deploy, "--set", "engine.aiter_commit=7d604afe5fa7efba63c0dce323b95d9daf2db112")
+    code, output = up(deploy, "--set", "engine.aiter_commit=7d604afe5fa7efba63c0dce323b95d9daf2db112")
     assert (code, hub.sent) == (9, {})
-    assert "no tuned MoE kernel for batches of `mi355x-tp8`: 8, 32, 128 tokens" in said
+    assert "no tuned MoE kernel for batches of `mi355x-tp8`: 8, 32, 128 tokens" in output

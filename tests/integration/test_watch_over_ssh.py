@@ -56,17 +56,17 @@ def test_server_answers_and_end_of_watch_ends_ssh(backend: LiveBackend, server: 
 
 def test_no_request_leaves_before_ssh_is_connected(backend: LiveBackend, server: ServerSnapshot) -> None:
     """A stranger listens on this host, on the port that the server has on the other one."""
-    with socket.create_server(("127.0.0.1", 0)) as stranger:
-        url, refuses = f"http://127.0.0.1:{stranger.getsockname()[1]}", free_port()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        url, refuses = f"http://127.0.0.1:{other.getsockname()[1]}", free_port()
         away = replace(server, url=url, host=f"ssh://127.0.0.1:{refuses}")
         client = backend._client(away)
         wait_for(lambda: tunnels() == [])
         with pytest.raises(NoResponseError, match=rf"^ssh to `127.0.0.1` .*: .* port {refuses}: Connection refused$"):
             client.probe_rank(0, timeout=60)
         assert not client.accepts_connections()
-        stranger.settimeout(0)
+        other.settimeout(0)
         with pytest.raises(BlockingIOError):
-            stranger.accept()
+            other.accept()
 
 
 def test_snapshot_ends_ssh_that_it_does_not_need(backend: LiveBackend, server: ServerSnapshot) -> None:

@@ -57,14 +57,14 @@ def test_systemd_accepts_unit_without_secrets(home: Home, tmp_path: Path, monkey
     (tmp_path / "notify").touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     file = tmp_path / "deploy-watch-owl.service"
-    unit, said = printed("--exec", 'notify --to "the $team" 50%')
+    unit, notes = printed("--exec", 'notify --to "the $team" 50%')
     file.write_text(unit)
 
     verified = subprocess.run(["systemd-analyze", "verify", file], capture_output=True, text=True, check=False)
     assert (verified.returncode, verified.stderr) == (0, "")
-    assert "4711" not in unit + said
-    assert "4712" not in unit + said
-    assert f"reads OWL_KEY, DEPLOY_WEBHOOK from `{home.root / 'watch-owl.env'}`" in " ".join(said.split())
+    assert "4711" not in unit + notes
+    assert "4712" not in unit + notes
+    assert f"reads OWL_KEY, DEPLOY_WEBHOOK from `{home.root / 'watch-owl.env'}`" in " ".join(notes.split())
     assert f"EnvironmentFile=-{str(home.root).replace('%', '%%')}/watch-owl.env" in unit.splitlines()
     for line in ("Restart=always", "KillMode=process", "RestartPreventExitStatus=2 6 11", "SuccessExitStatus=130"):
         assert line in unit.splitlines()
@@ -105,9 +105,9 @@ def test_command_containing_a_secret_is_rejected(home: Home, monkeypatch: pytest
 @pytest.mark.usefixtures("home")
 def test_url_with_password_goes_into_environment_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "https://me:wJ4zTq8@mirror.example")
-    unit, said = printed()
-    assert "wJ4zTq8" not in said + unit
-    assert "reads OWL_KEY, HF_ENDPOINT from" in " ".join(said.split())
+    unit, notes = printed()
+    assert "wJ4zTq8" not in notes + unit
+    assert "reads OWL_KEY, HF_ENDPOINT from" in " ".join(notes.split())
 
 
 def test_unit_watches_replicated_server_by_name(home: Home) -> None:
@@ -150,9 +150,9 @@ def finish(alerts: Alerts) -> list[str]:
 def test_alert_command_reads_event_without_inheriting_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_token_of_this_shell")
     file = tmp_path / "told"
-    told = Receiver.command(f"sh -c 'cat > {file}; env >> {file}'")
+    command = Receiver.command(f"sh -c 'cat > {file}; env >> {file}'")
     gone = Receiver(label="`no-such-program`", argv=("no-such-program",))
-    alerts = Alerts((told, Receiver.command("false"), gone), time.monotonic)
+    alerts = Alerts((command, Receiver.command("false"), gone), time.monotonic)
     assert list(alerts.send(EVENT)) == ["`no-such-program`: no program `no-such-program` found on this host"]
     assert finish(alerts) == ["owl: `false`: exited with 1"]
     first, _, environment = file.read_text().partition("\n")

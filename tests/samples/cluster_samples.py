@@ -56,9 +56,7 @@ def manifest_texts(plan: Plan, name: str | None = None) -> dict[str, str]:
 
 def all_objects(plan: Plan, name: str | None = None) -> list[dict[str, Any]]:
     """The rendered objects."""
-    return [
-        each for text in manifest_texts(plan, name).values() for each in yaml.load_all(text, Loader=_LOADER) if each
-    ]
+    return [obj for text in manifest_texts(plan, name).values() for obj in yaml.load_all(text, Loader=_LOADER) if obj]
 
 
 def check_object(found: dict[str, Any], version: str) -> None:
@@ -74,7 +72,7 @@ def check_object(found: dict[str, Any], version: str) -> None:
 
 def objects(plan: Plan, name: str | None = None) -> dict[str, Any]:
     """The rendered objects of one server by kind."""
-    return {each["kind"]: each for each in all_objects(plan, name)}
+    return {obj["kind"]: obj for obj in all_objects(plan, name)}
 
 
 def pod(plan: Plan, name: str | None = None) -> Any:  # noqa: ANN401 - JSON of the API's shape

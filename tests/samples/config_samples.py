@@ -213,10 +213,10 @@ def _tensors(config: Config, prefix: str, drafts: int | None) -> Iterator[tuple[
     """A few tensors of each layer, with the rows that follow from a config."""
     text = {**config, **config.get("text_config", {})}
     hidden, layers = text["hidden_size"], text["num_hidden_layers"]
-    behind = text.get("num_nextn_predict_layers", 0) if drafts is None else drafts
+    drafting = text.get("num_nextn_predict_layers", 0) if drafts is None else drafts
     experts = text.get("n_routed_experts") or text.get("num_experts") or text.get("num_local_experts")
     gate = "block_sparse_moe.gate" if "num_local_experts" in text else "mlp.gate"
-    for layer in range(layers + behind):
+    for layer in range(layers + drafting):
         at = f"{prefix}layers.{layer}."
         yield f"{at}input_layernorm.weight", (hidden,)
         if "kv_lora_rank" in text:

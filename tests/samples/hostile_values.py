@@ -88,7 +88,7 @@ SIZES: tuple[object, ...] = (
 )
 
 CONTENTS: tuple[object, ...] = (
-    *(each for each in COMMITS if each != "0" * 64),
+    *(commit for commit in COMMITS if commit != "0" * 64),
     "0" * 63,
     "0" * 65,
     "sha256:" + "0" * 64,

@@ -33,7 +33,7 @@ def survey_of(machine: str) -> Survey:
     return Survey({name: Section(0, text) for name, text in sections(machine).items()})
 
 
-def docker_told(
+def docker_answering(
     code: int = 0, text: str = "27.5.1\n", *, there: bool = False, missing: str = "no such manifest"
 ) -> Runner:
     """A docker command: what it says of its daemon, and of any image in its registry, or why there is none."""
@@ -50,7 +50,7 @@ def docker_told(
     return run
 
 
-READY_DOCKER = docker_told(there=True)
+READY_DOCKER = docker_answering(there=True)
 
 
 def runner_of(machine: Mapping[str, str], *, docker: Runner = READY_DOCKER) -> Runner:

@@ -229,17 +229,19 @@ def read_tiny(folder: Path) -> tuple[dict[str, Any], Header]:
 def promised(header: Header) -> Header:
     """Routed experts in bf16, as Quark leaves them where the model was not prepared for it."""
     bf16 = Tiny().header()
-    kept = {name: kind for name, kind in header.items() if ".mlp.experts." not in name}
-    return {**kept, **{name: kind for name, kind in bf16.items() if ".mlp.experts." in name}}
+    remaining = {name: kind for name, kind in header.items() if ".mlp.experts." not in name}
+    return {**remaining, **{name: kind for name, kind in bf16.items() if ".mlp.experts." in name}}
 
 
 def together(header: Header) -> Header:
     """The same in one tensor for all of a layer's, without the MTP layer: the ordinary way of Quark, unprepared."""
-    kept = {name: kind for name, kind in header.items() if ".mlp.experts." not in name and ".layers.4." not in name}
+    remaining = {
+        name: kind for name, kind in header.items() if ".mlp.experts." not in name and ".layers.4." not in name
+    }
     for layer in (1, 2, 3):
         at = f"model.layers.{layer}.mlp.experts"
-        kept |= {f"{at}.gate_up_proj": ("BF16", (8, 256, 256)), f"{at}.down_proj": ("BF16", (8, 256, 128))}
-    return kept
+        remaining |= {f"{at}.gate_up_proj": ("BF16", (8, 256, 256)), f"{at}.down_proj": ("BF16", (8, 256, 128))}
+    return remaining
 
 
 def without(part: str) -> Callable[[Header], Header]:

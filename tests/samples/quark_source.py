@@ -27,10 +27,10 @@ def write_source(folder: Path, tiny: Tiny | None = None) -> Path:
     (folder / "tokenizer.json").write_text("{}")
     (folder / "README.md").write_text("# Of the source\n")
     header = tiny.header()
-    places = {name: f"model-{_layer(name) + 1:05}-of-{tiny.layers + 1:05}.safetensors" for name in header}
-    for shard in sorted(set(places.values())):
-        _write(folder / shard, {name: kind for name, kind in header.items() if places[name] == shard})
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    files = {name: f"model-{_layer(name) + 1:05}-of-{tiny.layers + 1:05}.safetensors" for name in header}
+    for shard in sorted(set(files.values())):
+        _write(folder / shard, {name: kind for name, kind in header.items() if files[name] == shard})
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
     return folder
 
 

@@ -37,7 +37,7 @@ def past_run(
     day: int,
     *overrides: str,
     name: str = "owl",
-    proven: bool | None = True,  # None: it never came to its smoke test
+    verified: bool | None = True,  # None: it never came to its smoke test
     running: bool = False,
 ) -> RunDir:
     """A run of July 2026 with everything that a start as a process writes."""
@@ -50,10 +50,10 @@ def past_run(
     (run.path / "server.sh").write_text("#!/bin/sh\n")
     (run.path / "server.log").write_text("begins\n")
     write_process(run, running=running, plan=plan.digest)
-    if proven is not None:
+    if verified is not None:
         run.save("processes.json", {"processes": ["scheduler"], "ready_seconds": 12.5})
-        checks = [{"name": "streaming matches", "verdict": "passed" if proven else "failed"}]
-        run.save(SMOKE_FILE, {"ok": proven, "checks": [*checks, {"name": "clean log", "verdict": "passed"}]})
+        checks = [{"name": "streaming matches", "verdict": "passed" if verified else "failed"}]
+        run.save(SMOKE_FILE, {"ok": verified, "checks": [*checks, {"name": "clean log", "verdict": "passed"}]})
     return run
 
 

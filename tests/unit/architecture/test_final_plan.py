@@ -61,8 +61,8 @@ def made_in(nodes: Nodes) -> Iterator[str]:
     annotated = {node.target.id for node in nodes if isinstance(node, ast.AnnAssign)
                  if isinstance(node.target, ast.Name) and is_plan(node.annotation)}  # fmt: skip
     for function in (node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)):
-        annotated |= {each.arg for each in arguments(function) if is_plan(each.annotation)}
-        if is_plan(function.returns) and any(is_plan(each.annotation) for each in arguments(function)):
+        annotated |= {argument.arg for argument in arguments(function) if is_plan(argument.annotation)}
+        if is_plan(function.returns) and any(is_plan(argument.annotation) for argument in arguments(function)):
             yield f"{function.lineno}: `{function.name}` makes a plan from a plan"
     for call in (node for node in nodes if isinstance(node, ast.Call)):
         if makes_a_plan(call, annotated):
@@ -70,7 +70,7 @@ def made_in(nodes: Nodes) -> Iterator[str]:
 
 
 def test_only_planner_creates_plans() -> None:
-    found = [f"{path.relative_to(PACKAGE)}:{each}" for path in modules() for each in made_in(nodes_of(path))]
+    found = [f"{path.relative_to(PACKAGE)}:{name}" for path in modules() for name in made_in(nodes_of(path))]
     assert not found
 
 

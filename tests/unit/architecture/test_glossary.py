@@ -51,15 +51,14 @@ def retired_in(path: Path) -> list[str]:
     """The retired words in the names and the texts of a file."""
     source = path.read_text(encoding="utf-8")
     python = path.suffix == ".py"
-    of_a_test = path.is_relative_to(ROOT / "tests") and not path.is_relative_to(ROOT / "tests/support")
-    of_names = RETIRED if of_a_test else RETIRED_IN_NAMES
     # Few files have such a word at all; the `n` of `\n` belongs to no word.
-    if of_names.keys().isdisjoint(words(f"{path.stem} {ESCAPE.sub(' ', source)}")):
+    if RETIRED_IN_NAMES.keys().isdisjoint(words(f"{path.stem} {ESCAPE.sub(' ', source)}")):
         return []
     nodes = nodes_in(source) if python else ()
     names = [(0, path.stem), *names_in(nodes)]
     texts = texts_in(nodes) if python else enumerate(source.splitlines(), start=1)
-    found = [(*name, of_names) for name in names]
+    # The name of a test is a sentence.
+    found = [(line, name, RETIRED if line and name.startswith("test_") else RETIRED_IN_NAMES) for line, name in names]
     found += [(*text, RETIRED) for text in texts]
     return [
         f"{path}:{line}: write `{table[word]}`, not `{word}`"
@@ -88,6 +87,7 @@ def test_retired_word_is_detected_in_names_and_text(tmp_path: Path) -> None:
     path.write_text(
         'class ServerVigil:\n    def heal_it(self, knock):\n        """Heal it."""\n        return f"{knock} hazard"\n'
         '    def told(self, whose): self.why = "why"\n'
+        "def test_each_vigil(each): ...\n"
     )
     assert [fault.split(":", 1)[1] for fault in retired_in(path)] == [
         "1: write `watcher`, not `vigil`",
@@ -98,4 +98,6 @@ def test_retired_word_is_detected_in_names_and_text(tmp_path: Path) -> None:
         "5: write `reported`, not `told`",
         "5: write `owner`, not `whose`",
         "5: write `reason`, not `why`",
+        "6: write `watcher`, not `vigil`",
+        "6: write `the singular of what is iterated`, not `each`",
     ]

@@ -52,23 +52,25 @@ class Joins(Plugin):
         return {
             f"{path}:{node.lineno}"
             for node in divisions
-            if not any((path, each.lineno, each.col_offset) in self._known for each in _operands(node))
+            if not any((path, operand.lineno, operand.col_offset) in self._known for operand in _operands(node))
         }
 
     def get_function_hook(self, fullname: str) -> Callable[[FunctionContext], Type] | None:
-        return self._look_behind_the_first if fullname in {*PATHS, "posixpath.join"} else None
+        return self._look_past_the_first if fullname in {*PATHS, "posixpath.join"} else None
 
     def _pass(self, context: MethodContext) -> Type:
-        self._known.update((_path(context), each.line, each.column) for some in context.args for each in some)
+        self._known.update(
+            (_path(context), argument.line, argument.column) for some in context.args for argument in some
+        )
         return context.default_return_type
 
     def _look(self, context: MethodContext) -> Type:
         self._pass(context)
-        self._note(context, (each for some in context.args for each in some))
+        self._note(context, (argument for some in context.args for argument in some))
         return context.default_return_type
 
-    def _look_behind_the_first(self, context: FunctionContext) -> Type:
-        given = [each for some in context.args for each in some]
+    def _look_past_the_first(self, context: FunctionContext) -> Type:
+        given = [argument for some in context.args for argument in some]
         several = ARG_STAR in [kind for some in context.arg_kinds for kind in some]
         self._note(context, given if several or any(map(is_put_together, given[:1])) else given[1:])
         return context.default_return_type
@@ -76,7 +78,7 @@ class Joins(Plugin):
     def _note(self, context: MethodContext | FunctionContext, given: Iterable[Expression]) -> None:
         path = _path(context)
         ours = path.startswith(("orchestrator/", "planted.py"))
-        if ours and path not in ALLOWED and not all(is_checked(each, context) for each in given):
+        if ours and path not in ALLOWED and not all(is_checked(argument, context) for argument in given):
             self.unchecked.add(f"{path}:{context.context.line}")
 
 
@@ -112,7 +114,7 @@ def is_checked(node: Expression, context: MethodContext | FunctionContext) -> bo
         case OpExpr(op="+"):
             return is_checked(node.left, context) and is_checked(node.right, context)
         case CallExpr(callee=MemberExpr(expr=StrExpr(), name="join"), args=[ListExpr(items=pieces)]):  # an f-string
-            return all(is_checked(each, context) for each in pieces)
+            return all(is_checked(piece, context) for piece in pieces)
         case CallExpr(callee=MemberExpr(expr=StrExpr(value="{:{}}"), name="format"), args=[value, StrExpr()]):
             return is_checked(value, context) or has_type(value, {"builtins.int"}, context)
         case MemberExpr() if node.name in OF_A_PATH and has_type(node.expr, PATHS, context):
@@ -130,18 +132,18 @@ def is_put_together(node: Expression) -> bool:
 def has_type(node: Expression, names: set[str], context: MethodContext | FunctionContext) -> bool:
     """Whether an expression is a constant, a member of an Enum, or has one of these among its bases."""
     found = get_proper_type(context.api.lookup_type(node))  # type: ignore[attr-defined]  # of the checker itself
-    kinds = [get_proper_type(each) for each in found.items] if isinstance(found, UnionType) else [found]
+    kinds = [get_proper_type(kind_) for kind_ in found.items] if isinstance(found, UnionType) else [found]
     return all(
-        isinstance(each, LiteralType)
+        isinstance(kind, LiteralType)
         or (
-            isinstance(each, Instance)
+            isinstance(kind, Instance)
             and (
-                each.last_known_value is not None
-                or each.type.is_enum
-                or bool({base.fullname for base in each.type.mro} & names)
+                kind.last_known_value is not None
+                or kind.type.is_enum
+                or bool({base.fullname for base in kind.type.mro} & names)
             )
         )
-        for each in kinds
+        for kind in kinds
     )
 
 
@@ -150,7 +152,7 @@ def unchecked_joins(sources: list[BuildSource], options: Options) -> set[str]:
     joins = Joins(options)
     result = build.build(sources, options, extra_plugins=[joins])
     assert not result.errors or options.follow_imports == "skip", result.errors[:5]
-    texts = ((each.path, each.text or Path(each.path or "").read_text()) for each in sources)
+    texts = ((source.path, source.text or Path(source.path or "").read_text()) for source in sources)
     untyped = (joins.untyped(str(path).removeprefix(f"{ROOT}/"), text) for path, text in texts)
     found = joins.unchecked.union(*untyped)
     del result, joins

@@ -41,7 +41,7 @@ def exists(name: str) -> bool:
 
 
 def test_each_named_object_exists() -> None:
-    found = [(path, *each) for path in TESTS.rglob("*.py") if path.name not in INVENTED for each in named(path)]
+    found = [(path, *name) for path in TESTS.rglob("*.py") if path.name not in INVENTED for name in named(path)]
     assert len(found) > 100
     missing = [f"{path.relative_to(TESTS)}:{line}: {name}" for path, line, name in found if not exists(name)]
     assert missing == []

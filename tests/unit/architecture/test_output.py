@@ -44,11 +44,11 @@ def _writes_to_a_number(call: ast.Call) -> bool:
 
 def test_only_streams_module_prints() -> None:
     found = {
-        str(path.relative_to(PACKAGE)): places
+        str(path.relative_to(PACKAGE)): lines
         for path in sorted(PACKAGE.rglob("*.py"))
-        if "_data" not in path.parts and (places := [*prints(nodes_of(path))])
+        if "_data" not in path.parts and (lines := [*prints(nodes_of(path))])
     }
-    assert {module: places for module, places in found.items() if module not in ALLOWED} == {}
+    assert {module: lines for module, lines in found.items() if module not in ALLOWED} == {}
 
 
 @pytest.mark.parametrize(

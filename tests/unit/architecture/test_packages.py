@@ -210,12 +210,12 @@ def test_python_modules_run_isolated_from_current_directory() -> None:
 
 def test_class_names_are_unique() -> None:
     """`Order`, `Finding` and `Verdict` stood three and four times, each with another meaning."""
-    places: dict[str, list[str]] = {}
+    nodes: dict[str, list[str]] = {}
     for module, path in MODULES:
         for node in nodes_of(path):
             if isinstance(node, ast.ClassDef):
-                places.setdefault(node.name, []).append(module)
-    assert not {name: found for name, found in places.items() if len(found) > 1}
+                nodes.setdefault(node.name, []).append(module)
+    assert not {name: found for name, found in nodes.items() if len(found) > 1}
 
 
 def test_files_and_functions_stay_short() -> None:
@@ -230,16 +230,16 @@ def test_files_and_functions_stay_short() -> None:
 
 def decided_by(nodes: Nodes) -> set[str]:
     """The texts that something is compared with, matched against or looked up by."""
-    places: list[ast.AST] = []
+    compared: list[ast.AST] = []
     for node in nodes:
         if isinstance(node, ast.Compare):
-            places += [node.left, *node.comparators]
+            compared += [node.left, *node.comparators]
         elif isinstance(node, ast.match_case):
-            places.append(node.pattern)
+            compared.append(node.pattern)
         elif isinstance(node, ast.Dict):
-            places += [key for key in node.keys if key is not None]
-    inner = (each for place in places for each in ast.walk(place) if isinstance(each, ast.Constant))
-    return {each.value for each in inner if isinstance(each.value, str)}
+            compared += [key for key in node.keys if key is not None]
+    inner = (item for compared_node in compared for item in ast.walk(compared_node) if isinstance(item, ast.Constant))
+    return {item.value for item in inner if isinstance(item.value, str)}
 
 
 def test_only_runtimes_package_branches_on_runtime_name() -> None:

@@ -56,16 +56,18 @@ def changes(nodes: Nodes) -> Iterator[str]:
             owner = getattr(node.value, "attr", getattr(node.value, "id", ""))
             if node.attr in METHODS | FLAGS | OF_ARCHIVES | modules.get(owner, set()):
                 yield ast.unparse(node)
-        if isinstance(node, ast.Call) and any(each(node) for each in (_writes, _replaces_a_file, _removes_anything)):
+        if isinstance(node, ast.Call) and any(
+            finder(node) for finder in (_writes, _replaces_a_file, _removes_anything)
+        ):
             yield ast.unparse(node)
 
 
 def _removes_anything(call: ast.Call) -> bool:
     """`remove_tree(path, within=path.parent)`, which nothing is refused by, and the programs that remove and move."""
     if isinstance(call.func, ast.Name | ast.Attribute) and ast.unparse(call.func).endswith("remove_tree"):
-        within = {ast.unparse(each.value) for each in call.keywords if each.arg == "within"}
+        within = {ast.unparse(keyword.value) for keyword in call.keywords if keyword.arg == "within"}
         return any(f"{ast.unparse(path)}.parent" in within for path in call.args)
-    words = [each.elts[0] for each in call.args if isinstance(each, ast.List | ast.Tuple) and each.elts]
+    words = [arg.elts[0] for arg in call.args if isinstance(arg, ast.List | ast.Tuple) and arg.elts]
     return any(isinstance(word, ast.Constant) and word.value in PROGRAMS for word in words)
 
 
@@ -78,7 +80,7 @@ def _writes(call: ast.Call) -> bool:
     match call.func:
         case ast.Name("open") | ast.Attribute(ast.Name("io" | "codecs" | "gzip" | "bz2" | "lzma" | "builtins"), "open"):
             modes = [*call.args[1:2]]
-            if any(isinstance(each, ast.Starred) for each in call.args) or None in named:
+            if any(isinstance(arg, ast.Starred) for arg in call.args) or None in named:
                 return True
         case ast.Name("ZipFile") | ast.Attribute(_, "ZipFile"):
             modes = [*call.args[1:2]]
@@ -103,11 +105,11 @@ def _replaces_a_file(call: ast.Call) -> bool:
 
 def test_only_file_modules_write_to_disk() -> None:
     found = {
-        str(path.relative_to(PACKAGE)): places
+        str(path.relative_to(PACKAGE)): lines
         for path in sorted(PACKAGE.rglob("*.py"))
-        if "_data" not in path.parts and (places := [*changes(nodes_of(path))])
+        if "_data" not in path.parts and (lines := [*changes(nodes_of(path))])
     }
-    assert {module: places for module, places in found.items() if module not in ALLOWED} == {}
+    assert {module: lines for module, lines in found.items() if module not in ALLOWED} == {}
 
 
 @pytest.mark.parametrize(

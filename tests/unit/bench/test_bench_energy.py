@@ -92,7 +92,7 @@ def test_server_energy_includes_only_its_gpus() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "said"),
+    ("call", "error", "message"),
     [
         ("nvmlInit", pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, "neither amd-smi nor NVML"),
         ("nvmlInit", pynvml.NVML_ERROR_DRIVER_NOT_LOADED, "no energy counter: Driver Not Loaded"),
@@ -100,12 +100,12 @@ def test_server_energy_includes_only_its_gpus() -> None:
     ],
 )
 def test_nvml_error_yields_no_energy_reading(
-    nvml: list[str], monkeypatch: pytest.MonkeyPatch, call: str, error: int, said: str
+    nvml: list[str], monkeypatch: pytest.MonkeyPatch, call: str, error: int, message: str
 ) -> None:
     def fails(*_: object) -> None:
         raise pynvml.NVMLError(error)
 
     monkeypatch.setattr(pynvml, call, fails)
-    with pytest.raises(EnergyUnavailableError, match=said):
+    with pytest.raises(EnergyUnavailableError, match=message):
         read_energy()
     assert nvml in ([], ["init", "shutdown"])

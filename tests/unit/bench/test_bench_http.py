@@ -217,10 +217,10 @@ def test_api_key_echoed_in_error_is_redacted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("counts", "kept"), [([None] * 6, ()), ([None, 2, 3], ()), ([1, 2, 3], (1, 2, 3)), ([2, 5], (2, 5))]
+    ("counts", "expected"), [([None] * 6, ()), ([None, 2, 3], ()), ([1, 2, 3], (1, 2, 3)), ([2, 5], (2, 5))]
 )
-def test_missing_token_counts_are_dropped(counts: list[int | None], kept: tuple[int, ...]) -> None:
-    assert tuple(_complete(counts)) == kept
+def test_missing_token_counts_are_dropped(counts: list[int | None], expected: tuple[int, ...]) -> None:
+    assert tuple(_complete(counts)) == expected
 
 
 @pytest.mark.parametrize(

@@ -57,8 +57,8 @@ def test_longest_allowed_request_is_accepted() -> None:
 
 
 def test_limits_come_from_server_info() -> None:
-    said = {"version": "0.5.14", "page_size": 1, "max_req_input_len": 32762, "max_total_num_tokens": 65536}
-    info = read_server_info(said)
+    server_info = {"version": "0.5.14", "page_size": 1, "max_req_input_len": 32762, "max_total_num_tokens": 65536}
+    info = read_server_info(server_info)
     assert info is not None
     assert (info.prompt_tokens, info.cache_tokens) == (32761, 65536)
 

@@ -229,8 +229,8 @@ def test_too_few_requests_are_detected_before_the_run() -> None:
 def test_every_rate_of_shipped_workloads_can_be_judged() -> None:
     """`short`, the default of `bench`, sent 10 requests at its first rate: each run began with a warning."""
     names = Catalog((data_root(),)).names(EntryKind.WORKLOAD)
-    told = {name: unjudgeable_rates(each) for name in names if (each := load_workload(name)).request_rates}
-    assert told == dict.fromkeys(told, ())
+    reported = {name: unjudgeable_rates(workload) for name in names if (workload := load_workload(name)).request_rates}
+    assert reported == dict.fromkeys(reported, ())
 
 
 def test_too_short_duration_is_detected_before_the_run() -> None:
@@ -303,7 +303,7 @@ def test_slo_may_limit_tpot_and_e2e(limits: dict[str, float], good: int, reason:
     samples = [request(index, at=float(index), itl=0.05 if index % 2 else 0.1) for index in range(100)]
     workload = WORKLOAD.model_copy(update={"slo": SustainedLimits(**limits)})
     measured = point(samples, workload=workload)
-    assert measured.goodput_rps == pytest.approx(good / max(each.ended_s for each in samples))
+    assert measured.goodput_rps == pytest.approx(good / max(sample.ended_s for sample in samples))
     assert (reason is None) == (measured.sustained is True)
     assert reason is None or reason in measured.not_sustained_because
 
@@ -320,14 +320,14 @@ def test_knee_is_highest_sustained_rate_before_first_failure() -> None:
 
 
 def test_knee_text_lists_rates_not_judged() -> None:
-    def told(*sustained: bool | None) -> str:
+    def verdict(*sustained: bool | None) -> str:
         points = tuple(replace(point(steady(10)), offered_rps=i + 1.0, sustained=s) for i, s in enumerate(sustained))
         return knee_text(replace(tp8(), points=points, knee_rps=knee(points)))
 
-    assert told(True, None, False) == "1 rps; 2 rps not judged"
-    assert told(True, None) == "at least 1 rps; 2 rps not judged"
-    assert told(None, False) == "not judged at 1 rps"
-    assert told(None, True, False) == "2 rps"
+    assert verdict(True, None, False) == "1 rps; 2 rps not judged"
+    assert verdict(True, None) == "at least 1 rps; 2 rps not judged"
+    assert verdict(None, False) == "not judged at 1 rps"
+    assert verdict(None, True, False) == "2 rps"
 
 
 def test_percentiles_match_numpy() -> None:
@@ -369,18 +369,18 @@ def test_cache_share_is_measured_or_absent() -> None:
 
 
 def issues(
-    *points: Point, behind: ServerProvenance | None = None, overridden: tuple[str, ...] = (), **endpoint: object
+    *points: Point, server: ServerProvenance | None = None, overridden: tuple[str, ...] = (), **endpoint: object
 ) -> tuple[ComparabilityIssue, ...]:
     facts = EndpointFacts(url="", api="completions", served_model="tiny", **endpoint)  # type: ignore[arg-type]
-    run = replace(tp8().run, endpoint=facts, provenance=behind or ServerProvenance())
+    run = replace(tp8().run, endpoint=facts, provenance=server or ServerProvenance())
     return comparability_issues(
         replace(tp8(), run=run, points=points, end_reason=points[-1].end_reason), overridden=overridden
     )
 
 
 def found(samples: list[RequestRecord], **provenance: object) -> set[IssueKind]:
-    behind = ServerProvenance(**provenance)  # type: ignore[arg-type]
-    return {mark.kind for mark in issues(point(samples), behind=behind)}
+    server = ServerProvenance(**provenance)  # type: ignore[arg-type]
+    return {mark.kind for mark in issues(point(samples), server=server)}
 
 
 def test_clean_result_has_no_comparability_issues() -> None:
@@ -402,8 +402,8 @@ def test_each_cause_of_incomparability_is_reported() -> None:
 
 
 def test_hit_rate_limited_by_block_size_names_blocks() -> None:
-    behind = point([sample._replace(cached_tokens=51) for sample in steady()])
-    (mark,) = issues(behind, engine="vllm", page_size=128)
+    cached = point([sample._replace(cached_tokens=51) for sample in steady()])
+    (mark,) = issues(cached, engine="vllm", page_size=128)
     assert mark.detail.endswith("the target is 60% (the cache holds whole blocks of 128 tokens)")
 
 

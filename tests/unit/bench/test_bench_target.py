@@ -90,9 +90,9 @@ def test_local_gpu_energy_is_not_read_for_pods(tmp_path: Path, runtime: str, rea
 
 
 def test_benchmark_of_exited_server_names_exit_reason(tmp_path: Path) -> None:
-    with pytest.raises(StartError, match="`mine` is not running: killed by SIGKILL") as told:
+    with pytest.raises(StartError, match="`mine` is not running: killed by SIGKILL") as caught:
         server_target(fleet_with("cpu-tiny", tmp_path, Status.EXITED), "mine")
-    assert "`deploy restart mine` restarts it" in told.value.hint
+    assert "`deploy restart mine` restarts it" in caught.value.hint
 
 
 def test_any_endpoint_can_be_benchmarked_by_url() -> None:
@@ -106,8 +106,8 @@ def test_any_endpoint_can_be_benchmarked_by_url() -> None:
     [("tp8", "TP8", 8), ("TP4DP2", "TP4×DP2", 8), ("tp4xdp2", "TP4×DP2", 8), ("tp4", "TP4", 4), ("tp8dp1", "TP8", 8)],
 )
 def test_claimed_hardware_and_layout_are_normalized(layout: str, named: str, gpus: int) -> None:
-    behind = ClaimedHardware.parse(gpu="B200", gpus=None, layout=layout)
-    found = url_target("http://node:30000", claimed=behind).provenance
+    claimed = ClaimedHardware.parse(gpu="B200", gpus=None, layout=layout)
+    found = url_target("http://node:30000", claimed=claimed).provenance
     assert (found.gpu, found.gpus, found.layout) == ("b200", gpus, named)
 
 
@@ -286,8 +286,8 @@ def test_warning_names_unjudgeable_rates_before_the_run(
     )
     command.bench(url_target("http://127.0.0.1:9"), asked, lambda *_: None)
 
-    said = capsys.readouterr().err
-    assert "cannot judge 1, 2, 4 rps: 12 of 24 requests counted, 20 needed: send at least 40" in said
+    stderr = capsys.readouterr().err
+    assert "cannot judge 1, 2, 4 rps: 12 of 24 requests counted, 20 needed: send at least 40" in stderr
 
 
 def test_workload_from_options_has_no_overrides(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

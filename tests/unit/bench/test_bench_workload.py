@@ -130,7 +130,7 @@ def test_text_prompts_are_passages_of_exact_length() -> None:
     made = [*prompts(of_text(), "2", 40, WORDS)]
     assert {len(ids(prompt.fragments)) for prompt in made} == {500}
     for part in [ids((part,)) for prompt in made for part in (prompt.prefix, prompt.suffix)]:
-        assert part == [5000 + (part[0] - 5000 + place) % 1500 for place in range(len(part))]
+        assert part == [5000 + (part[0] - 5000 + index) % 1500 for index in range(len(part))]
     assert {prompt.prefix for prompt in made} <= {warm.prefix for warm in warmup_prompts(of_text(), "2", WORDS)}
 
 

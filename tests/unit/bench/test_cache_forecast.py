@@ -96,13 +96,13 @@ def test_session_blocks_scale_with_turns_not_tokens() -> None:
         update={"count": 1, "system_prompt_tokens": 0, "subagents": None, "turns": (500, 500), "turn_tokens": 15_000}
     )
     (session,) = synthetic_trees(shape, 1)
-    assert sum(len(each.block_ids) for each in session) == 2
+    assert sum(len(access.block_ids) for access in session) == 2
     found = list(cache_accesses([session], concurrency=1))
-    assert [len(each.prompt) for each in found][1:32] == [3 + turn for turn in range(1, 32)]
+    assert [len(access.prompt) for access in found][1:32] == [3 + turn for turn in range(1, 32)]
     assert len(found[-1].prompt) < 100
     assert all(
-        sum(tokens for _, tokens in each.prompt) == planned.input_tokens
-        for each, planned in zip(found, session, strict=True)
+        sum(tokens for _, tokens in access.prompt) == planned.input_tokens
+        for access, planned in zip(found, session, strict=True)
     )
 
 
@@ -114,7 +114,7 @@ def test_forecast_steps_scale_linearly_with_turns(monkeypatch: pytest.MonkeyPatc
         return cache_accesses(synthetic_trees(shape, 1), concurrency=4)
 
     def steps(turns: int) -> int:
-        return sum(len(each.held) for each in trees(turns))
+        return sum(len(session.held) for session in trees(turns))
 
     assert steps(400) < 8 * steps(100)
     grouped = hit_rates(trees(200))
@@ -235,23 +235,23 @@ TREES = (tree("a", 0.0, 10.0), tree("b", 5.0, 1.0), tree("c", 30.0))
 
 
 def test_requests_are_ordered_by_arrival() -> None:
-    order = [each.session for each in cache_accesses(TREES)]
+    order = [access.session for access in cache_accesses(TREES)]
     assert order == ["a", "b", "b", "a", "c"]
 
 
 def test_sessions_are_not_interleaved_at_concurrency_one() -> None:
-    assert [each.session for each in cache_accesses(TREES, concurrency=1)] == ["a", "a", "b", "b", "c"]
+    assert [access.session for access in cache_accesses(TREES, concurrency=1)] == ["a", "a", "b", "b", "c"]
 
 
 def test_maximum_delay_changes_request_order() -> None:
-    assert [each.session for each in cache_accesses(TREES, max_delay_s=0.5)] == ["a", "a", "b", "b", "c"]
+    assert [access.session for access in cache_accesses(TREES, max_delay_s=0.5)] == ["a", "a", "b", "b", "c"]
 
 
 def test_every_request_of_a_tree_is_sent_once() -> None:
     trees = tuple(synthetic_trees(SHAPE, 1))
     found = list(cache_accesses(trees, concurrency=3))
     assert len(found) == sum(map(len, trees))
-    assert {each.session for each in found} == {each[0].session for each in trees}
+    assert {access.session for access in found} == {access[0].session for access in trees}
 
 
 def test_point_records_forecast_hit_rate() -> None:

@@ -11,7 +11,7 @@ from orchestrator.bench.record_file import RecordFile, RequestRecord
 
 
 def record(index: int, chunks: int = 3, **changes: object) -> RequestRecord:
-    times = array("d", [index + each / 8 for each in range(chunks)])
+    times = array("d", [index + chunk / 8 for chunk in range(chunks)])
     made = RequestRecord(
         index=index, scheduled_s=float(index), started_s=index + 0.5, ended_s=index + 9.0, chunk_s=times,
         chunk_tokens=array("i", range(1, chunks + 1)), prompt_tokens=100, output_tokens=chunks, cached_tokens=None,
@@ -29,8 +29,8 @@ def test_records_are_read_back_in_completion_order() -> None:
         record(3, chunk_tokens=array("i")),
     ]
     records = RecordFile()
-    for each in added:
-        records.add(each)
+    for item in added:
+        records.add(item)
     assert len(records) == 4
     assert list(records) == list(records) == added
     assert added[0] in records
@@ -48,7 +48,7 @@ def test_records_take_no_memory() -> None:
         assert tracemalloc.get_traced_memory()[0] < 4_000
     finally:
         tracemalloc.stop()
-    assert [each.index for each in records] == [*range(20_000)]
+    assert [chunk.index for chunk in records] == [*range(20_000)]
 
 
 def test_full_disk_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def subagent(t: float, *requests: object, **more: object) -> dict[str, object]:
 
 def write(folder: Path, *documents: object, name: str = "trace.jsonl") -> Path:
     path = folder / name
-    path.write_text("".join(json.dumps(each) + "\n" for each in documents))
+    path.write_text("".join(json.dumps(document) + "\n" for document in documents))
     return path
 
 
@@ -84,14 +84,14 @@ def test_weka_session_keeps_delays_and_waits_for_subagents(tmp_path: Path) -> No
     assert (trace.format, trace.totals.sessions, trace.totals.subagents, trace.totals.requests) == ("weka", 2, 1, 6)
     assert trace.totals.last_arrival_s is None
     tree, other = trace.trees()
-    assert [(each.session, each.position, each.after) for each in tree] == [
+    assert [(request.session, request.position, request.after) for request in tree] == [
         ("s1", 0, ()),
         ("s1/agent_001", 0, (0,)),
         ("s1/agent_001", 1, (1,)),
         ("s1", 1, (0,)),
         ("s1", 2, (3, 2)),
     ]
-    assert [each.delay_s for each in tree] == [0.0, 1.0, 0.0, 3.0, 3.0]  # 3 - 2; 3 (of 0.5) - 5; 5 - 2; 10 - 7
+    assert [request.delay_s for request in tree] == [0.0, 1.0, 0.0, 3.0, 3.0]  # 3 - 2; 3 (of 0.5) - 5; 5 - 2; 10 - 7
     assert tree[1].parent == "s1"
     assert list(tree[3].block_ids)[:1] == list(tree[0].block_ids)
     assert not set(tree[0].block_ids) & set(other[0].block_ids)  # hashes are valid within a session
@@ -159,7 +159,7 @@ def test_session_mixing_hashed_and_unhashed_lines_is_rejected(tmp_path: Path, or
 def test_session_name_invalid_as_header_is_hashed() -> None:
     assert session_key("line 1") == "line 1"
     bad = ["a\r\nX-Other: 1", "é", " a", "", "x" * 10_000]
-    keys = {session_key(each) for each in bad}
+    keys = {session_key(record) for record in bad}
     assert len(keys) == len(bad)
     assert all(len(key) == 32 and key.isalnum() for key in keys)
 
@@ -201,18 +201,20 @@ def test_synthetic_sessions_grow_each_turn_and_share_prefix() -> None:
     trees = list(synthetic_trees(SHAPE, seed=7))
     assert trees == list(synthetic_trees(SHAPE, seed=7))
     assert trees != list(synthetic_trees(SHAPE, seed=8))
-    own = [each for each in trees[0] if each.parent is None]
-    assert [each.input_tokens for each in own] == [180 + 28 * each.position for each in own]
-    assert [each.continues for each in own] == [each.position > 0 for each in own]
-    child = next(each for each in trees[0] if each.parent is not None)
+    own = [request for request in trees[0] if request.parent is None]
+    assert [request.input_tokens for request in own] == [180 + 28 * request.position for request in own]
+    assert [request.continues for request in own] == [request.position > 0 for request in own]
+    child = next(request for request in trees[0] if request.parent is not None)
     assert (child.input_tokens, child.continues, child.parent) == (160, False, "session-0")
     assert child.block_ids[:2] == trees[1][0].block_ids[:2]
-    assert not set(child.block_ids[2:]) & {each for tree in trees[1:] for request in tree for each in request.block_ids}
+    assert not set(child.block_ids[2:]) & {
+        block for tree in trees[1:] for request in tree for block in request.block_ids
+    }
 
 
 def test_synthetic_session_waits_for_its_subagents() -> None:
-    tree = next(tree for tree in synthetic_trees(SHAPE, seed=7) if sum(each.parent is None for each in tree) > 2)
-    third = next(each for each in tree if each.parent is None and each.position == 2)
+    tree = next(tree for tree in synthetic_trees(SHAPE, seed=7) if sum(request.parent is None for request in tree) > 2)
+    third = next(request for request in tree if request.parent is None and request.position == 2)
     assert [(tree[index].parent, tree[index].position) for index in third.after] == [
         (None, 1),
         (tree[0].session, 1),
@@ -226,7 +228,7 @@ def arrivals(folder: Path, *seconds: int) -> list[float | None]:
     path = write(folder, *({**plain, "timestamp": 1000 * second} for second in seconds))
     source = open_sessions(load_workload(str(path)))
     assert source is not None
-    return [each.arrival_s for tree in source.trees() for each in tree]
+    return [request.arrival_s for tree in source.trees() for request in tree]
 
 
 def test_trace_slice_starts_at_its_first_arrival(tmp_path: Path) -> None:

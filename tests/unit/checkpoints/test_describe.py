@@ -426,11 +426,11 @@ def test_random_config_values_never_crash(tmp_path: Path) -> None:
     """Values of every kind at random, 60 of them; the dice fall the same each time."""
     dice = random.Random(20)
     folder = write_config(tmp_path, DEEPSEEK_V32)
-    odd = [None, True, -1, 0, 1 << 70, 1e308, "x", "\x1b[2J", [], {}, [None], {"factor": "x"}, {"factor": 1e308}]
+    malformed = [None, True, -1, 0, 1 << 70, 1e308, "x", "\x1b[2J", [], {}, [None], {"factor": "x"}, {"factor": 1e308}]
     for _ in range(60):
         config = dict(DEEPSEEK_V32)
         for key in dice.sample(sorted(config), 3):
-            config[key] = dice.choice(odd)
+            config[key] = dice.choice(malformed)
         (folder / "config.json").write_text(json.dumps(config))
         with suppress(DeployError):
             described(folder)

@@ -37,7 +37,7 @@ def plain(folder: Path, tiny: Tiny | None = None) -> Source:
 
 
 def header_of(found: Forecast) -> Header:
-    return {name: (each.dtype, each.shape) for tensors in found.shards.values() for name, each in tensors.items()}
+    return {name: (tensor.dtype, tensor.shape) for tensors in found.shards.values() for name, tensor in tensors.items()}
 
 
 @pytest.mark.parametrize("sample", [name for name in RECIPES if name != "attnfp8"])
@@ -54,7 +54,7 @@ def test_recipe_that_sglang_cannot_load_is_rejected(tmp_path: Path) -> None:
     source = plain(tmp_path / "tiny")
     exclude = [*RECIPES["amd52"].exclude, "*q_a_proj"]
     half = Recipe(description="d", source="s", model_types=["glm_moe_dsa"], scheme="mxfp4", exclude=exclude)
-    half = half.model_copy(update={"exclude": [each for each in exclude if each != "*self_attn*"]})
+    half = half.model_copy(update={"exclude": [pattern for pattern in exclude if pattern != "*self_attn*"]})
     with pytest.raises(CheckpointMismatchError, match="cannot load the output of this recipe"):
         forecast(source, half)
     header = {name: kind for name, kind in Tiny().header().items() if ".mlp.experts." not in name}

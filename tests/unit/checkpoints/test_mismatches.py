@@ -51,7 +51,7 @@ def test_samples_match_real_quark_output(recipe: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "refused_by", "said"),
+    ("name", "refused_by", "messages"),
     [
         ("default", "", ()),
         ("amd52", "", ()),
@@ -90,14 +90,14 @@ def test_samples_match_real_quark_output(recipe: str) -> None:
     ],
 )
 def test_sample_checkpoints_yield_expected_mismatches(
-    name: str, refused_by: str, said: tuple[str, ...], tmp_path: Path
+    name: str, refused_by: str, messages: tuple[str, ...], tmp_path: Path
 ) -> None:
     found = look(tmp_path / "tiny", *CHECKPOINTS[name]())
-    refused = [version for version in ("0.5.14", "0.5.16") if any(each.is_fatal_in(version) for each in found)]
+    refused = [version for version in ("0.5.14", "0.5.16") if any(mismatch.is_fatal_in(version) for mismatch in found)]
     assert " ".join(refused) == refused_by
-    told = [each.message for each in found]
-    assert all(any(message.startswith(start) for message in told) for start in said), told
-    assert bool(told) == bool(said), told
+    texts = [mismatch.message for mismatch in found]
+    assert all(any(message.startswith(start) for message in texts) for start in messages), texts
+    assert bool(texts) == bool(messages), texts
 
 
 def test_exclude_count_of_78_layers_matches_quark() -> None:
@@ -107,7 +107,7 @@ def test_exclude_count_of_78_layers_matches_quark() -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "said", "fatal", "not_fatal"),
+    ("recipe", "message", "fatal", "not_fatal"),
     [
         ("sharedfp8", "9 tensors are of shared experts in Quark's FP8, which", "0.5.16", "0.5.17"),
         ("attnfp8", "5 tensors are stored as FP8 with a one-dimensional scale", "0.5.16", "0.5.18"),
@@ -115,11 +115,11 @@ def test_exclude_count_of_78_layers_matches_quark() -> None:
     ],
 )
 def test_mismatch_is_fatal_only_in_affected_versions(
-    recipe: str, said: str, fatal: str, not_fatal: str, tmp_path: Path
+    recipe: str, message: str, fatal: str, not_fatal: str, tmp_path: Path
 ) -> None:
     every = look(tmp_path / recipe, *Tiny().quantized(recipe))
-    found = next(each for each in every if each.message.startswith(said))
-    assert (APART.format("F8_E4M3") in [each.message for each in every]) == (recipe == "sharedfp8")
+    found = next(mismatch for mismatch in every if mismatch.message.startswith(message))
+    assert (APART.format("F8_E4M3") in [mismatch.message for mismatch in every]) == (recipe == "sharedfp8")
     assert found.is_fatal_in(fatal)
     assert not found.is_fatal_in(not_fatal)
 
@@ -129,7 +129,7 @@ def changed(name: str, dtype: str, *shape: int) -> Callable[[Header], Header]:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (without(".layers.2.mlp.experts."), "layer 2 lacks some of 8 experts of `n_routed_experts`: found none"),
         (
@@ -153,17 +153,17 @@ def changed(name: str, dtype: str, *shape: int) -> Callable[[Header], Header]:
     ],
 )
 def test_tensors_that_sglang_would_misload_are_fatal(
-    change: Callable[[Header], Header], said: str, tmp_path: Path
+    change: Callable[[Header], Header], message: str, tmp_path: Path
 ) -> None:
     config, header = Tiny().quantized("amd52")
     found = look(tmp_path / "tiny", config, change(header))
-    assert any(each.message.startswith(said) and each.fatal for each in found), found
+    assert any(mismatch.message.startswith(message) and mismatch.fatal for mismatch in found), found
 
 
 def test_mismatch_in_unused_mtp_layer_is_not_fatal(tmp_path: Path) -> None:
     config, header = Tiny().quantized("amd52")
     found = look(tmp_path / "tiny", config, without(".layers.4.eh_proj")(header), drafts=False)
-    assert [each.fatal for each in found] == [False]
+    assert [mismatch.fatal for mismatch in found] == [False]
     assert (
         "speculative decoding with it is impossible"
         in look(tmp_path / "none", config, without(".layers.4.")(header))[0].message
@@ -195,7 +195,7 @@ def test_individually_excluded_experts_are_treated_as_quantized(tmp_path: Path) 
         ]
     ):
         quantized = {**config, "quantization_config": {**given, "exclude": [*given["exclude"], *entries]}}
-        assert any(each.fatal for each in look(tmp_path / str(number), quantized, header)) is fatal, entries
+        assert any(mismatch.fatal for mismatch in look(tmp_path / str(number), quantized, header)) is fatal, entries
 
 
 def quantized_as(given: dict[str, Any], *tensors: tuple[str, str, tuple[int, ...]]) -> tuple[dict[str, Any], Header]:
@@ -256,7 +256,7 @@ def test_unknown_quantization_method_or_scheme_is_not_checked(tmp_path: Path) ->
 def test_unknown_architecture_is_reported_but_not_rejected(tmp_path: Path) -> None:
     config, header = Tiny().quantized("default")
     found = look(tmp_path / "tiny", {**config, "architectures": ["TinyForCausalLM"]}, promised(header))
-    assert [each.fatal for each in found] == [False] * len(found)
+    assert [mismatch.fatal for mismatch in found] == [False] * len(found)
     assert "stored as BF16" in found[0].message
 
 
@@ -291,10 +291,10 @@ def test_mismatch_is_rejected_until_accepted(unlike: tuple[Path, Model]) -> None
             attempt()
         assert "--allow-mismatch" in caught.value.hint
         assert read_receipt(folder) is None
-    assert any(each.fatal for each in staged(folder, of, accept=True))
+    assert any(mismatch.fatal for mismatch in staged(folder, of, accept=True))
     again = verify_checkpoint(folder, of, speculative=True)
     assert again.from_receipt
-    assert any(each.fatal for each in again.mismatches), "what was accepted is told each time"
+    assert any(mismatch.fatal for mismatch in again.mismatches), "what was accepted is told each time"
     os.utime(folder / "model.safetensors", (1, 1))
     with pytest.raises(CheckpointMismatchError):
         verify_checkpoint(folder, of, speculative=True)

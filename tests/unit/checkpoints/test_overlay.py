@@ -35,19 +35,19 @@ def checkpoint(tmp_path: Path) -> Path:
     (folder / "tokenizer.json").write_text("{}")
     write_shard(folder / "a.safetensors", **{"model.layers.0.mlp.gate.weight": "U8"})
     write_shard(folder / "b.safetensors", **{"model.layers.78.mlp.experts.0.up_proj.weight": "BF16"})
-    places = {"model.layers.0.mlp.gate.weight": "a.safetensors"}
-    places["model.layers.78.mlp.experts.0.up_proj.weight"] = "b.safetensors"
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    files = {"model.layers.0.mlp.gate.weight": "a.safetensors"}
+    files["model.layers.78.mlp.experts.0.up_proj.weight"] = "b.safetensors"
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
     return folder
 
 
 def test_overlay_patches_config_and_links_other_files(checkpoint: Path, tmp_path: Path) -> None:
-    said = write_overlay(checkpoint, tmp_path / "overlays/glm", EXCLUDE)
+    written = write_overlay(checkpoint, tmp_path / "overlays/glm", EXCLUDE)
 
     overlay = tmp_path / "overlays/glm"
     patched = json.loads((overlay / "config.json").read_text())["quantization_config"]["exclude"]
     assert patched == ["model.layers.78.eh_proj", "model.eh_proj", "model.decoder.mlp.experts"]
-    assert said == "1 entries of `model.layers.78` repeated under the names sglang builds that layer with"
+    assert written == "1 entries of `model.layers.78` repeated under the names sglang builds that layer with"
     links = {path.name: path.readlink() for path in overlay.iterdir() if path.is_symlink()}
     assert links == {path.name: path for path in checkpoint.iterdir() if path.name != "config.json"}
 
@@ -59,9 +59,9 @@ def test_the_original_is_never_touched(checkpoint: Path, tmp_path: Path) -> None
 
 
 def test_config_is_unchanged_if_sources_need_no_patch(checkpoint: Path, tmp_path: Path) -> None:
-    said = write_overlay(checkpoint, tmp_path / "overlay", ())
+    written = write_overlay(checkpoint, tmp_path / "overlay", ())
 
-    assert said == "the engine's sources need no patched config; config.json is unchanged"
+    assert written == "the engine's sources need no patched config; config.json is unchanged"
     assert json.loads((tmp_path / "overlay/config.json").read_text()) == CONFIG
 
 

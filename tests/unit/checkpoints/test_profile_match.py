@@ -36,7 +36,7 @@ def glm() -> Model:
     return plan_of("mi355x-tp8").model
 
 
-def said(folder: Path, of: Model, **config: object) -> list[str]:
+def difference_texts(folder: Path, of: Model, **config: object) -> list[str]:
     (folder / "config.json").write_text(json.dumps({name: value for name, value in config.items() if value != "gone"}))
     with pytest.raises(CheckpointMismatchError) as caught:
         require_profile_match(folder, of)
@@ -95,11 +95,11 @@ def test_matching_facts_are_not_reported(tmp_path: Path, glm: Model) -> None:
 def test_each_mismatch_names_key_and_both_values(
     change: dict[str, object], message: str, tmp_path: Path, glm: Model
 ) -> None:
-    assert message in said(tmp_path, glm, **{**GLM, **change})
+    assert message in difference_texts(tmp_path, glm, **{**GLM, **change})
 
 
 def test_quantization_mismatch_with_plain_weights_is_reported(tmp_path: Path, glm: Model) -> None:
-    (message,) = said(tmp_path, replace(glm, quantization="bf16"), **GLM)
+    (message,) = difference_texts(tmp_path, replace(glm, quantization="bf16"), **GLM)
     assert message.startswith("`model.quantization` is `bf16`")
     modelopt = {**GLM, "quantization_config": {"quant_method": "modelopt"}}
     assert agrees(tmp_path, replace(glm, quantization="nvfp4"), **modelopt)

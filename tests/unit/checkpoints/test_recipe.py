@@ -18,9 +18,9 @@ def test_recipe_problem_has_line_number(tmp_path: Path) -> None:
     path.write_text("description: mine\nsource: me\nmodel_types: []\nscheme: mxfp8\nexclud: [lm_head]\n")
     with pytest.raises(ProfileError) as caught:
         load_recipe(str(path), SHIPPED)
-    told = {(problem.location.rpartition(":")[2], problem.message.partition("`")[2].partition("`")[0], problem.hint)
+    problems = {(problem.location.rpartition(":")[2], problem.message.partition("`")[2].partition("`")[0], problem.hint)
             for problem in caught.value.problems}  # fmt: skip
-    assert {("3", "model_types", ""), ("4", "scheme", ""), ("5", "exclud", "did you mean `exclude`?")} <= told
+    assert {("3", "model_types", ""), ("4", "scheme", ""), ("5", "exclud", "did you mean `exclude`?")} <= problems
 
 
 def test_unknown_recipe_suggests_nearest_name() -> None:

@@ -22,7 +22,7 @@ class Scripted:
     """A program over there that tells these lines, and ends so."""
 
     def __init__(self, *lines: object, code: int = 0) -> None:
-        self.told, self.code, self.fed = lines, code, list[str]()
+        self.output, self.code, self.fed = lines, code, list[str]()
 
     def feed(self, text: str) -> None:
         self.fed.append(text)
@@ -30,13 +30,13 @@ class Scripted:
     def lines(self) -> Iterator[str]:
         yield "Welcome to node"
         yield '"a banner"'
-        yield from (json.dumps(line) for line in self.told)
+        yield from (json.dumps(line) for line in self.output)
 
     def wait(self) -> int:
         return self.code
 
 
-def staged(program: Scripted, said: str = "") -> VerifiedCheckpoint:
+def staged(program: Scripted, stderr: str = "") -> VerifiedCheckpoint:
     own = model("/share/glm")
     far = RemoteDownload(
         host=MACHINE,
@@ -46,7 +46,7 @@ def staged(program: Scripted, said: str = "") -> VerifiedCheckpoint:
         hub=Hub(endpoint=None, token=None),
         progress=lambda _: None,
     )
-    return far.run(program, lambda: said)  # type: ignore[arg-type]
+    return far.run(program, lambda: stderr)  # type: ignore[arg-type]
 
 
 def end() -> dict[str, object]:
@@ -74,7 +74,7 @@ def test_truncated_remote_file_is_rejected(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "said", "message", "hint"),
+    ("program", "stderr", "message", "hint"),
     [
         (Scripted(code=127), "no python3", "cannot stage on ssh://node", "`python3 --version` (3.8)"),
         (Scripted(code=255), "Permission denied", "cannot stage on ssh://node", "without a prompt"),
@@ -89,9 +89,9 @@ def test_truncated_remote_file_is_rejected(tmp_path: Path) -> None:
         (Scripted({"room": {"missing": 9 * 10**9, "free": 1}}), "", "9.0 GB needed, 1 B free", "--dir DIR"),
     ],
 )
-def test_failed_remote_staging_has_a_hint(program: Scripted, said: str, message: str, hint: str) -> None:
+def test_failed_remote_staging_has_a_hint(program: Scripted, stderr: str, message: str, hint: str) -> None:
     with pytest.raises(HostError) as caught:
-        staged(program, said)
+        staged(program, stderr)
     assert message in caught.value.message
     assert hint in caught.value.hint
 

@@ -131,14 +131,14 @@ def test_each_worker_container_gets_one_gpu(tmp_path: Path) -> None:
 @pytest.mark.parametrize("link", [False, True])
 def test_foreign_work_directory_is_left_untouched(tmp_path: Path, *, link: bool) -> None:
     folder = WorkDir(tmp_path / "target")
-    place = tmp_path / "elsewhere" if link else folder.root
-    (place / "parts").mkdir(parents=True)
-    (place / "parts" / "thesis.txt").write_text("mine")
+    directory = tmp_path / "elsewhere" if link else folder.root
+    (directory / "parts").mkdir(parents=True)
+    (directory / "parts" / "thesis.txt").write_text("mine")
     if link:
-        folder.root.symlink_to(place)
+        folder.root.symlink_to(directory)
     with pytest.raises(UsageError, match="not made by `deploy quantize`"):
         folder.begin(JOB)
-    assert (place / "parts" / "thesis.txt").read_text() == "mine"
+    assert (directory / "parts" / "thesis.txt").read_text() == "mine"
 
 
 def test_work_directory_killed_before_start_is_resumed(tmp_path: Path) -> None:

@@ -26,16 +26,16 @@ def deploy(line: str) -> Result:
 
 def test_json_output_lists_facts_and_decisions(tmp_path: Path) -> None:
     checkpoint = write_public(tmp_path / "gpt-oss-120b", "gpt-oss-120b")
-    said = json.loads(deploy(f"add model {checkpoint} --json").stdout)
-    assert {"key": "layers", "value": 36, "from": "config.json: num_hidden_layers"} in said["facts"]
+    report = json.loads(deploy(f"add model {checkpoint} --json").stdout)
+    assert {"key": "layers", "value": 36, "from": "config.json: num_hidden_layers"} in report["facts"]
     assert {
         "key": "kv_cache.sliding_layers",
         "value": 18,
         "from": "config.json: `sliding_attention` in layer_types",
-    } in said["facts"]
-    said = json.loads(deploy("add profile --model gpt-oss-120b --hardware h200 --json").stdout)
-    assert said["capacity"]["replicas"] == 8
-    assert any(each["key"] == "layout.tp" and each["value"] == "1" for each in said["decisions"])
+    } in report["facts"]
+    report = json.loads(deploy("add profile --model gpt-oss-120b --hardware h200 --json").stdout)
+    assert report["capacity"]["replicas"] == 8
+    assert any(decision["key"] == "layout.tp" and decision["value"] == "1" for decision in report["decisions"])
 
 
 def test_rejected_model_writes_nothing(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_build_creates_same_kernel_table_as_up(
     without = capsys.readouterr().out
     asked = []
 
-    def make_table(plan: Plan, at: Home, _place: object, *, allow_untuned: bool) -> bool:
+    def make_table(plan: Plan, at: Home, _directory: object, *, allow_untuned: bool) -> bool:
         asked.append((plan.engine.image, allow_untuned))
         Store.of(at, plan).write(plan, COMPLETE)
         return True
@@ -143,8 +143,8 @@ def test_remote_image_commands_use_docker_of_that_host(monkeypatch: pytest.Monke
         asked.extend(word for word in words if word == "ssh://me@node")
         raise HostError("asked")
 
-    for place in ("cli.build", "cli.patches.check", "images.registry", "kernels.disk.image"):
-        monkeypatch.setattr(f"orchestrator.{place}.find_docker", refuse)
+    for module in ("cli.build", "cli.patches.check", "images.registry", "kernels.disk.image"):
+        monkeypatch.setattr(f"orchestrator.{module}.find_docker", refuse)
     monkeypatch.setattr("orchestrator.images.registry.Registry.config", refuse)
     for words in (
         ["build", "mi355x-tp8-july"],

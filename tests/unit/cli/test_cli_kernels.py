@@ -66,12 +66,12 @@ def test_fp8_lookup_uses_block_scales_and_gpu_dtype(
     path = tmp_path / "fp8.csv"
     path.write_text("\n".join((HEADER, *(FP8_ROW.format(token=1 << size) for size in range(15)))) + "\n")
     assert deploy(monkeypatch, "coverage", "mi325x-tp8", "--table", str(path), "--json") == 9
-    told = capsys.readouterr()
-    (found,) = json.loads(told.out)
+    captured = capsys.readouterr()
+    (found,) = json.loads(captured.out)
     assert (found["untuned_in_workload"], found["fusion"]["fused"]) == ([131072], True)
     missed = [bucket["key"]["token"] for bucket in found["keys"][0]["buckets"] if bucket["state"] == "untuned"]
     assert missed == [32768, 131072]
-    assert "`deploy` tunes tables only for MXFP4" in told.err
+    assert "`deploy` tunes tables only for MXFP4" in captured.err
     path.write_text(path.read_text().replace("e4m3fnuz", "e4m3fn"))
     deploy(monkeypatch, "coverage", "mi325x-tp8", "--table", str(path), "--json")
     (found,) = json.loads(capsys.readouterr().out)

@@ -108,10 +108,10 @@ def test_baseline_server_is_evaluated_with_same_options(
     assert asked == [("http://127.0.0.1:1", 200), ("http://127.0.0.1:2", 200)]
     assert load_eval_result(tmp_path / "eval-gsm8k.json") == OUTCOME
     assert load_eval_result(tmp_path / "baseline" / "eval-gsm8k.json").score == 1.0
-    said = capsys.readouterr()
-    assert "against http://127.0.0.1:2: not significant at this sample size: -0.500" in said.out
-    assert "200 questions of `gsm8k` show a difference of 0.055 or more near 0.96 (80 % power)" in said.err
-    assert "all 1,319 show 0.021" in said.err
+    captured = capsys.readouterr()
+    assert "against http://127.0.0.1:2: not significant at this sample size: -0.500" in captured.out
+    assert "200 questions of `gsm8k` show a difference of 0.055 or more near 0.96 (80 % power)" in captured.err
+    assert "all 1,319 show 0.021" in captured.err
 
 
 def test_suite_is_rejected_if_baseline_cannot_sample(tmp_path: Path) -> None:
@@ -135,8 +135,8 @@ class Asked:
             raise KeyboardInterrupt
         answers = self.answers[(seed or 1234) - 1234]
         items = tuple(
-            AnsweredQuestion(id=f"q{place}", correct=answer == "+", seed=seed, answer=f"{answers}{place}")
-            for place, answer in enumerate(answers)
+            AnsweredQuestion(id=f"q{index}", correct=answer == "+", seed=seed, answer=f"{answers}{index}")
+            for index, answer in enumerate(answers)
         )
         asked = options.resolved_suite
         return replace(OUTCOME, suite=asked.name, items=items, limit=options.limit, max_tokens=asked.max_tokens)
@@ -178,11 +178,12 @@ def test_interrupted_evaluation_resumes_with_remaining_seeds(
     capsys.readouterr()
     gpqa(tmp_path, seeds=3, resume=True)
     assert (cut.seeds, rest.seeds) == ([1234, 1235], [1235, 1236])
-    said = capsys.readouterr().out
+    stdout = capsys.readouterr().out
     assert (
-        "gpqa-diamond: 0.5556 of 3 questions x 3 seeds (0.667, 0.333, 0.667; spread 0.192), 95 % interval 0.247" in said
+        "gpqa-diamond: 0.5556 of 3 questions x 3 seeds (0.667, 0.333, 0.667; spread 0.192), 95 % interval 0.247"
+        in stdout
     )
-    assert "to 0.827, clustered by question: effective sample size 8" in said
+    assert "to 0.827, clustered by question: effective sample size 8" in stdout
 
 
 @pytest.mark.usefixtures("questions")
@@ -199,9 +200,9 @@ def test_resumed_evaluation_rejects_changed_model(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(("model", "published"), [("zai-org/GLM-5.2-FP8", True), ("glm-5.2", True), ("tiny", False)])
 def test_published_score_is_shown_only_for_same_model(model: str, published: bool, tmp_path: Path) -> None:
     score = SuiteScore(result=replace(OUTCOME, model=model), file=tmp_path, baseline=None, baseline_name=None)
-    said = "\n".join(score.lines())
-    assert ("against GLM-5.2 FP8 0.965 published" in said) is published
-    assert (f"nothing is published for `{model}`; `--baseline` compares" in said) is not published
+    text = "\n".join(score.lines())
+    assert ("against GLM-5.2 FP8 0.965 published" in text) is published
+    assert (f"nothing is published for `{model}`; `--baseline` compares" in text) is not published
     assert bool(score.to_output().against) is published
 
 
@@ -229,9 +230,13 @@ def test_published_suites_are_evaluated_as_published(
         "http://127.0.0.1:1", suite="published", dataset=questions, output=tmp_path / "out", simulations=simulations
     )
     assert asked.seeds == [None, 1234, 1235]
-    said = capsys.readouterr().out
-    assert [line.partition(":")[0] for line in said.splitlines() if " of " in line] == ["gsm8k", "gpqa-diamond", "tau2"]
-    assert "against GLM-5.2 MXFP4 0.834 published: not comparable: no sample size was published" in said
+    stdout = capsys.readouterr().out
+    assert [line.partition(":")[0] for line in stdout.splitlines() if " of " in line] == [
+        "gsm8k",
+        "gpqa-diamond",
+        "tau2",
+    ]
+    assert "against GLM-5.2 MXFP4 0.834 published: not comparable: no sample size was published" in stdout
     assert load_eval_result(tmp_path / "out" / "eval-gsm8k.json").limit == 200
 
 
@@ -302,21 +307,23 @@ def test_dry_run_estimates_duration_and_cost_of_suites(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("orchestrator.evals.run.run_eval", lambda *_, **__: pytest.fail("it was asked"))
     evaluate("mi355x-tp4dp2", suite="published", dry_run=True)
-    said = capsys.readouterr()
-    assert [line.split()[-3:] for line in said.out.splitlines()[1:]] == [
+    captured = capsys.readouterr()
+    assert [line.split()[-3:] for line in captured.out.splitlines()[1:]] == [
         ["2", "min", "0.37"],
         ["113", "min", "22.35"],
         ["115", "min", "22.72"],
     ]
-    assert "all 1,319 show 0.021, in about 7 min" in said.err
-    assert "198 questions of `gpqa-diamond` x 2 seeds show a difference of 0.056 to 0.080 or more" in said.err
-    assert "1,944 tok/s + 60 s a seed: most answers are shorter; tok/s published for TP4×DP2 on 8×MI355X" in said.err
-    assert "`gpqa-diamond` cannot run: requests are decoded greedily during speculative decoding" in said.err
-    assert "this tool does not run `tau2`" in said.err
+    assert "all 1,319 show 0.021, in about 7 min" in captured.err
+    assert "198 questions of `gpqa-diamond` x 2 seeds show a difference of 0.056 to 0.080 or more" in captured.err
+    assert (
+        "1,944 tok/s + 60 s a seed: most answers are shorter; tok/s published for TP4×DP2 on 8×MI355X" in captured.err
+    )
+    assert "`gpqa-diamond` cannot run: requests are decoded greedily during speculative decoding" in captured.err
+    assert "this tool does not run `tau2`" in captured.err
     evaluate("mi355x-tp4dp2", suite="published", dry_run=True, json=True, baseline="http://127.0.0.1:2")
-    told = json.loads(capsys.readouterr().out)
-    assert [round(part["about_s"]) for part in told["suites"]] == [225, 13590], "both sides are asked"
-    assert told["suites"][1]["cost"] == pytest.approx(2 * 6794.9 / 3600 * 8 * 1.48, rel=1e-4)
+    report = json.loads(capsys.readouterr().out)
+    assert [round(part["about_s"]) for part in report["suites"]] == [225, 13590], "both sides are asked"
+    assert report["suites"][1]["cost"] == pytest.approx(2 * 6794.9 / 3600 * 8 * 1.48, rel=1e-4)
 
 
 def test_measured_rate_takes_precedence_over_published_one(tmp_path: Path) -> None:
@@ -331,9 +338,9 @@ def test_measured_rate_takes_precedence_over_published_one(tmp_path: Path) -> No
 
 
 def test_sensitivity_without_known_score_assumes_worst_case() -> None:
-    told = describe_sensitivity(find_suite("gpqa-diamond"), limit=None, expected=None)
-    assert told == "198 questions of `gpqa-diamond` show a difference of 0.141 or more near 0.5 (80 % power)"
-    assert describe_sensitivity(find_suite("gpqa-diamond"), limit=500, expected=None) == told
+    text = describe_sensitivity(find_suite("gpqa-diamond"), limit=None, expected=None)
+    assert text == "198 questions of `gpqa-diamond` show a difference of 0.141 or more near 0.5 (80 % power)"
+    assert describe_sensitivity(find_suite("gpqa-diamond"), limit=500, expected=None) == text
 
 
 def test_unauthorized_endpoint_hints_at_key_option(monkeypatch: pytest.MonkeyPatch) -> None:

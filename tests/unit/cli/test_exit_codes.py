@@ -147,22 +147,22 @@ def test_full_disk_error_names_file_and_variables(tmp_path: Path, capsys: pytest
     with pytest.raises(SystemExit) as ended:
         run_and_exit(command)
     assert ended.value.code == HOST
-    told = capsys.readouterr().err
-    assert "error: cannot use a file: No space left on device" in told
-    assert str(tmp_path / "file") in told
-    assert "DEPLOY_HOME or TMPDIR" in told
+    stderr = capsys.readouterr().err
+    assert "error: cannot use a file: No space left on device" in stderr
+    assert str(tmp_path / "file") in stderr
+    assert "DEPLOY_HOME or TMPDIR" in stderr
 
 
 def chained() -> None:
     raise RuntimeError("cannot import") from KeyboardInterrupt()
 
 
-def told_in_its_text() -> None:
+def assert_text_names_exit_codes() -> None:
     """As pydantic-core does while it builds a model."""
     raise ValueError("Error building `literal` serializer:\n  KeyboardInterrupt: ")
 
 
-@pytest.mark.parametrize("command", [chained, told_in_its_text])
+@pytest.mark.parametrize("command", [chained, assert_text_names_exit_codes])
 def test_wrapped_keyboard_interrupt_exits_with_130(command: Callable[[], None]) -> None:
     with pytest.raises(SystemExit) as ended:
         run_and_exit(command)

@@ -42,7 +42,7 @@ def command(words: tuple[str, ...]) -> TyperCommand:
     return found
 
 
-OF_A_PROFILE = [words for words in EVERY if any(each.name == "profile" for each in command(words).params)]
+OF_A_PROFILE = [words for words in EVERY if any(option.name == "profile" for option in command(words).params)]
 
 
 def test_profile_commands_are_listed() -> None:
@@ -65,10 +65,10 @@ def test_profile_commands_are_listed() -> None:
 
 @pytest.mark.parametrize("words", OF_A_PROFILE, ids=" ".join)
 @pytest.mark.parametrize(
-    "said", ["night-owl", "--profile night-owl", "--profile=night-owl", "-p night-owl", "-pnight-owl"]
+    "message", ["night-owl", "--profile night-owl", "--profile=night-owl", "-p night-owl", "-pnight-owl"]
 )
-def test_profile_may_be_argument_or_option(words: tuple[str, ...], said: str) -> None:
-    args = [*said.split(), "--set", "server.port=1"]
+def test_profile_may_be_argument_or_option(words: tuple[str, ...], message: str) -> None:
+    args = [*message.split(), "--set", "server.port=1"]
 
     context = command(words).make_context("deploy", args)
 
@@ -91,7 +91,7 @@ def test_command_help_is_well_formatted(words: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said", "hint"),
+    ("line", "message", "hint"),
     [
         ("status --hots", "no such option: --hots", "did you mean `--host`?"),
         ("stat", "no such command `stat`", "did you mean `status`, "),
@@ -103,10 +103,10 @@ def test_command_help_is_well_formatted(words: tuple[str, ...]) -> None:
         ("down a b", "got unexpected extra argument(s) (b)", "`deploy down -h` shows"),
     ],
 )
-def test_invalid_command_line_is_a_usage_error(line: str, said: str, hint: str) -> None:
+def test_invalid_command_line_is_a_usage_error(line: str, message: str, hint: str) -> None:
     ended = CliRunner().invoke(app, line.split(), prog_name="deploy")
     assert isinstance(ended.exception, UsageError)
-    assert ended.exception.message == said
+    assert ended.exception.message == message
     assert hint in ended.exception.hint
 
 
@@ -114,7 +114,7 @@ def test_help_lists_every_command_in_a_section() -> None:
     shown = CliRunner().invoke(app, ["-h"]).output
 
     sections = re.findall(r"^(\w[\w ]*):$", shown, re.MULTILINE)
-    assert sections == ["Options", *(f"{each} commands" for each in SECTIONS)]
+    assert sections == ["Options", *(f"{section} commands" for section in SECTIONS)]
     listed = shown.partition("Common commands:")[2]
     assert set(re.findall(r"^  ([a-z]+)  ", listed, re.MULTILINE)) == {words[0] for words in EVERY} - HIDDEN
     assert "..." not in listed
@@ -141,7 +141,7 @@ def test_renamed_command_suggests_new_name(old: str, new: str) -> None:
     ("words", "old", "new"), [(words, *pair) for words, pairs in RENAMED_OPTIONS.items() for pair in pairs.items()]
 )
 def test_renamed_option_suggests_new_name(words: str, old: str, new: str) -> None:
-    assert new.partition(" ")[0] in {name for each in command(tuple(words.split())).params for name in each.opts}
+    assert new.partition(" ")[0] in {name for option in command(tuple(words.split())).params for name in option.opts}
     ended = CliRunner().invoke(app, [*words.split(), old, "value"], prog_name="deploy")
     assert isinstance(ended.exception, UsageError)
     assert ended.exception.message == f"no such option: {old}"
@@ -150,9 +150,9 @@ def test_renamed_option_suggests_new_name(words: str, old: str, new: str) -> Non
 
 @pytest.mark.parametrize("words", EVERY, ids=" ".join)
 def test_option_help_has_at_most_ten_words(words: tuple[str, ...]) -> None:
-    for each in command(words).params:
-        text = getattr(each, "help", None) or ""
-        assert text, each.name
+    for option in command(words).params:
+        text = getattr(option, "help", None) or ""
+        assert text, option.name
         assert len(text.split()) <= MOST_WORDS, text
         assert not text.endswith("."), text
 
@@ -180,10 +180,10 @@ def test_shell_completes_names_for_every_option() -> None:
         shown = CliRunner().invoke(app, [], env=asked, prog_name="deploy").stdout.split()
         assert offered in shown, line
     assert all(
-        "may be repeated" in (each.help or "")  # type: ignore[attr-defined]
+        "may be repeated" in (option.help or "")  # type: ignore[attr-defined]
         for words in EVERY
-        for each in command(words).params
-        if getattr(each, "multiple", False)
+        for option in command(words).params
+        if getattr(option, "multiple", False)
     )
 
 
@@ -231,7 +231,7 @@ def test_render_json_matches_written_files(tmp_path: Path) -> None:
 
 def test_commands_without_json_are_listed() -> None:
     """All but those that print a name, a log, an answer or a file as it is."""
-    silent = {words for words in EVERY if not any(each.name == "json" for each in command(words).params)}
+    silent = {words for words in EVERY if not any(option.name == "json" for option in command(words).params)}
     assert {" ".join(words) for words in silent} == {
         *("ask", "kernels tune", "logs", "schema"),
     }

@@ -110,7 +110,7 @@ def test_commands_in_messages_exist_without_placeholders(every: dict[str, TyperC
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ("reproduce wafer-glm52 --dry-run --set model=glm-5.2-mxfp4-routed", "kernels tune mi355x-tp4dp2 --set model="),
         ("kernels coverage --set model=glm-5.2-mxfp4-routed", "kernels tune mi355x-tp4dp2-july --set model="),
@@ -122,14 +122,14 @@ def test_commands_in_messages_exist_without_placeholders(every: dict[str, TyperC
     ],
 )
 def test_hint_uses_resolved_profile_without_explicit_one(
-    words: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DEPLOY_HOME", str(tmp_path))
     ended = CliRunner().invoke(app, words.split())
     if isinstance(ended.exception, DeployError):
         show_error(ended.exception)
     shown = " ".join((ended.output + capsys.readouterr().err).split())
-    assert told in shown
+    assert message in shown
     assert not re.search(r"`deploy [^`]*\bPROFILE\b", shown)
 
 

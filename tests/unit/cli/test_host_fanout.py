@@ -65,7 +65,7 @@ def test_invalid_host_url_suggests_correct_one(word: str, meant: str) -> None:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The words that each machine was to run; the second fails with 4, the third is killed."""
     seen: list[list[str]] = []
 
@@ -103,7 +103,7 @@ def test_host_with_vram_in_use_is_not_benchmarked(
     free = PreflightReport(profile="owl", findings=(info("gpus", "8"), info(VRAM_IN_USE, "at most 0% a GPU")))
 
     def ended(nodes: Sequence[Node], *_: object, **__: object) -> tuple[HostResult, ...]:
-        texts = [json.dumps(each.to_dict()) if as_json else each.to_text() for each in (used, free)]
+        texts = [json.dumps(space.to_dict()) if as_json else space.to_text() for space in (used, free)]
         return tuple(
             HostResult(node=node, code=4, output=text, seconds=0.0) for node, text in zip(nodes, texts, strict=True)
         )
@@ -126,31 +126,31 @@ TWO = ("--host", "ssh://a", "--host", "ssh://b")
 
 
 @pytest.mark.parametrize("verb", ["status", "smoke", "down", "diagnose", "prune"])
-def test_server_name_has_host_suffix_on_each_host(verb: str, told: list[list[str]]) -> None:
+def test_server_name_has_host_suffix_on_each_host(verb: str, calls: list[list[str]]) -> None:
     """`diagnose` asked each machine for a server of the name that none of them has."""
     CliRunner().invoke(app, [verb, "owl", *TWO])
-    assert told[:2] == [[verb, "owl-a"], [verb, "owl-b"]]
+    assert calls[:2] == [[verb, "owl-a"], [verb, "owl-b"]]
 
 
-def test_option_value_is_not_mistaken_for_server_name(told: list[list[str]]) -> None:
+def test_option_value_is_not_mistaken_for_server_name(calls: list[list[str]]) -> None:
     CliRunner().invoke(app, ["smoke", *TWO, "--profile", "owl", "owl", "--json"])
-    assert told[0] == ["smoke", "--profile", "owl", "owl-a", "--json"]
+    assert calls[0] == ["smoke", "--profile", "owl", "owl-a", "--json"]
 
 
 @pytest.mark.parametrize(
     ("line", "name"), [("up -p owl", "owl"), ("up ./my/owl.yaml", "owl"), ("up owl --name barn", "barn")]
 )
-def test_started_server_is_named_after_its_host(line: str, name: str, told: list[list[str]]) -> None:
+def test_started_server_is_named_after_its_host(line: str, name: str, calls: list[list[str]]) -> None:
     CliRunner().invoke(app, [*line.split(), *TWO])
-    assert [words[-2:] for words in told[:2]] == [["--name", f"{name}-a"], ["--name", f"{name}-b"]]
+    assert [words[-2:] for words in calls[:2]] == [["--name", f"{name}-a"], ["--name", f"{name}-b"]]
 
 
 @pytest.mark.parametrize(
     ("line", "parallel"), [("stage owl", 2), ("build owl --parallel 5", 5), ("status", None), ("up owl", None)]
 )
-def test_downloads_run_on_few_hosts_in_parallel(line: str, parallel: int | None, told: list[list[str]]) -> None:
+def test_downloads_run_on_few_hosts_in_parallel(line: str, parallel: int | None, calls: list[list[str]]) -> None:
     CliRunner().invoke(app, [*line.split(), *TWO])
-    assert told[-1] == [f"at once: {parallel}"]
+    assert calls[-1] == [f"at once: {parallel}"]
 
 
 @pytest.mark.usefixtures("told")
@@ -167,10 +167,10 @@ def test_json_output_is_one_document_for_all_hosts() -> None:
     assert json.loads(shown.stdout) == {"a": None, "b": [1]}  # what `a` has printed is none
 
 
-def test_single_host_command_rejects_several_hosts(told: list[list[str]]) -> None:
+def test_single_host_command_rejects_several_hosts(calls: list[list[str]]) -> None:
     with pytest.raises(UsageError, match="`deploy kernels build` accepts one host"):
         app(["kernels", "build", "owl", *TWO], prog_name="deploy", standalone_mode=False)
-    assert told == []
+    assert calls == []
 
 
 def test_host_options_are_extracted_before_double_dash() -> None:

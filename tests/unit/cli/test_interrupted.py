@@ -20,7 +20,7 @@ def interrupted(*words: str) -> Interrupted:
 
 
 @pytest.mark.parametrize(
-    ("where", "words", "message", "hint"),
+    ("location", "words", "message", "hint"),
     [
         ("up.up", ["up", "cpu-tiny"], "interrupted; no server was started", "nothing is left running; the same"),
         (
@@ -54,10 +54,10 @@ def interrupted(*words: str) -> Interrupted:
     ],
 )
 def test_interrupt_before_start_reports_nothing_running(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, where: str, words: list[str], message: str, hint: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, location: str, words: list[str], message: str, hint: str
 ) -> None:
     monkeypatch.setenv("DEPLOY_HOME", str(tmp_path))
-    monkeypatch.setattr(f"orchestrator.cli.{where}", interrupt)
+    monkeypatch.setattr(f"orchestrator.cli.{location}", interrupt)
     for command in ("bench", "smoke"):
         monkeypatch.setattr(f"orchestrator.cli.{command}.resolve_server_name", lambda target, *_: target)
     error = interrupted(*words)

@@ -18,7 +18,7 @@ BROKERS = ("skypilot", "dstack")
 URL = "git+https://example.org/deploy@0a1b2c3"
 
 
-def told(broker: str, profile: str, home: Home, *overrides: str, tool: str = URL) -> list[dict[str, object]]:
+def received(broker: str, profile: str, home: Home, *overrides: str, tool: str = URL) -> list[dict[str, object]]:
     files = rental_files(broker, profile, overrides, home, tool=tool)[1]
     return [yaml.safe_load(file.content) for file in files if file.path != "fleet.dstack.yml"]
 
@@ -36,7 +36,7 @@ def lines(form: dict[str, object]) -> list[str]:
 
 @pytest.mark.parametrize("broker", BROKERS)
 def test_rented_host_runs_same_up_with_api_key(broker: str, home: Home) -> None:
-    for form in told(broker, "mi355x-tp4dp2", home, "flags.max-running-requests=64"):
+    for form in received(broker, "mi355x-tp4dp2", home, "flags.max-running-requests=64"):
         up = next(shlex.split(line) for line in lines(form) if line.startswith("deploy up"))
         assert up[2] == "mi355x-tp4dp2"
         assert [word for word in up[3:] if word != "--set"] == [
@@ -53,17 +53,17 @@ def test_rented_host_runs_same_up_with_api_key(broker: str, home: Home) -> None:
 @pytest.mark.parametrize("broker", BROKERS)
 def test_overrides_are_shell_quoted(broker: str, home: Home) -> None:
     override = 'description=it\'s $(touch gone); `ls` "x"'
-    for form in told(broker, "cpu-tiny", home, override):
+    for form in received(broker, "cpu-tiny", home, override):
         up = next(line for line in lines(form) if line.startswith("deploy up"))
         assert override in shlex.split(up)
 
 
 def test_resources_cover_layout_gpus_and_checkpoint_disk(home: Home) -> None:
-    sky = told("skypilot", "mi355x-tp4dp2", home)[0]["resources"]
+    sky = received("skypilot", "mi355x-tp4dp2", home)[0]["resources"]
     assert isinstance(sky, dict)
     assert sky["accelerators"] == {"MI355X": 8}
     assert sky["disk_size"] == 504  # 438.0 GB are 407.9 GiB, and 96 for image and caches
-    half = told("dstack", "mi355x-tp4dp2", home, "layout.dp=1")[0]["resources"]
+    half = received("dstack", "mi355x-tp4dp2", home, "layout.dp=1")[0]["resources"]
     assert isinstance(half, dict)
     assert half["gpu"] == {"vendor": "amd", "name": "MI355X", "count": 4}
 
@@ -78,7 +78,7 @@ def test_fleet_lists_full_node_instance_types(home: Home) -> None:
     assert whole["backends"] == ["vultr"]
     assert whole["instance_types"] == ["vbm-256c-3072gb-8-mi355x-gpu", "vcg-mi355x-252c-2872g-2304vram"]
     assert fleet("mi300x-tp8")["backends"] == ["vultr", "hotaisle", "amddevcloud"]
-    assert [form["fleets"] for form in told("dstack", "mi355x-tp4dp2", home)] == [[whole["name"]]] * 2
+    assert [form["fleets"] for form in received("dstack", "mi355x-tp4dp2", home)] == [[whole["name"]]] * 2
     assert "instance_types" not in fleet("mi355x-tp4dp2", "layout.dp=1")  # four GPUs: no node of eight is offered
     assert "instance_types" not in fleet("b200-tp8")  # its hardware has no offers
 
@@ -96,7 +96,7 @@ def test_documentation_lists_offers_of_hardware_entries() -> None:
 
 
 def test_engine_with_requirements_needs_no_image(home: Home) -> None:
-    form = told("dstack", "cpu-tiny", home)[0]
+    form = received("dstack", "cpu-tiny", home)[0]
     assert "image" not in form
     assert "gpu" not in form["resources"]  # type: ignore[operator]
 
@@ -104,17 +104,17 @@ def test_engine_with_requirements_needs_no_image(home: Home) -> None:
 def test_user_profiles_are_mounted(home: Home) -> None:
     (home.root / "profiles").mkdir()
     (home.root / "profiles/mine.yaml").write_text("extends: cpu-tiny\n")
-    mounts = told("skypilot", "mine", home)[0]["file_mounts"]
+    mounts = received("skypilot", "mine", home)[0]["file_mounts"]
     assert mounts == {"~/.local/share/deploy/profiles": str(home.root / "profiles")}
 
 
 def test_local_wheel_is_uploaded_and_installed(home: Home, tmp_path: Path) -> None:
     wheel = tmp_path / "deploy_sglang-9-py3-none-any.whl"
     wheel.touch()
-    form = told("dstack", "cpu-tiny", home, tool=str(wheel))[0]
+    form = received("dstack", "cpu-tiny", home, tool=str(wheel))[0]
     assert form["files"] == [f"{wheel}:/tmp/deploy-tool/{wheel.name}"]
     assert f"uv tool install /tmp/deploy-tool/{wheel.name}" in lines(form)
-    assert f"uv tool install {URL}" in lines(told("dstack", "cpu-tiny", home)[0])
+    assert f"uv tool install {URL}" in lines(received("dstack", "cpu-tiny", home)[0])
 
 
 def test_package_index_name_is_rejected(home: Home) -> None:
@@ -161,8 +161,8 @@ def test_unnamed_gpu_product_and_local_checkpoint_are_rejected(home: Home) -> No
 @pytest.mark.parametrize("broker", BROKERS)
 def test_multiple_replicas_are_rejected_on_rented_host(broker: str, home: Home) -> None:
     with pytest.raises(ProfileError) as refused:
-        told(broker, "mi355x-tp4x2", home)
+        received(broker, "mi355x-tp4x2", home)
     assert [problem.message for problem in refused.value.problems_or_self()] == [
         "a rented machine runs 1 replica, not 2"
     ]
-    told(broker, "mi355x-tp4x2", home, "replicas=1")
+    received(broker, "mi355x-tp4x2", home, "replicas=1")

@@ -27,11 +27,11 @@ def test_capacity_is_shown_as_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_capacity_is_shown_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     show(profile="h200-glm-mtp", capacity=True, json=True)
-    told = json.loads(capsys.readouterr().out)
-    assert told["profile"] == "h200-glm-mtp"
-    assert told["cache"]["token_bytes"] == 26624
-    assert told["memory"]["fraction"] == 0.85
-    assert told["load_fit"]["fits"] is True
+    report = json.loads(capsys.readouterr().out)
+    assert report["profile"] == "h200-glm-mtp"
+    assert report["cache"]["token_bytes"] == 26624
+    assert report["memory"]["fraction"] == 0.85
+    assert report["load_fit"]["fits"] is True
 
 
 def test_cache_tier_is_evaluated_against_workload(capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,9 +97,9 @@ def test_dry_run_prints_capacity_in_one_line(
         keep_failed=False, stage=True, allow_untuned=False, strict_kernels=False, timeout=None,
     )  # fmt: skip
     preview(request, Home(add_profiles(tmp_path))).report()
-    said = capsys.readouterr().err
-    assert said.count("concurrent requests of `random-4k-256` need") == len(settings)
-    (line,) = [line for line in said.splitlines() if "capacity of" in line]
+    stderr = capsys.readouterr().err
+    assert stderr.count("concurrent requests of `random-4k-256` need") == len(settings)
+    (line,) = [line for line in stderr.splitlines() if "capacity of" in line]
     assert line == (
         "note: capacity of `h200-glm-mtp`: 8.1 GB of weights and 118.9 GB of cache per GPU; "
         "4,465,676 tokens per replica (26,624 B each, bfloat16); 2,393 concurrent requests of `random-4k-256`; "

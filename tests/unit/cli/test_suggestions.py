@@ -43,7 +43,7 @@ def test_fraction_and_tab_are_explained(tmp_path: Path) -> None:
 @pytest.mark.parametrize("given", [("--runtime", "dockr"), ("--set", "runtime=dockr")])
 def test_error_location_is_the_typed_option(given: tuple[str, str]) -> None:
     error = refused("show", "cpu-tiny", *given)
-    assert [each.location for each in error.problems_or_self()] == [
+    assert [problem.location for problem in error.problems_or_self()] == [
         "--runtime" if given[0] == "--runtime" else "--set runtime"
     ]
 

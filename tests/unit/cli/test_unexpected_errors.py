@@ -84,9 +84,9 @@ def test_home_must_be_a_directory(
     make(tmp_path / "home")
     monkeypatch.setenv("DEPLOY_HOME", str(tmp_path / "home" / below))
     assert deploy(monkeypatch, *verb) == 4
-    said = capsys.readouterr().err
-    assert f"`{tmp_path / 'home'}` is" in said
-    assert "set DEPLOY_HOME" in said
+    stderr = capsys.readouterr().err
+    assert f"`{tmp_path / 'home'}` is" in stderr
+    assert "set DEPLOY_HOME" in stderr
 
 
 def test_profile_file_name_must_be_valid_image_name(
@@ -106,9 +106,9 @@ def test_unexpected_full_disk_error_shows_the_path(
 
     monkeypatch.setattr("orchestrator.cli.main.app", full)
     assert deploy(monkeypatch) == 4
-    said = capsys.readouterr().err
-    assert "No space left on device" in said
-    assert "/srv/deploy/kernels" in said
+    stderr = capsys.readouterr().err
+    assert "No space left on device" in stderr
+    assert "/srv/deploy/kernels" in stderr
 
 
 def test_missing_temporary_directory_error_lists_candidates(capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,9 +120,9 @@ def test_missing_temporary_directory_error_lists_candidates(capsys: pytest.Captu
     with pytest.raises(SystemExit) as ended:
         run_and_exit(no_room)
     assert ended.value.code == 4
-    said = capsys.readouterr().err
-    assert "['/tmp', '/var/tmp']" in said
-    assert "TMPDIR" in said
+    stderr = capsys.readouterr().err
+    assert "['/tmp', '/var/tmp']" in stderr
+    assert "TMPDIR" in stderr
 
 
 @pytest.mark.parametrize("make", [Path.touch, os.mkfifo, lambda path: path.symlink_to(path.name)])
@@ -132,9 +132,9 @@ def test_file_in_place_of_directory_is_host_error(
     make(tmp_path / "models")
     monkeypatch.setattr("orchestrator.cli.main.app", lambda **_: (tmp_path / "models").mkdir(exist_ok=True))
     assert deploy(monkeypatch) == 4
-    said = capsys.readouterr().err
-    assert f"--> {tmp_path / 'models'}" in said
-    assert "name a directory where you may write" in said
+    stderr = capsys.readouterr().err
+    assert f"--> {tmp_path / 'models'}" in stderr
+    assert "name a directory where you may write" in stderr
 
 
 def test_internal_error_saves_traceback_to_file(
@@ -148,12 +148,12 @@ def test_internal_error_saves_traceback_to_file(
     monkeypatch.setattr("orchestrator.cli.main.app", broken)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert deploy(monkeypatch) == 1
-    said = capsys.readouterr().err
-    assert "error: internal error: FileNotFoundError" in said
-    assert "Traceback" not in said
-    (kept,) = tmp_path.iterdir()
-    assert f"`{kept}`" in said
-    assert "of-ours" in kept.read_text()
+    stderr = capsys.readouterr().err
+    assert "error: internal error: FileNotFoundError" in stderr
+    assert "Traceback" not in stderr
+    (log,) = tmp_path.iterdir()
+    assert f"`{log}`" in stderr
+    assert "of-ours" in log.read_text()
 
 
 def test_internal_error_is_reported_without_writable_directory(
@@ -165,9 +165,9 @@ def test_internal_error_is_reported_without_writable_directory(
     monkeypatch.setattr("orchestrator.cli.main.app", broken)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
     assert deploy(monkeypatch) == 1
-    said = capsys.readouterr().err
-    assert "error: internal error: KeyError: 'x'" in said
-    assert "No such file or directory" in said
+    stderr = capsys.readouterr().err
+    assert "error: internal error: KeyError: 'x'" in stderr
+    assert "No such file or directory" in stderr
 
 
 def test_up_prints_url_and_served_model(capsys: pytest.CaptureFixture[str]) -> None:

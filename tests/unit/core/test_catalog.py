@@ -80,7 +80,7 @@ def put_sparse(path: Path) -> None:
     os.truncate(path, 8 << 30)
 
 
-ODD_ENTRIES: dict[str, tuple[Callable[[Path], None], str]] = {
+MALFORMED_ENTRIES: dict[str, tuple[Callable[[Path], None], str]] = {
     "a dangling link": (put_link, "is not a file"),
     "a FIFO": (os.mkfifo, "is not a file"),
     "a directory": (Path.mkdir, "is not a file"),
@@ -90,7 +90,7 @@ ODD_ENTRIES: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 
 
-@pytest.mark.parametrize(("put", "message"), ODD_ENTRIES.values(), ids=ODD_ENTRIES)
+@pytest.mark.parametrize(("put", "message"), MALFORMED_ENTRIES.values(), ids=MALFORMED_ENTRIES)
 @pytest.mark.parametrize("name", ["cpu-tiny.yaml", "hardware/cpu.yaml", "engines/flags/0.5.14.json"])
 def test_invalid_user_entry_is_an_error_without_fallback(
     name: str, put: Callable[[Path], None], message: str, tmp_path: Path

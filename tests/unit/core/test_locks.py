@@ -47,21 +47,21 @@ def test_checking_a_lock_neither_creates_nor_blocks_it(lock: Path, monkeypatch: 
 
 
 def test_waiting_for_a_lock_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = io.StringIO()
+    output = io.StringIO()
     lock = tmp_path / "new" / ".glm.lock"
-    with file_lock(lock, Progress(said)):
-        assert said.getvalue() == ""
+    with file_lock(lock, Progress(output)):
+        assert output.getvalue() == ""
     other = os.open(lock, os.O_RDONLY)
     fcntl.flock(other, fcntl.LOCK_EX)
-    progress = Progress(said)
+    progress = Progress(output)
 
     def ends(text: str) -> None:
-        Progress(said).update(text)
+        Progress(output).update(text)
         os.close(other)
 
     monkeypatch.setattr(progress, "update", ends)
     with file_lock(lock, progress):
-        assert said.getvalue() == "waiting for another command that makes `glm`\n"
+        assert output.getvalue() == "waiting for another command that makes `glm`\n"
 
 
 def test_existing_lock_works_on_read_only_disk(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:

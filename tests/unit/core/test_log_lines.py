@@ -36,8 +36,8 @@ def bounded(log: Path) -> Iterator[Bounded]:
         return made[-1]
 
     yield make
-    for each in made:
-        each.close()
+    for tail in made:
+        tail.close()
 
 
 def append(path: Path, text: str) -> None:
@@ -168,9 +168,9 @@ def test_rotated_log_is_read_completely(log: Path, bounded: Bounded) -> None:
 
 
 def test_log_limit_keeps_start_and_end(log: Path, bounded: Bounded) -> None:
-    written, ahead, behind = bounded(40, 4), LogTail(log), LogTail(log)
+    written, ahead, lagging = bounded(40, 4), LogTail(log), LogTail(log)
     written.write(b"line 00\n")
-    assert list(behind()) == ["line 00"]
+    assert list(lagging()) == ["line 00"]
     seen = []
     for number in range(1, 60):
         written.write(f"line {number:02}\n".encode())
@@ -179,7 +179,7 @@ def test_log_limit_keeps_start_and_end(log: Path, bounded: Bounded) -> None:
     assert seen == [f"line {number:02}" for number in range(60)]
     whole = list(LogTail(log).to_end())
     assert whole == [*seen[:5], "(8 x 128 MiB of this log are not kept)", *seen[45:]]
-    assert [*behind.to_end()] == whole[1:]
+    assert [*lagging.to_end()] == whole[1:]
 
 
 def test_slow_reader_reports_skipped_log_segments(log: Path, bounded: Bounded) -> None:

@@ -53,5 +53,5 @@ def test_run_directory_must_be_inside_the_home(tmp_path: Path) -> None:
     assert holds(tmp_path / "home/runs/a/1", "a")
     assert holds(tmp_path / "other/runs/a/1", "a")
     assert not holds(tmp_path / "home/runs/a/1", "b")
-    for stranger in ("elsewhere", "home/runs/a/link", "home/runs/../../elsewhere", "home/runs/a/2", "home"):
-        assert not holds(tmp_path / stranger, "a")
+    for other in ("elsewhere", "home/runs/a/link", "home/runs/../../elsewhere", "home/runs/a/2", "home"):
+        assert not holds(tmp_path / other, "a")

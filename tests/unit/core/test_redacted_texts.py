@@ -87,7 +87,7 @@ class Finished:
         yield from (self.log[at : at + 5] for at in range(0, len(self.log), 5))
 
 
-class Places:
+class Outputs:
     """Every way out of this tool for a text; each returns what comes out."""
 
     def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,17 +156,17 @@ class Places:
         return (self._folder / "server.log").read_text()
 
 
-PLACES: Final = sorted(name for name in vars(Places) if not name.startswith("_"))
+OUTPUTS: Final = sorted(name for name in vars(Outputs) if not name.startswith("_"))
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("location", OUTPUTS)
 def test_known_secret_is_redacted_in_every_encoding(
-    place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    location: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, spelling in SPELLINGS.items():
         set_known(())
         (folder := tmp_path / name.replace(" ", "-")).mkdir()
-        show: Callable[[str], str] = getattr(Places(folder, capsys), place)
+        show: Callable[[str], str] = getattr(Outputs(folder, capsys), location)
         assert "here" in show("here it is: x")
         Secret(KEY)
         shown = show(f"here it is: {spelling} and more")
@@ -217,8 +217,8 @@ def test_line_over_1_mib_is_replaced_with_notice(size: int) -> None:
         line = b"x" * (LONGEST_LINE - beyond) + KEY.encode() + b"api_key='" + b"y" * rest
         data = b"before\n" + line + b"\nafter\n" + line + b"\nthe end"
         shown = "".join(redacted(data[at : at + size] for at in range(0, len(data), size)))
-        said = "(a line of more than 1 MiB is left out)"
-        assert shown.splitlines() == ["before", said, "after", said, "the end"]
+        message = "(a line of more than 1 MiB is left out)"
+        assert shown.splitlines() == ["before", message, "after", message, "the end"]
         if size == 5:
             return
 

@@ -91,8 +91,8 @@ def refusal(kind: Callable[[object], object], value: object) -> str:
 
 def taken(kind: Callable[[object], object], values: Iterable[object]) -> list[str]:
     """Those of the values that are not refused in a line."""
-    said = {ascii(value)[:200]: refusal(kind, value) for value in values}
-    return [value for value, why in said.items() if not (why and why.isprintable() and len(why) < 250)]
+    refusals = {ascii(value)[:200]: refusal(kind, value) for value in values}
+    return [value for value, reason in refusals.items() if not (reason and reason.isprintable() and len(reason) < 250)]
 
 
 def test_hostile_names_are_rejected_as_paths() -> None:

@@ -27,22 +27,22 @@ ATTACKS = [
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_all_output_is_free_of_control_characters(attack: str, capsys: pytest.CaptureFixture[str]) -> None:
-    foreign = f"a{attack}b"
-    info(foreign)
-    print_data(foreign)
-    print_data(foreign, colors=True)
-    print_data(foreign, end="")
-    print_data(table(["name"], [[foreign]]))
-    note(foreign)
-    warn(foreign, hint=foreign)
-    problem = Problem(foreign, location=foreign, hint=foreign)
-    show_error(DeployError(foreign, location=foreign, hint=foreign, details=foreign, problems=[problem]))
+    text_ = f"a{attack}b"
+    info(text_)
+    print_data(text_)
+    print_data(text_, colors=True)
+    print_data(text_, end="")
+    print_data(table(["name"], [[text_]]))
+    note(text_)
+    warn(text_, hint=text_)
+    problem = Problem(text_, location=text_, hint=text_)
+    show_error(DeployError(text_, location=text_, hint=text_, details=text_, problems=[problem]))
     progress = Progress()
-    progress.update(foreign, transient=foreign)
+    progress.update(text_, transient=text_)
     progress.done()
     shown = capsys.readouterr()
     assert first_control_char(shown.out + shown.err, lines=True) is None
-    assert (shown.out + shown.err).count(printable(foreign)) == 16
+    assert (shown.out + shown.err).count(printable(text_)) == 16
 
 
 @pytest.mark.parametrize("attack", ATTACKS)

@@ -26,10 +26,10 @@ from orchestrator.planner.planning import load
 from orchestrator.profiles.schema import CheckpointSection, EngineSection
 
 TEXTS = tuple(name for name in NAMES if isinstance(name, str) and "\ud800" not in name and "\udcff" not in name)
-PLAIN = tuple(name for name in TEXTS if not {each.lower() for each in name.split("/")} & {".parts", ".git", ".cache"})
+PLAIN = tuple(name for name in TEXTS if not {part.lower() for part in name.split("/")} & {".parts", ".git", ".cache"})
 
 
-WORDS = tuple(each for each in COMMITS if isinstance(each, str) and each.split() == [each])
+WORDS = tuple(commit for commit in COMMITS if isinstance(commit, str) and commit.split() == [commit])
 
 
 RECEIPT: dict[str, Any] = {
@@ -78,8 +78,8 @@ def test_receipt_with_hostile_value_is_ignored(key: str, tmp_path: Path) -> None
     for value in values[key]:
         if key == "revision" and value is None:
             continue
-        said = {"files": {str(value): [1, 1]}, "size": {"x": [value, 1]}, "time": {"x": [1, value]}}.get(key, value)
-        path.write_text(json.dumps(RECEIPT | {"revision" if key == "revision" else "files": said}))
+        fields = {"files": {str(value): [1, 1]}, "size": {"x": [value, 1]}, "time": {"x": [1, value]}}.get(key, value)
+        path.write_text(json.dumps(RECEIPT | {"revision" if key == "revision" else "files": fields}))
         assert read_receipt(directory) is None, value
 
 
@@ -108,7 +108,7 @@ def test_receipt_of_wrong_shape_is_ignored(key: str, values: list[object], tmp_p
 
 
 def test_lockfile_with_unsafe_file_names_is_rejected() -> None:
-    texts: dict[str, object] = {each: {} for each in ("checkpoint", "patches", "files", "unknown", "plan")}
+    texts: dict[str, object] = {key: {} for key in ("checkpoint", "patches", "files", "unknown", "plan")}
     sound = {**texts, "tool": "1", "profile": "x", "overrides": [], "files": {"tiny_model.py": "0" * 64}}
     assert _lock(sound).files
     for name in filter(None, TEXTS):
@@ -154,7 +154,7 @@ def test_diff_cannot_modify_files_outside_source_tree(tmp_path: Path) -> None:
             diff = f"--- a/{name}\n+++ b/{name}\n@@ -1 +1 @@\n-old\n+new\n"
             with suppress(apply_patches.Refusal, OSError):
                 apply_patches.apply_diff(root, diff)
-            assert [(tmp_path / each).read_text() for each in ("x", "b")] == ["old\n", "old\n"], short(name)
+            assert [(tmp_path / item).read_text() for item in ("x", "b")] == ["old\n", "old\n"], short(name)
 
 
 @pytest.mark.parametrize("name", ["../../x", "../x", "a/../x", "./x", "/x", "a//x"])
@@ -198,4 +198,4 @@ def test_checkpoint_with_directory_link_outside_is_rejected(tmp_path: Path) -> N
     index.write_text(index.read_text().replace(shard.name, f"away/{shard.name}"))
     with pytest.raises(CheckpointError) as refused:
         verify_checkpoint(directory, model(str(directory)), speculative=False)
-    assert any("a link leads out of" in each.message for each in refused.value.problems)
+    assert any("a link leads out of" in problem.message for problem in refused.value.problems)

@@ -44,7 +44,7 @@ def test_vllm_log_gets_only_engine_neutral_diagnosis() -> None:
     unexplained = diagnose([started, flag])
     assert [found.id for found in unexplained.matches] == ["other-engine"]
     assert "no known cause of a failure; the last 2 of 2 lines:" in unexplained.to_text()
-    named = [each.other_engine_hint or each.hint for each in load_catalog() if each.other_engine_hint is not None]
+    named = [rule.other_engine_hint or rule.hint for rule in load_catalog() if rule.other_engine_hint is not None]
     assert len(named) == 15
     assert not [hint for hint in named if "deploy" in hint or "`--" in hint or "flags." in hint]
 
@@ -128,7 +128,7 @@ def test_match_among_short_lines_has_correct_line_number() -> None:
     assert diagnose(lines) == replace(diagnose([]), lines=3000, tail=tuple(lines[-TAIL_LINES:]))
     found = diagnose([*lines, "OOMKilled", *lines]).cause
     assert found is not None
-    assert [each.line for each in found.evidence] == [3001]
+    assert [line.line for line in found.evidence] == [3001]
 
 
 def test_a_long_log_is_read_in_bounded_memory() -> None:
@@ -168,7 +168,9 @@ LITERALS = sorted(SEARCH._watches)
 
 
 @given(
-    st.lists(st.sampled_from([*LITERALS, *(each[1:] for each in LITERALS), b"\n", b"0", b": ", b"\xe4"]), max_size=12)
+    st.lists(
+        st.sampled_from([*LITERALS, *(literal[1:] for literal in LITERALS), b"\n", b"0", b": ", b"\xe4"]), max_size=12
+    )
 )
 def test_every_line_with_a_signature_literal_is_examined(pieces: list[bytes]) -> None:
     of_lines = line_shapes(b"".join(pieces).decode(errors="surrogateescape"))

@@ -26,7 +26,7 @@ def refusal(
 
 
 @pytest.mark.parametrize(
-    ("said", "named"),
+    ("rejection", "named"),
     [
         (refusal("AssertionError", line="assert self.ep_size > 1", options=("enable-eplb",)), ("enable-eplb",)),
         (
@@ -45,8 +45,8 @@ def refusal(
         (refusal("it names dcp_size", options=("model-path",)), ("dcp-size",)),
     ],
 )
-def test_refusal_names_the_options_involved(said: ArgumentRejection, named: tuple[str, ...]) -> None:
-    assert said.rejected_options(GIVEN) == named
+def test_refusal_names_the_options_involved(rejection: ArgumentRejection, named: tuple[str, ...]) -> None:
+    assert rejection.rejected_options(GIVEN) == named
 
 
 def test_assertion_without_message_shows_its_condition() -> None:
@@ -71,7 +71,7 @@ def test_verdicts_are_read_from_the_last_line() -> None:
         },
     ]
     read = read_verdicts("a line before\n" + json.dumps({"sglang": "0.5.16", "verdicts": verdicts}) + "\n")
-    assert [(each.parsed_only, each.unchecked) for each in read[:3]] == [
+    assert [(verdict.parsed_only, verdict.unchecked) for verdict in read[:3]] == [
         (False, ""),
         (True, ""),
         (False, "OSError: no draft model"),

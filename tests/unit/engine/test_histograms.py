@@ -56,10 +56,10 @@ def test_quantile_without_observations_is_unknown(before: dict[float, float], af
 @given(st.lists(st.floats(0, 2), min_size=1, max_size=60), st.sampled_from([0.0, 0.5, 0.9, 0.95, 1.0]))
 def test_quantile_lies_in_bucket_of_exact_value(seen: list[float], share: float) -> None:
     ends = (0.1, 0.3, 0.7, 1.5, math.inf)
-    after = {end: float(sum(each <= end for each in seen)) for end in ends}
+    after = {end: float(sum(value <= end for value in seen)) for end in ends}
     found = quantile({}, after, share)
     exact = sorted(seen)[max(0, math.ceil(share * len(seen)) - 1)]
-    bucket = next(place for place, end in enumerate(ends) if exact <= end)
+    bucket = next(index for index, end in enumerate(ends) if exact <= end)
     begin, end = (0.0, *ends)[bucket], ends[bucket]
     assert found is not None
     assert share == 0.0 or begin <= found <= (begin if math.isinf(end) else end)

@@ -41,15 +41,15 @@ class Looked:
         return self.works.pop(0)
 
 
-def silent(look: Looked, kept: Path) -> list[int]:
-    return sorted(unresponsive_ranks(look, kept))  # type: ignore[arg-type]  # what a look is asked
+def silent(look: Looked, log: Path) -> list[int]:
+    return sorted(unresponsive_ranks(look, log))  # type: ignore[arg-type]  # what a look is asked
 
 
 def test_responsive_ranks_need_no_progress_check(tmp_path: Path) -> None:
-    kept = tmp_path / "kept"
-    kept.write_text("{}")
-    assert silent(Looked({}), kept) == []
-    assert not kept.exists(), "what was read before a rank answered is no sign of life after it"
+    log = tmp_path / "kept"
+    log.write_text("{}")
+    assert silent(Looked({}), log) == []
+    assert not log.exists(), "what was read before a rank answered is no sign of life after it"
 
 
 @pytest.mark.parametrize(
@@ -72,19 +72,19 @@ def test_busy_rank_without_response_is_alive(
 
 def test_progress_between_probes_counts(tmp_path: Path) -> None:
     """It is counted as it ends, be that between two looks."""
-    kept = tmp_path / "kept"
-    assert silent(Looked({1: "no answer"}, [IDLE, IDLE]), kept) == [1]
-    assert silent(Looked({1: "no answer"}, [BUSY]), kept) == []
-    assert silent(Looked({1: "no answer"}, [BUSY]), kept) == [1]
-    kept.write_text("damaged")
-    assert silent(Looked({1: "no answer"}, [IDLE, BUSY]), kept) == []
+    log = tmp_path / "kept"
+    assert silent(Looked({1: "no answer"}, [IDLE, IDLE]), log) == [1]
+    assert silent(Looked({1: "no answer"}, [BUSY]), log) == []
+    assert silent(Looked({1: "no answer"}, [BUSY]), log) == [1]
+    log.write_text("damaged")
+    assert silent(Looked({1: "no answer"}, [IDLE, BUSY]), log) == []
 
 
 def test_full_disk_does_not_fail_liveness(tmp_path: Path) -> None:
     """What cannot be kept, or looked for, is missed at the next look alone."""
-    kept = tmp_path / "no such folder" / "kept"
-    assert silent(Looked({1: "no answer"}, [IDLE, BUSY]), kept) == []
-    assert silent(Looked({1: "no answer"}, [IDLE, IDLE]), kept) == [1]
+    log = tmp_path / "no such folder" / "kept"
+    assert silent(Looked({1: "no answer"}, [IDLE, BUSY]), log) == []
+    assert silent(Looked({1: "no answer"}, [IDLE, IDLE]), log) == [1]
     assert silent(Looked({}), tmp_path) == [], "a folder, which cannot be removed so"
 
 
@@ -183,6 +183,6 @@ def test_liveness_script_runs_on_python_3_10(monkeypatch: pytest.MonkeyPatch) ->
     imported += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
     assert {name.split(".")[0] for name in imported} <= sys.stdlib_module_names
     monkeypatch.setattr(sys, "version_info", (3, 10))
-    patterns = [each.pattern for each in runpy.run_path(liveness.__file__).values() if isinstance(each, re.Pattern)]
+    patterns = [value.pattern for value in runpy.run_path(liveness.__file__).values() if isinstance(value, re.Pattern)]
     assert patterns
     assert not [text for text in patterns if re.search(r"[*+?}]\+", text)], "possessive: 3.11"

@@ -140,13 +140,13 @@ LINES = (
 
 
 @given(st.lists(st.tuples(st.sampled_from(LINES), st.integers(0, 12)), max_size=60), st.integers(1, 60))
-def test_parsed_state_does_not_depend_on_batch_size(said: list[tuple[str, int]], at_once: int) -> None:
-    lines, whole, told = [line.format(number, number) for line, number in said], StartupLogParser(), []
+def test_parsed_state_does_not_depend_on_batch_size(numbered_lines: list[tuple[str, int]], at_once: int) -> None:
+    lines, whole, states = [line.format(number, number) for line, number in numbered_lines], StartupLogParser(), []
     for at in range(0, len(lines), at_once):
         piece = lines[at : at + at_once]
-        told.append(whole.feed("\n".join(piece)) == any("GET" not in line for line in piece))
+        states.append(whole.feed("\n".join(piece)) == any("GET" not in line for line in piece))
     assert state(whole) == state(read(*lines))
-    assert all(told)
+    assert all(states)
 
 
 @pytest.mark.parametrize("end", ["health", "metrics"])

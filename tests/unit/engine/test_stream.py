@@ -29,8 +29,8 @@ EVENTS = [b'{"text": "a"}', b'{"text":\n"b"}', b"[DONE]"]
 
 @given(st.lists(st.integers(0, len(STREAM)), max_size=12))
 def test_events_are_parsed_for_any_fragmentation(cuts: list[int]) -> None:
-    reader, places = SseParser(), [0, *sorted(cuts), len(STREAM)]
-    pieces = [STREAM[a:b] for a, b in pairwise(places)]
+    reader, bounds = SseParser(), [0, *sorted(cuts), len(STREAM)]
+    pieces = [STREAM[a:b] for a, b in pairwise(bounds)]
     assert [event for piece in pieces for event in reader.feed(piece)] == EVENTS
 
 

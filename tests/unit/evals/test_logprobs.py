@@ -70,7 +70,7 @@ def right() -> LogprobReference:
         return asking(patch)(engine())[1]
 
 
-def alarms(report: LogprobReport) -> dict[tuple[str, int], list[int]]:
+def issues_of(report: LogprobReport) -> dict[tuple[str, int], list[int]]:
     """Where bands above the limit begin, by what was compared and the text's length."""
     return {
         (row.title, row.length): [part.first for part in row.above_limit if part in row.bands]
@@ -113,7 +113,7 @@ def test_failed_comparison_names_first_wrong_position(
     found: dict[tuple[str, int], list[int]],
 ) -> None:
     report, _ = ask(engine(wrong_scores=wrong), reference=right)
-    assert alarms(report) == found
+    assert issues_of(report) == found
     with pytest.raises(SmokeError, match="failed the log-probability comparison") as caught:
         report.require()
     (name, length), (first,) = next(iter(found.items()))
@@ -123,14 +123,14 @@ def test_failed_comparison_names_first_wrong_position(
 def test_user_tolerance_applies_only_to_reference(ask: Ask, right: LogprobReference) -> None:
     strict = dataclasses.replace(OPTIONS, tolerance=1e-4)
     slightly = engine(wrong_scores=lambda position, _rank, way: 2e-4 * (position % 2 if way == "again" else 1))
-    assert {what for what, _ in alarms(ask(slightly, reference=right, options=strict)[0])} == {"the reference"}
+    assert {what for what, _ in issues_of(ask(slightly, reference=right, options=strict)[0])} == {"the reference"}
     assert ask(slightly, reference=right)[0].ok
 
 
 def test_each_rank_is_compared_with_first_rank(ask: Ask) -> None:
     second = engine(wrong_scores=lambda _position, rank, _way: 0.01 * rank)
     report, _ = ask(second, options=dataclasses.replace(OPTIONS, tolerance=1e-3), dp=2)
-    assert {name for name, _ in alarms(report)} == {"rank 1: the first rank"}
+    assert {name for name, _ in issues_of(report)} == {"rank 1: the first rank"}
 
 
 def test_only_noise_of_reference_raises_the_limit(ask: Ask, right: LogprobReference) -> None:
@@ -139,7 +139,7 @@ def test_only_noise_of_reference_raises_the_limit(ask: Ask, right: LogprobRefere
     reference = ask(noisy)[1]
     assert reference.noise == pytest.approx(0.004)
     assert ask(off, reference=reference)[0].ok
-    assert {what for what, _ in alarms(ask(off, reference=right)[0])} == {"the reference", "in a batch of 4"}
+    assert {what for what, _ in issues_of(ask(off, reference=right)[0])} == {"the reference", "in a batch of 4"}
 
 
 def test_different_dtype_uses_limit_of_noisier_side(
@@ -252,7 +252,7 @@ def test_logprobs_of_later_ranks_are_not_accumulated(ask: Ask, monkeypatch: pyte
 
     def counting(*given: Any, **named: Any) -> probe.RankScores:  # noqa: ANN401 - as it is given
         gc.collect()
-        alive.append(sum(isinstance(each, TokenLogprobs) for each in gc.get_objects()))
+        alive.append(sum(isinstance(obj, TokenLogprobs) for obj in gc.get_objects()))
         return probe_rank(*given, **named)
 
     monkeypatch.setattr(probe, "probe_rank", counting)
@@ -333,7 +333,7 @@ GOOD = engine().scores(
 
 
 @pytest.mark.parametrize(
-    ("place", "value", "message"),
+    ("keys", "value", "message"),
     [
         (("meta_info", "input_token_logprobs", 1, 0), None, "input token 1 is not a number"),
         (("meta_info", "input_token_logprobs", 1, 0), "-1", "input token 1 is not a number"),
@@ -352,13 +352,13 @@ GOOD = engine().scores(
         (("output_ids",), "abc", "expected a list of token ids"),
     ],
 )
-def test_malformed_logprobs_response_is_rejected(place: tuple[Any, ...], value: object, message: str) -> None:
+def test_malformed_logprobs_response_is_rejected(keys: tuple[Any, ...], value: object, message: str) -> None:
     read_scored(GOOD, (5, 6, 7), start=0, tokens=2, top=2)
     answer = copy.deepcopy(GOOD)
     inner: Any = answer
-    for key in place[:-1]:
+    for key in keys[:-1]:
         inner = inner[key]
-    inner[place[-1]] = value
+    inner[keys[-1]] = value
     with pytest.raises(UnexpectedResponseError, match=message):
         read_scored(answer, (5, 6, 7), start=0, tokens=2, top=2)
 

@@ -24,14 +24,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int | None]]:
 
     def run_eval(_: BenchTarget, options: run.EvalOptions, **__: object) -> EvalResult:
         seen.append((options.suite, options.limit))
-        told = {
+        scores = {
             "task": "gsm8k",
             "metric": "exact_match",
             "model": "tiny",
             "harness": "of this test",
             "command": "deploy",
         }
-        return EvalResult(schema_version=2, suite=options.suite, items=items, **told)
+        return EvalResult(schema_version=2, suite=options.suite, items=items, **scores)
 
     monkeypatch.setattr(run, "run_eval", run_eval)
     return seen

@@ -70,16 +70,16 @@ def test_sign_flip_weights_domains_equally() -> None:
 
 @given(st.lists(st.integers(-4, 4), min_size=1, max_size=9))
 def test_sign_flip_matches_full_enumeration(quarters: list[int]) -> None:
-    sums = [abs(sum(signs)) for signs in product(*((each, -each) for each in quarters))]
-    expected = sum(each >= abs(sum(quarters)) for each in sums) / len(sums)
-    assert sign_flip([[Fraction(each, 4) for each in quarters]]) == pytest.approx(expected)
+    sums = [abs(sum(signs)) for signs in product(*((total, -total) for total in quarters))]
+    expected = sum(total >= abs(sum(quarters)) for total in sums) / len(sums)
+    assert sign_flip([[Fraction(quarter, 4) for quarter in quarters]]) == pytest.approx(expected)
 
 
 def test_sign_flip_uses_normal_approximation_for_large_sums() -> None:
     """9 of 9 at z = 3: 0.0027."""
-    odd = [[Fraction(1, 999_983)] * 9, [Fraction(0)] * 999_979]
-    assert sign_flip(odd) == pytest.approx(2 / 512)
-    uneven = [Fraction(10**6 + each, 10**6) for each in range(9)]
+    coprime = [[Fraction(1, 999_983)] * 9, [Fraction(0)] * 999_979]
+    assert sign_flip(coprime) == pytest.approx(2 / 512)
+    uneven = [Fraction(10**6 + excess, 10**6) for excess in range(9)]
     assert sign_flip([uneven]) == pytest.approx(0.0027, abs=1e-4)
 
 
@@ -142,9 +142,9 @@ def test_duplicate_questions_are_paired_in_order() -> None:
 def seeded(*answers: str, group: str = "") -> tuple[AnsweredQuestion, ...]:
     """One text of `+` and `-` a seed, one question a place."""
     return tuple(
-        AnsweredQuestion(id=f"q{place}", correct=answer == "+", seed=seed, group=group)
-        for seed, each in enumerate(answers)
-        for place, answer in enumerate(each)
+        AnsweredQuestion(id=f"q{index}", correct=answer == "+", seed=seed, group=group)
+        for seed, answered in enumerate(answers)
+        for index, answer in enumerate(answered)
     )
 
 

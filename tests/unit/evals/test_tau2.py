@@ -98,9 +98,9 @@ def test_baseline_requires_results_of_named_run(tmp_path: Path) -> None:
     """Of two servers of which only one was asked, its score was compared with itself."""
     file = run_of(tmp_path, "glm", "airline")
     assert read_simulations(tmp_path, "glm", "", require_name=True).result.score == 0.25
-    for place in (tmp_path, file):
+    for path in (tmp_path, file):
         with pytest.raises(UsageError, match="no tau2 results named `fp8-DOMAIN` found"):
-            read_simulations(place, "fp8", "", require_name=True)
+            read_simulations(path, "fp8", "", require_name=True)
 
 
 def test_duplicate_simulation_is_rejected(tmp_path: Path) -> None:

@@ -73,9 +73,9 @@ def test_baseline_without_checkpoint_prints_command_and_cost(
 ) -> None:
     table, notes = steps(capsys, tmp_path)
     assert "glm-5.2-fp8" not in table
-    told = "not measured: the baseline of gsm8k, gpqa-diamond, as `zai-org/GLM-5.2-FP8` is not on the host; "
-    told += "`deploy reproduce wafer-glm52 --ablation baseline-checkpoint` measures it too, in about "
-    minutes, usd = re.findall(rf"{re.escape(told)}(\d+) min more, ([0-9.]+) USD", notes)[0]
+    message = "not measured: the baseline of gsm8k, gpqa-diamond, as `zai-org/GLM-5.2-FP8` is not on the host; "
+    message += "`deploy reproduce wafer-glm52 --ablation baseline-checkpoint` measures it too, in about "
+    minutes, usd = re.findall(rf"{re.escape(message)}(\d+) min more, ([0-9.]+) USD", notes)[0]
     with_it = steps(capsys, tmp_path, ablation=["baseline-checkpoint"])[0].splitlines()
     total = [line.split() for line in (table.splitlines()[-1], with_it[-1])]
     assert float(total[1][-1]) - float(total[0][-1]) == pytest.approx(float(usd), abs=0.02)

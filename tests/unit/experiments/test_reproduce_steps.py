@@ -272,11 +272,11 @@ def damaged(text: str, dice: Random) -> str:
         return text[:at]
     if kind == 1:
         return text[:at] + dice.choice('{}[]",:0\x00x') + text[at + dice.randrange(2) :]
-    data, odd = json.loads(text), dice.choice([None, [], {}, -1, True, "1", "", [["a", "b"]], ["ab"], {"a": 1}])
+    data, malformed = json.loads(text), dice.choice([None, [], {}, -1, True, "1", "", [["a", "b"]], ["ab"], {"a": 1}])
     if kind == 2:
-        data[dice.choice(["steps", "done"])] = odd
+        data[dice.choice(["steps", "done"])] = malformed
     elif kind == 3:
-        data["done"][dice.choice([*data["done"]])] = odd
+        data["done"][dice.choice([*data["done"]])] = malformed
     else:
         del data["done"][dice.choice([*data["done"]])]
     return json.dumps(data)
@@ -297,15 +297,15 @@ def test_corrupt_state_file_never_loses_completed_steps(
             refused += 1
             assert (file.read_text(), error.location, bool(error.hint)) == (changed, str(file), True)  # noqa: PT017
             continue
-        told = {key for key in json.loads(changed)["done"] if key in whole}
-        assert {key for key in state.done if key in whole} == told
+        done = {key for key in json.loads(changed)["done"] if key in whole}
+        assert {key for key in state.done if key in whole} == done
         machine = Machine()
         runner = StepRunner(run=machine, might_exist=machine.servers.__contains__)
         reproduce(planned, state, runner, keep_failed=False)
         assert not [
-            step for step in planned if step.id in told and step.stage == "bench" and step.argv in machine.argvs
+            step for step in planned if step.id in done and step.stage == "bench" and step.argv in machine.argvs
         ]
-        assert told <= set(json.loads(file.read_text())["done"])
+        assert done <= set(json.loads(file.read_text())["done"])
     assert 20 < refused < 80
 
 
@@ -472,6 +472,6 @@ def test_unknown_ablation_is_rejected() -> None:
 def test_cost_estimate_prefers_the_given_price(prices: tuple[str, ...], hourly: float) -> None:
     bill = CostEstimate.for_node(WAFER, prices)
     assert bill.hourly == pytest.approx(hourly)
-    planned = [StepOutput(id=each.id, argv=each.argv, about_s=round(each.seconds)) for each in steps(Path("results"))]
+    planned = [StepOutput(id=step.id, argv=step.argv, about_s=round(step.seconds)) for step in steps(Path("results"))]
     total = bill.to_table(planned).splitlines()[-1]
-    assert total.split()[-1] == f"{bill.cost_of(sum(each.about_s for each in planned)):.2f}"
+    assert total.split()[-1] == f"{bill.cost_of(sum(step.about_s for step in planned)):.2f}"

@@ -35,7 +35,10 @@ env:
   SGLANG_OPT_USE_TOPK_V2: ["false", "true"]
 """,
     )
-    values = {knob.key: [knob.display(index) for index in range(len(knob.values))] for knob in found.parameters}
+    values = {
+        parameter.key: [parameter.display(index) for index in range(len(parameter.values))]
+        for parameter in found.parameters
+    }
     assert values == {
         "layout": ["TP8", "TP4×DP2"],
         "flags.chunked-prefill-size": ["2048", "8192", "32768"],
@@ -44,7 +47,7 @@ env:
         "env.SGLANG_OPT_USE_TOPK_V2": ["false", "true"],
     }
     assert found.size == 2 * 3 * 4 * 3 * 2 == len([*found.points()])
-    ordered = {knob.key for knob in found.parameters if knob.ordered}
+    ordered = {parameter.key for parameter in found.parameters if parameter.ordered}
     assert ordered == {"flags.chunked-prefill-size", "flags.mem-fraction-static"}
 
 
@@ -66,7 +69,7 @@ def test_point_is_expressed_as_set_overrides(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "said"),
+    ("text", "line", "message"),
     [
         ("flags:\n  a: {from: 1, to: 4}\n", 2, "`flags.a.step`"),
         ("flags:\n  a: {from: 4, to: 1, step: 1}\n", 2, "`from` below `to`"),
@@ -81,11 +84,11 @@ def test_point_is_expressed_as_set_overrides(tmp_path: Path) -> None:
         ("flags: {a: [1]}\nrequest_rates: [2, 1]\n", 1, "must be ascending"),
     ],
 )
-def test_space_file_problem_has_line_number(tmp_path: Path, text: str, line: int, said: str) -> None:
+def test_space_file_problem_has_line_number(tmp_path: Path, text: str, line: int, message: str) -> None:
     with pytest.raises(ProfileError) as error:
         space(tmp_path, text)
     [problem] = error.value.problems_or_self()
-    assert said in problem.message
+    assert message in problem.message
     assert problem.location == f"space.yaml:{line}"
 
 
@@ -111,13 +114,13 @@ def test_point_of_the_profile_is_recognized(tmp_path: Path) -> None:
 def test_default_space_surrounds_the_profile() -> None:
     loaded = load("mi355x-tp8")
     found = default_space(loaded.profile, tuple(loaded.valid.table.flags))
-    values = {knob.key: knob.values for knob in found.parameters}
+    values = {parameter.key: parameter.values for parameter in found.parameters}
     assert values["layout"] == tuple(LayoutChoice(tp=tp, dp=8 // tp) for tp in (8, 4, 2, 1))
     assert values["flags.max-running-requests"] == (8, 16, 32)
     assert found.point_of_profile(loaded.profile) is not None
     one = load("mi355x-tp8", overrides=["flags.max-running-requests=1"])
     assert default_space(one.profile, tuple(one.valid.table.flags)).point_of_profile(one.profile) is not None
-    assert "layout" not in {knob.key for knob in default_space(load("cpu-tiny").profile, ()).parameters}
+    assert "layout" not in {parameter.key for parameter in default_space(load("cpu-tiny").profile, ()).parameters}
 
 
 def test_draft_token_count_follows_speculative_steps(tmp_path: Path) -> None:

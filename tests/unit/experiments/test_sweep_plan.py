@@ -62,17 +62,17 @@ def planned(home: Home, text: str = SPACE, profile: str = "mi355x-tp8", **more: 
 
 def test_preview_lists_points_that_do_not_fit(home: Home) -> None:
     sweep = planned(home, usd_per_gpu_hour=2.0)
-    told = preview_text(sweep, preview_sweep(sweep))
-    assert "space: 6 points: 4 can be planned, 2 do not fit" in told
-    assert "2 do not fit: " in told
-    assert "are not divisible by tp 3" in told
+    text = preview_text(sweep, preview_sweep(sweep))
+    assert "space: 6 points: 4 can be planned, 2 do not fit" in text
+    assert "2 do not fit: " in text
+    assert "are not divisible by tp 3" in text
     minutes = f"each about {sweep.trial_seconds / 60:.0f} min"
-    assert f"up to 4 trials and 2 repeats of the best (more if another is close), {minutes}" in told
+    assert f"up to 4 trials and 2 repeats of the best (more if another is close), {minutes}" in text
     load = bench_seconds(sweep.workload, tok_s=50.0)
     assert (
         sweep.trial_seconds == startup_seconds(sweep.plan) + load + STEP_SECONDS["down"]
     )  # a start includes its smoke test
-    assert f"${6 * sweep.trial_seconds / 3600 * 16:.2f}" in told
+    assert f"${6 * sweep.trial_seconds / 3600 * 16:.2f}" in text
     data = preview_sweep(sweep)
     assert (data.points, data.fitting, data.trials) == (6, 4, 4)
     assert data.space == {"layout": ["TP8", "TP4×DP2", "TP3"], "flags.max-running-requests": ["16", "32"]}
@@ -81,9 +81,9 @@ def test_preview_lists_points_that_do_not_fit(home: Home) -> None:
 
 def test_preview_reports_profile_outside_the_space(home: Home) -> None:
     sweep = planned(home, "flags: {max-running-requests: [32, 64]}")
-    told = preview_text(sweep, preview_sweep(sweep))
-    assert "32, 64  16" in told
-    assert "`mi355x-tp8` is not in the space; to compare with it, add `16` to `flags.max-running-requests`" in told
+    text = preview_text(sweep, preview_sweep(sweep))
+    assert "32, 64  16" in text
+    assert "`mi355x-tp8` is not in the space; to compare with it, add `16` to `flags.max-running-requests`" in text
     assert "is not a trial" not in preview_text(planned(home), preview_sweep(planned(home)))
 
 
@@ -113,7 +113,7 @@ def test_capacity_warning_rejects_a_point(home: Home) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         ({"objective": Objective.USD}, "needs a price"),
         ({"budget": Budget(usd=5.0)}, "`--max-cost` needs a price per hour"),
@@ -128,8 +128,8 @@ def test_capacity_warning_rejects_a_point(home: Home) -> None:
         ({"profile": "cpu-tiny", "objective": Objective.PER_WATT}, "`tok-s-per-watt` needs GPUs"),
     ],
 )
-def test_unmeasurable_objective_is_rejected_early(home: Home, more: dict[str, object], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_unmeasurable_objective_is_rejected_early(home: Home, more: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         profile_path(planned(home, **more))  # type: ignore[arg-type]
 
 
@@ -173,7 +173,7 @@ def trial(number: int, outcome: TrialOutcome = TrialOutcome.MEASURED, seconds: f
 
 def test_budget_spans_resumed_sweeps(home: Home) -> None:
     two = (trial(1), trial(2, TrialOutcome.FAILED), trial(3, TrialOutcome.INFEASIBLE, 0.0))
-    for budget, why in (
+    for budget, reason in (
         (Budget(trials=2), "the limit of 2 trials is reached"),
         (Budget(trials=3), ""),
         (Budget(hours=2.9), "one more trial would exceed 2.9 hours: 120 min were used"),
@@ -181,10 +181,10 @@ def test_budget_spans_resumed_sweeps(home: Home) -> None:
         (Budget(usd=40.0), "one more trial would exceed $40: $32.00 were used"),
         (Budget(usd=48.0), ""),
     ):
-        assert spent_of(two, planned(home, budget=budget, usd_per_gpu_hour=2.0, repeats=0)) == why
+        assert spent_of(two, planned(home, budget=budget, usd_per_gpu_hour=2.0, repeats=0)) == reason
     for hours, confirmed, goes_on in ((3.9, 0.0, False), (4.0, 0.0, True), (4.0, 3600.0, False), (20.0, 0.0, True)):
-        kept = spent_of(two, planned(home, budget=Budget(hours=hours), repeats=2), confirmed=confirmed)
-        assert (kept == "") is goes_on, "a quarter is kept for measuring the best again"
+        spent = spent_of(two, planned(home, budget=Budget(hours=hours), repeats=2), confirmed=confirmed)
+        assert (spent == "") is goes_on, "a quarter is kept for measuring the best again"
     assert spent_of((), planned(home, budget=Budget(hours=0.01))) == "", "one trial is made, and finished"
     refused = tuple(trial(number, TrialOutcome.INFEASIBLE, 60.0) for number in range(70))
     assert spent_of(refused, planned(home)) == "", "a refused point is no trial"
@@ -243,8 +243,8 @@ def won(sweep: Sweep, search: Search, results: dict[int, BenchResult]) -> tuple[
         search.record_trial(asked, ended)
     asked = search.ask(None)
     assert asked is not None
-    why = {"reason": "the server exited <early>", "diagnosis": "cause: gpu-out-of-memory"}
-    search.record_trial(asked, SweepTrial(number=3, point=asked.point, outcome=TrialOutcome.FAILED, **why))  # type: ignore[arg-type]
+    reason = {"reason": "the server exited <early>", "diagnosis": "cause: gpu-out-of-memory"}
+    search.record_trial(asked, SweepTrial(number=3, point=asked.point, outcome=TrialOutcome.FAILED, **reason))  # type: ignore[arg-type]
     return write_winners(sweep, search)
 
 
@@ -267,9 +267,9 @@ def test_winner_is_written_as_profile_with_report(home: Home) -> None:
     text = winner.profile.read_text()
     assert "Answers: passed: all 3." in text
     page = report.read_text()
-    for said in ("Objective: knee, requests/s", "Best: layout", "3 trials were run", "the server exited"):
-        assert said in page
-        assert said in plain
+    for message in ("Objective: knee, requests/s", "Best: layout", "3 trials were run", "the server exited"):
+        assert message in page
+        assert message in plain
     assert "gpu-out-of-memory" in page
     assert "<early>" not in page
     assert "Throughput and interactivity" in page
@@ -322,9 +322,9 @@ def test_only_close_contenders_are_repeated(home: Home) -> None:
 
 def test_description_is_shown_in_preview_and_report(home: Home) -> None:
     sweep = planned(home, f"description: how many at once\n{SPACE}", repeats=4)
-    told = preview_text(sweep, preview_sweep(sweep))
-    assert told.startswith("how many at once\n")
-    assert "and 4 repeats of the best" in told
+    text = preview_text(sweep, preview_sweep(sweep))
+    assert text.startswith("how many at once\n")
+    assert "and 4 repeats of the best" in text
     assert preview_sweep(sweep).confirm == 4
     with open_search(sweep) as search:
         report = write_sweep_report(sweep, search)
@@ -369,9 +369,9 @@ def test_saturated_repeat_ranks_below_any_value(home: Home) -> None:
     with open_search(sweep) as search:
         won(sweep, search, {1: tp8(), 2: tp4dp2()})  # 1.5 and 2.4 requests/s
         search.confirm(replace(trial(2, TrialOutcome.LAGGED), reason="2.4, but late"))
-        assert [each.number for each in ranked(sweep, search)] == [2, 1], "a late client says nothing of the server"
+        assert [trial_.number for trial_ in ranked(sweep, search)] == [2, 1], "a late client says nothing of the server"
         search.confirm(replace(trial(2, TrialOutcome.SATURATED), reason="TTFT p95 17.20 s exceeds 5 s"))
-        assert [each.number for each in ranked(sweep, search)] == [1]
+        assert [trial_.number for trial_ in ranked(sweep, search)] == [1]
         following = next_to_confirm(sweep, search)
         assert following is not None
         again(search, following.number, 1.6)
@@ -463,19 +463,19 @@ def test_truncated_journal_is_readable(home: Home) -> None:
 
 
 @pytest.mark.parametrize(
-    ("misses", "said"),
+    ("misses", "message"),
     [
         ([{"token": "64"}, {"token": "8"}], "deploy kernels tune mi355x-tp8 --tokens 8,64` tunes them"),
         (["E=33,N=1024.json"], "1 MoE shape has no tuned kernel under this load: `deploy kernels tune mi355x-tp8`"),
         ([], None),
     ],
 )
-def test_missed_kernels_hint_at_tuning(home: Home, misses: list[object], said: str | None) -> None:
+def test_missed_kernels_hint_at_tuning(home: Home, misses: list[object], message: str | None) -> None:
     result = tp8()
     gate: dict[str, object] = {"misses": misses}
     run = replace(result.run, provenance=replace(result.run.provenance, kernel_gate=gate))
-    told = tune_command(planned(home), Winner(trial=trial(1), profile=None), replace(result, run=run))
-    assert (said in told) if said and told else told is said
+    command = tune_command(planned(home), Winner(trial=trial(1), profile=None), replace(result, run=run))
+    assert (message in command) if message and command else command is message
 
 
 def test_client_lag_takes_precedence_over_saturation(home: Home) -> None:
@@ -486,8 +486,8 @@ def test_client_lag_takes_precedence_over_saturation(home: Home) -> None:
     with open_search(sweep) as search:
         asked = search.ask(None)
         assert asked is not None
-        ended = [_evaluate(sweep, each, _Ladder(sweep, asked), trial(1)) for each in (tp8(), late)]
-    assert [each.outcome for each in ended] == [TrialOutcome.SATURATED, TrialOutcome.LAGGED]
+        ended = [_evaluate(sweep, measured, _Ladder(sweep, asked), trial(1)) for measured in (tp8(), late)]
+    assert [trial_.outcome for trial_ in ended] == [TrialOutcome.SATURATED, TrialOutcome.LAGGED]
     assert ended[1].reason.endswith(", but the load client was late")
 
 

@@ -42,12 +42,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_wait_reports_gpus_until_vram_is_released(clock: Clock) -> None:
-    said = list[str]()
+    messages = list[str]()
     reads = iter(looks("mi355x-half-drained", "mi355x-half-drained", "mi355x-healthy"))
-    wait_for_vram_release(lambda: next(reads), gpus=range(8), progress=lambda text, _: said.append(text))
+    wait_for_vram_release(lambda: next(reads), gpus=range(8), progress=lambda text, _: messages.append(text))
     assert clock.now == 10.0
-    assert said[0] == "waiting for VRAM to drain to 10%: gpu 4 41%, gpu 5 41%, gpu 6 41%, gpu 7 41%"
-    assert len(said) == 2
+    assert messages[0] == "waiting for VRAM to drain to 10%: gpu 4 41%, gpu 5 41%, gpu 6 41%, gpu 7 41%"
+    assert len(messages) == 2
 
 
 def test_only_gpus_of_the_plan_are_checked(clock: Clock) -> None:

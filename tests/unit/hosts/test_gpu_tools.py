@@ -77,8 +77,8 @@ def test_idle_and_busy_h200_are_parsed() -> None:
 
 
 def test_nvidia_smi_without_driver_is_reported() -> None:
-    said = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n"
-    node = read_nvidia(Survey({"nvidia gpus": Section(9, said)}))
+    message = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n"
+    node = read_nvidia(Survey({"nvidia gpus": Section(9, message)}))
     assert node is not None
     assert node.gpus == ()
     assert "couldn't communicate" in node.errors[0]

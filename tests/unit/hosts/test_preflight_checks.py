@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from machine_samples import READY_DOCKER, docker_told, runner_of, sections
+from machine_samples import READY_DOCKER, docker_answering, runner_of, sections
 from plan_samples import plan_of
 
 from orchestrator.core.errors import CheckpointError, CheckpointNotFoundError, HostError, Problem
@@ -62,8 +62,11 @@ def test_port_used_by_own_server_hints_at_down() -> None:
     line = f"   0: 0100007F:753A 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 {inode} 1"
 
     def runner(argv: Sequence[str]) -> CompletedProgram:
-        told = {"/proc/net/tcp": line, "/proc/48213/cmdline": "\0".join(["/opt/env/bin/python3", "-m", *["word"] * 40])}
-        text = "/proc/48213/fd/7\n" if argv[0] == "find" else told[argv[1]]
+        files = {
+            "/proc/net/tcp": line,
+            "/proc/48213/cmdline": "\0".join(["/opt/env/bin/python3", "-m", *["word"] * 40]),
+        }
+        text = "/proc/48213/fd/7\n" if argv[0] == "find" else files[argv[1]]
         return CompletedProgram(argv=tuple(argv), code=0, stdout=text, stderr="")
 
     def port_finding(server_on: Callable[[int], str | None]) -> Finding:
@@ -76,10 +79,10 @@ def test_port_used_by_own_server_hints_at_down() -> None:
 
     ours = port_finding(lambda port: "owl" if port == 30010 else None)
     assert (ours.value, ours.hint) == ("in use by your server `owl`", "`deploy down owl`, or `--set server.port=30011`")
-    stranger = port_finding(lambda _port: None)
-    assert stranger.hint == "`kill 48213`, or `--set server.port=30011`"
-    assert re.fullmatch(r"in use by python3 -m( word)+ … \(pid 48213\)", stranger.value)
-    assert len(stranger.value) < 90
+    other = port_finding(lambda _port: None)
+    assert other.hint == "`kill 48213`, or `--set server.port=30011`"
+    assert re.fullmatch(r"in use by python3 -m( word)+ … \(pid 48213\)", other.value)
+    assert len(other.value) < 90
 
 
 def meminfo(available: int, *nodes: int) -> dict[str, str]:
@@ -262,12 +265,12 @@ def test_missing_image_fails() -> None:
     plan = plan_of("mi355x-tp8")
     pinned = replace(plan, engine=replace(plan.engine, image_digest="sha256:" + "a" * 64))
     for missing in (plan, pinned):
-        assert only(look("mi355x-healthy", missing, docker=docker_told()), "image").level is Level.FAIL
+        assert only(look("mi355x-healthy", missing, docker=docker_answering()), "image").level is Level.FAIL
     assert only(look("mi355x-healthy", pinned), "image").level is Level.INFO
 
 
 def test_registry_that_cannot_be_queried_is_warned_of() -> None:
-    docker = docker_told(missing="dial tcp: lookup hub: no such host")
+    docker = docker_answering(missing="dial tcp: lookup hub: no such host")
     finding = only(look("mi355x-healthy", plan_of("mi355x-tp8"), docker=docker), "image")
     assert (finding.level, finding.value) == (Level.WARN, "cannot query the registry: no such host")
 
@@ -275,7 +278,7 @@ def test_registry_that_cannot_be_queried_is_warned_of() -> None:
 def test_image_that_is_here_by_its_digest_needs_no_registry() -> None:
     plan = plan_of("mi355x-tp8")
     pinned = replace(plan, engine=replace(plan.engine, image_digest="sha256:" + "a" * 64))
-    silent = docker_told(missing="lookup hub: no such host")
+    silent = docker_answering(missing="lookup hub: no such host")
 
     def docker(argv: Sequence[str]) -> CompletedProgram:
         if "inspect" in argv and argv[-1].endswith("@sha256:" + "a" * 64):
@@ -414,7 +417,7 @@ def test_image_must_see_host_rdma_devices(nics: str, inside: str | None, level: 
     finding = only(report, "rdma")
     assert finding.level is level
     assert found in finding.value
-    assert [each.value for each in report.findings if each.check == "gid"] == ["index 1 on this host"] * bool(nics)
+    assert [item.value for item in report.findings if item.check == "gid"] == ["index 1 on this host"] * bool(nics)
 
 
 def test_rdma_is_checked_only_for_rdma_transfer() -> None:

@@ -65,15 +65,15 @@ def test_missing_requirement_file_is_named(images: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("said", "advice"),
+    ("text", "advice"),
     [
         ("Because there is no version of torch==2.13.0+cpu and you require torch==2.13.0+cpu", "PIP_FIND_LINKS"),
         ("Caused by: No space left on device (os error 28)", "DEPLOY_HOME"),
         ("Because there is no version of orjson==3 and you require orjson==3", "PIP_INDEX_URL"),
     ],
 )
-def test_hint_depends_on_uv_error(said: str, advice: str) -> None:
-    assert advice in hint(said)
+def test_hint_depends_on_uv_error(text: str, advice: str) -> None:
+    assert advice in hint(text)
 
 
 def test_insufficient_disk_space_is_rejected_before_install(tmp_path: Path) -> None:

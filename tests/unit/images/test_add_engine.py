@@ -84,7 +84,7 @@ def refused(*line: str, fault: type[DeployError] = ProfileError) -> Sequence[str
     """What is said of a command that writes nothing."""
     error = deploy("add", "engine", *line).exception
     assert isinstance(error, fault), error
-    return [f"{each.message} | {each.hint}" for each in error.problems_or_self()]
+    return [f"{problem.message} | {problem.hint}" for problem in error.problems_or_self()]
 
 
 def written(home: Home) -> list[str]:
@@ -168,8 +168,13 @@ def test_missing_flag_table_is_generated_from_engine_parser(home: Home, monkeypa
     table = '{"sglang": "0.5.99", "flags": {"port": {"takes_value": true}}}\n'
     monkeypatch.setattr(flag_tables, "run", lambda _: CompletedProgram(argv=(), code=0, stdout=table, stderr=""))
     line = ("add", "engine", "0.5.99", "--set", "platform=rocm", "--set", "image=own:1", "--python", "python3")
-    said = json.loads(deploy(*line, "--dry-run", "--json").stdout)
-    assert (said["options"]["count"], said["options"]["made"], said["written"], written(home)) == (1, True, False, [])
+    report = json.loads(deploy(*line, "--dry-run", "--json").stdout)
+    assert (report["options"]["count"], report["options"]["made"], report["written"], written(home)) == (
+        1,
+        True,
+        False,
+        [],
+    )
     assert deploy(*line).exit_code == 0
     assert written(home) == ["profiles/engines/flags/0.5.99.json", "profiles/engines/sglang-0.5.99-rocm.yaml"]
     monkeypatch.setattr(flag_tables, "run", lambda _: CompletedProgram(argv=(), code=1, stdout="", stderr="no torch"))
@@ -178,15 +183,15 @@ def test_missing_flag_table_is_generated_from_engine_parser(home: Home, monkeypa
 
 @pytest.mark.usefixtures("image")
 def test_image_supplies_all_engine_facts(home: Home) -> None:
-    said = json.loads(deploy("add", "engine", IMAGE, "--name", "own", "--json").stdout)
+    report = json.loads(deploy("add", "engine", IMAGE, "--name", "own", "--json").stdout)
     engine = read_model(home.root / "profiles/engines/own.yaml", EngineFile, "own")
     assert (engine.version, engine.platform, engine.dockerfile) == ("0.5.20", "rocm", "sglang-rocm")
     assert (engine.image, engine.image_digest) == (IMAGE, DIGEST)
     assert (engine.aiter_dir, engine.aiter_commit) == ("/sgl-workspace/aiter", COMMIT)
-    assert {"key": "platform", "value": "rocm", "from": FACTS.platform_from} in said["facts"]
-    assert said["tuned_kernels"]["gpus"] == ["gfx950 with 256 CUs"]
-    assert [patch["state"] for patch in said["patches"]] == ["needed", "conflict"]
-    assert any("patch `two` does not apply" in note for note in said["notes"])
+    assert {"key": "platform", "value": "rocm", "from": FACTS.platform_from} in report["facts"]
+    assert report["tuned_kernels"]["gpus"] == ["gfx950 with 256 CUs"]
+    assert [patch["state"] for patch in report["patches"]] == ["needed", "conflict"]
+    assert any("patch `two` does not apply" in note for note in report["notes"])
 
 
 @pytest.mark.usefixtures("image")
@@ -225,14 +230,16 @@ def test_image_without_kernel_tables_is_noted(monkeypatch: pytest.MonkeyPatch) -
         raise KernelsError("`it` has no tuned fused-MoE table")
 
     monkeypatch.setattr(engine_sources, "read_image", none)
-    said = json.loads(deploy("add", "engine", IMAGE, "--name", "own", "--json").stdout)
-    assert said["tuned_kernels"] is None
-    assert "`it` has no tuned fused-MoE table: its tuned kernels are unknown" in said["notes"]
+    report = json.loads(deploy("add", "engine", IMAGE, "--name", "own", "--json").stdout)
+    assert report["tuned_kernels"] is None
+    assert "`it` has no tuned fused-MoE table: its tuned kernels are unknown" in report["notes"]
 
 
 @pytest.mark.usefixtures("image")
 def test_missing_image_is_not_pulled(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_sources, "docker_config", lambda *_: None)
-    [said] = refused("0.5", fault=BuildError)
-    assert said == "no image `0.5` found on this Docker host | `docker pull 0.5`; write a version of sglang as 0.5.17"
+    [message] = refused("0.5", fault=BuildError)
+    assert (
+        message == "no image `0.5` found on this Docker host | `docker pull 0.5`; write a version of sglang as 0.5.17"
+    )
     assert written(home) == []

@@ -22,7 +22,7 @@ DIFF = """\
 {blank}
 """.replace("{blank}", " ")  # an empty line of context
 SOURCE = "#include <algorithm>\n#include <cuda_runtime.h>\n\nint main() {}\n"
-MENDED = "#include <algorithm>\n#ifdef USE_ROCM\n#include <cuda_runtime.h>\n#endif\n\nint main() {}\n"
+FIXED = "#include <algorithm>\n#ifdef USE_ROCM\n#include <cuda_runtime.h>\n#endif\n\nint main() {}\n"
 
 
 def patch(**changed: object) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def test_unpatched_sources_are_needed_with_evidence(package: Path) -> None:
 
 
 def test_patched_sources_are_upstream(package: Path) -> None:
-    (package / "kernels/copy.cuh").write_text(MENDED.replace("#endif", "#endif  // USE_ROCM"))
+    (package / "kernels/copy.cuh").write_text(FIXED.replace("#endif", "#endif  // USE_ROCM"))
 
     assert state(package, patch()) == ("upstream", "kernels/copy.cuh:2: #ifdef USE_ROCM")
 
@@ -102,7 +102,7 @@ def test_apply_records_hashes_and_removes_bytecode(package: Path) -> None:
 
     (entry,) = applier.apply([patch()], {"sglang": package})
 
-    assert (package / "kernels/copy.cuh").read_text() == MENDED
+    assert (package / "kernels/copy.cuh").read_text() == FIXED
     assert entry["state"] == "applied"
     assert entry["files"][0]["after"] == applier.sha256(package / "kernels/copy.cuh") != entry["files"][0]["before"]
     assert not stale.exists()
@@ -112,7 +112,7 @@ def test_apply_is_idempotent(package: Path) -> None:
     (first,) = applier.apply([patch()], {"sglang": package})
     (again,) = applier.apply([patch()], {"sglang": package})
 
-    assert (package / "kernels/copy.cuh").read_text() == MENDED
+    assert (package / "kernels/copy.cuh").read_text() == FIXED
     assert again["files"] == first["files"]
     assert (again["state"], again["evidence"]) == (
         "applied",
@@ -162,7 +162,7 @@ class TestFilesThatAreNotAsExpected:
 
         applier.apply([patch()], {"sglang": package})
 
-        assert file.read_bytes() == MENDED.encode() + b"// caf\xe9\n"
+        assert file.read_bytes() == FIXED.encode() + b"// caf\xe9\n"
 
     def test_evidence_is_valid_text_for_any_bytes(self, package: Path) -> None:
         (package / "kernels/copy.cuh").write_bytes(
@@ -210,7 +210,7 @@ class TestFilesThatAreNotAsExpected:
 
         applier.apply([patch()], {"sglang": package})
 
-        assert (file.read_text(), file.stat().st_mode & 0o777) == (MENDED, 0o444)
+        assert (file.read_text(), file.stat().st_mode & 0o777) == (FIXED, 0o444)
         assert (tmp_path / "cached.cuh").read_text() == SOURCE
 
     def test_link_inside_sources_is_followed(self, package: Path) -> None:
@@ -220,7 +220,7 @@ class TestFilesThatAreNotAsExpected:
         applier.apply([patch()], {"sglang": package})
 
         assert (package / "old/copy.cuh").is_symlink()
-        assert (package / "kernels/copy.cuh").read_text() == MENDED
+        assert (package / "kernels/copy.cuh").read_text() == FIXED
 
     def test_link_outside_sources_is_a_conflict(self, package: Path, tmp_path: Path) -> None:
         (tmp_path / "shared.cuh").write_text(SOURCE)
@@ -237,7 +237,7 @@ class TestFilesThatAreNotAsExpected:
 
         applier.apply([patch()], {"sglang": package})
 
-        assert (package / "kernels/copy.cuh").read_bytes() == MENDED.replace("\n", "\r\n").encode()
+        assert (package / "kernels/copy.cuh").read_bytes() == FIXED.replace("\n", "\r\n").encode()
 
     def test_empty_or_unterminated_file_is_a_conflict(self, package: Path) -> None:
         (package / "kernels/copy.cuh").write_text("")

@@ -64,16 +64,16 @@ def test_failed_download_shows_output_of_pip(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [("none.whl", "cannot read `none.whl`: No such file or directory"), ("a.whl", "`a.whl` is not a wheel")],
 )
-def test_invalid_wheel_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, said: str) -> None:
+def test_invalid_wheel_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str) -> None:
     """It used to be `[Errno 2] No such file or directory: 'none.whl'`."""
     monkeypatch.chdir(tmp_path)
     Path("a.whl").write_text("no archive")
     with pytest.raises(UsageError) as caught:
         SourceChecker.of_ledger().check_wheel(Path(name))
-    assert caught.value.message == said
+    assert caught.value.message == message
     assert "a wheel file" in caught.value.hint
 
 

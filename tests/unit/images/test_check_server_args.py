@@ -101,9 +101,9 @@ def test_nonexistent_path_argument_is_rejected(words: list[str], missing: str | 
     accepting = ModuleType("server_args")
     accepting.prepare_server_args = lambda _: SimpleNamespace(check_server_args=lambda: None)  # type: ignore[attr-defined]
     judge = program.Judge(accepting, cpu=False, replaced={str(tmp_path): "/models/glm"})
-    said = judge.verdict(["--model-path", str(tmp_path), *words])
+    verdict = judge.verdict(["--model-path", str(tmp_path), *words])
     if missing is None:
-        assert said == {"accepted": "validated"}
+        assert verdict == {"accepted": "validated"}
     else:
-        assert said["refused"]["options"] == [missing]  # type: ignore[index]
-        assert said["refused"]["message"] == f"`{words[1]}` does not exist"  # type: ignore[index]
+        assert verdict["refused"]["options"] == [missing]  # type: ignore[index]
+        assert verdict["refused"]["message"] == f"`{words[1]}` does not exist"  # type: ignore[index]

@@ -7,7 +7,7 @@ from image_facts import platform_of
 
 
 @pytest.mark.parametrize(
-    ("said", "platform"),
+    ("version", "platform"),
     [
         ("cuda: Optional[str] = None\nhip: Optional[str] = '7.2.53211'\n", "rocm"),
         ("cuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n", "cuda"),
@@ -17,8 +17,8 @@ from image_facts import platform_of
         ("__version__ = '2.9.1'\n", None),
     ],
 )
-def test_platform_is_read_from_torch_version(said: str, platform: str | None, tmp_path: Path) -> None:
-    (tmp_path / "version.py").write_text(f"raise ImportError\n{said}")
+def test_platform_is_read_from_torch_version(version: str, platform: str | None, tmp_path: Path) -> None:
+    (tmp_path / "version.py").write_text(f"raise ImportError\n{version}")
     found = platform_of(tmp_path)
     assert (found and found["platform"]) == platform
 

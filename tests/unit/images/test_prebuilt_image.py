@@ -73,8 +73,8 @@ def ready(plan: Plan, *, version: str = "0.5.14", pinned: str | None = None, **s
 
 
 def without(name: str, image: PrebuiltImage) -> PrebuiltImage:
-    kept = tuple(record for record in image.receipt.patches if record.id != name)
-    return replace(image, receipt=replace(image.receipt, patches=kept))
+    remaining = tuple(record for record in image.receipt.patches if record.id != name)
+    return replace(image, receipt=replace(image.receipt, patches=remaining))
 
 
 def in_another_form(name: str, image: PrebuiltImage) -> PrebuiltImage:
@@ -201,9 +201,9 @@ def labels_of(image: PrebuiltImage) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        *(("sources", each) for each in ([], None, 5, "x", {"sglang": 5}, {"sglang": {"root": 5}})),
-        *(("patches", each) for each in ({}, None, 5, [5], [[]], [{"id": 5}])),
-        *(("python", each) for each in (5, None, [])),
+        *(("sources", value) for value in ([], None, 5, "x", {"sglang": 5}, {"sglang": {"root": 5}})),
+        *(("patches", value) for value in ({}, None, 5, [5], [[]], [{"id": 5}])),
+        *(("python", value) for value in (5, None, [])),
         (None, []),
         (None, 5),
         (None, None),
@@ -214,9 +214,9 @@ def test_invalid_receipt_label_is_rejected(key: str | None, value: object) -> No
     image = ready(july())
     receipt = json.loads(labels_of(image)["deploy.receipt"])
     assert receipt_in({"deploy.receipt": json.dumps(receipt)}, "x") == image.receipt
-    told = json.dumps(value if key is None else receipt | {key: value})
+    label = json.dumps(value if key is None else receipt | {key: value})
     with pytest.raises(BuildError, match="or damaged"):
-        receipt_in({"deploy.receipt": told}, "x")
+        receipt_in({"deploy.receipt": label}, "x")
 
 
 def test_dry_run_reads_receipt_from_registry(monkeypatch: pytest.MonkeyPatch) -> None:

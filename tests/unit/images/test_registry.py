@@ -85,7 +85,7 @@ def test_registry_address_is_resolved_like_docker(reference: str, address: str) 
 
 
 @pytest.mark.parametrize(
-    ("answer", "why"),
+    ("answer", "reason"),
     [
         (lambda _: httpx.Response(404), "404 Not Found"),
         (
@@ -108,11 +108,11 @@ def test_registry_address_is_resolved_like_docker(reference: str, address: str) 
     ],
 )
 def test_invalid_registry_response_hints_at_docker_pull(
-    answer: Callable[[httpx.Request], httpx.Response], why: str
+    answer: Callable[[httpx.Request], httpx.Response], reason: str
 ) -> None:
     with pytest.raises(BuildError) as caught:
         registry(answer).config("a/b:v1")
-    assert why in caught.value.message
+    assert reason in caught.value.message
     assert "`docker pull a/b:v1` first" in caught.value.hint
 
 

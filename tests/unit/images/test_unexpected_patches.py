@@ -59,8 +59,10 @@ def test_expected_patch_states_are_not_reported() -> None:
 
 
 def test_each_unexpected_patch_state_has_a_reason() -> None:
-    told = unexpected_patches(july(), receipt(rocm_cuda_runtime_guard="upstream", dsa_topk_v2_off="applied at startup"))
-    assert list(told) == [
+    found = unexpected_patches(
+        july(), receipt(rocm_cuda_runtime_guard="upstream", dsa_topk_v2_off="applied at startup")
+    )
+    assert list(found) == [
         (
             "patch `dsa-topk-v2-off` was not expected, but the sources need it (applied at startup): "
             "sglang 0.5.14 is not in `>=0.5.15,<0.5.16` (sgl-project/sglang#30506)"

@@ -26,7 +26,7 @@ def kernel(path: str, content: bytes = b"code", *, executable: bool = False) -> 
 
 
 def folders(home: Path) -> KernelFolders:
-    return KernelFolders({each.name: (each, home / each.default.lstrip("/")) for each in FOLDERS}, dict)
+    return KernelFolders({folder_.name: (folder_, home / folder_.default.lstrip("/")) for folder_ in FOLDERS}, dict)
 
 
 def put(home: Path, path: str, content: bytes = b"code") -> Path:
@@ -49,7 +49,7 @@ def test_kernel_directories_follow_server_environment() -> None:
 
 
 @pytest.mark.parametrize(
-    ("folder", "path", "kept"),
+    ("folder", "path", "archived"),
     [
         ("triton", "K/kernel.cubin", True),
         ("triton", "K/tmp.pid_1/kernel.cubin", False),
@@ -64,8 +64,8 @@ def test_kernel_directories_follow_server_environment() -> None:
         ("aiter", "build/module_norm/build/norm.so", False),
     ],
 )
-def test_only_finished_kernels_are_archived(folder: str, path: str, kept: bool) -> None:
-    assert is_kernel_file(next(each for each in FOLDERS if each.name == folder), path) is kept
+def test_only_finished_kernels_are_archived(folder: str, path: str, archived: bool) -> None:
+    assert is_kernel_file(next(folder_ for folder_ in FOLDERS if folder_.name == folder), path) is archived
 
 
 def test_archive_populates_empty_host(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_archive_populates_empty_host(tmp_path: Path) -> None:
     assert (file.read_bytes(), file.stat().st_mode & 0o777) == (b"code", 0o700)
     assert file.parent.stat().st_mode & 0o777 == 0o700
     assert folders(here).add(archive) == 0
-    assert [each.name for each in (here / ".triton").iterdir()] == ["cache"]  # nothing else is left
+    assert [item.name for item in (here / ".triton").iterdir()] == ["cache"]  # nothing else is left
 
 
 def test_unpacking_keeps_existing_kernels(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_no_archive_is_written_without_kernels(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "said"),
+    ("other", "message"),
     [
         (replace(USE, arch="gfx950"), "`arch`: compiled for `sm90`, this start has `gfx950`"),
         (replace(USE, driver="575.1"), "`driver`: compiled for `580.159`, this start has `575.1`"),
@@ -121,10 +121,10 @@ def test_no_archive_is_written_without_kernels(tmp_path: Path) -> None:
         (replace(USE, plan="c" * 64), "`plan`: compiled for `aaaaaaaaaaaa`, this start has `cccccccccccc`"),
     ],
 )
-def test_receipt_mismatch_names_each_field(tmp_path: Path, other: KernelUse, said: str) -> None:
+def test_receipt_mismatch_names_each_field(tmp_path: Path, other: KernelUse, message: str) -> None:
     path = tmp_path / "kernels.tar.gz"
     write_archive(path, USE, [], [kernel("triton/K/a.cubin")])
-    assert any(problem.message.startswith(said) for problem in read_archive(path).receipt.problems(other))
+    assert any(problem.message.startswith(message) for problem in read_archive(path).receipt.problems(other))
     assert (other.key == USE.key) is (other.plan != USE.plan)
 
 

@@ -74,10 +74,10 @@ def test_published_checkpoint_uses_derived_kernels_until_tuned(
     """Its shared experts are BF16, so its key is 256/8, for which no table is published."""
     name, home = f"mi355x-{layout}-routed", Home(tmp_path)
     report_coverage(plan_of(name), home)
-    told = capsys.readouterr().err
-    assert f"{label}, unfused 256/8: 0 tuned, {keys} derived, 0 fallback, 0 untuned of {keys};" in told
-    assert "257/9" not in told
-    assert f"`deploy kernels tune PROFILE --retune-derived` on a node with these GPUs: {keys} keys of 1 to" in told
+    plan = capsys.readouterr().err
+    assert f"{label}, unfused 256/8: 0 tuned, {keys} derived, 0 fallback, 0 untuned of {keys};" in plan
+    assert "257/9" not in plan
+    assert f"`deploy kernels tune PROFILE --retune-derived` on a node with these GPUs: {keys} keys of 1 to" in plan
     assert tuning_options(plan_of(name)) == ("--retune-derived",)
     shown = CliRunner().invoke(app, ["kernels", "coverage", name], env={"DEPLOY_HOME": str(tmp_path)})
     assert f"topk 8 (looked up; {keys} derived" in shown.stdout
@@ -193,13 +193,13 @@ def test_unknown_aiter_is_not_rejected_before_image_inspection(
     unknown = plan_of("mi355x-tp8", "engine.aiter_commit=c16d44b93a528b2a4bfd6d8d3409116d465872a9")
     require_tuned(unknown, Home(tmp_path))
     report_coverage(unknown, Home(tmp_path))
-    assert "tuned kernels of `mi355x-tp8`: unknown for aiter c16d44b93a52; " in (told := capsys.readouterr().err)
-    assert f"`deploy kernels coverage mi355x-tp8 --image {unknown.engine.image}` reads the image" in told
+    assert "tuned kernels of `mi355x-tp8`: unknown for aiter c16d44b93a52; " in (plan := capsys.readouterr().err)
+    assert f"`deploy kernels coverage mi355x-tp8 --image {unknown.engine.image}` reads the image" in plan
 
 
 def test_untuned_fp8_experts_are_reported_but_not_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Where the aiter's own tables were not read, too: an aiter that promises rows for MXFP4 is none of them."""
-    for commit, told in (
+    for commit, message in (
         (
             "4ad99832823dde2315b361cbd3b54b1c5c12acd5",
             "unknown for aiter 4ad99832823d; `deploy kernels coverage mi325x",
@@ -212,10 +212,10 @@ def test_untuned_fp8_experts_are_reported_but_not_rejected(tmp_path: Path, capsy
         plan = plan_of("mi325x-tp8", f"engine.aiter_commit={commit}")
         require_tuned(plan, Home(tmp_path))
         report_coverage(plan, Home(tmp_path))
-        said = capsys.readouterr().err
-        assert told in said
-        assert "on the way" not in said
-        assert "refuses" not in said
+        stderr = capsys.readouterr().err
+        assert message in stderr
+        assert "on the way" not in stderr
+        assert "refuses" not in stderr
 
 
 C16D44B, B9127C94 = "c16d44b93a528b2a4bfd6d8d3409116d465872a9", "9127c94a18e4398e1eba91f6639e910f0994ad02"
@@ -307,12 +307,12 @@ def test_separate_shared_experts_require_fusion_flag(tmp_path: Path) -> None:
         started_before(plan, Home(tmp_path)).decide(facts)
     assert "`deploy up PROFILE` sets `--disable-shared-experts-fusion`" in caught.value.hint
 
-    told = load("mi355x-tp8-july", facts=facts).plan
-    assert started_before(told, Home(tmp_path)).decide(facts) is told
-    (added,) = set(told.flags) - set(plan.flags)
+    stderr = load("mi355x-tp8-july", facts=facts).plan
+    assert started_before(stderr, Home(tmp_path)).decide(facts) is stderr
+    (added,) = set(stderr.flags) - set(plan.flags)
     assert (added.name, added.values, added.origin) == ("disable-shared-experts-fusion", (), Origin.INFERRED)
     assert f"exclude entry `{BF16_SHARED}`" in added.source
-    assert [flag.name for flag in told.flags] == sorted(flag.name for flag in told.flags)
+    assert [flag.name for flag in stderr.flags] == sorted(flag.name for flag in stderr.flags)
     set_by_user = "flags.disable-shared-experts-fusion=true"
     assert inferred_fusion_flag(load("mi355x-tp8-july", overrides=[set_by_user], facts=facts).plan) is None
 
@@ -338,10 +338,10 @@ def test_shared_expert_dtype_sets_fusion_flag_for_every_engine(
 ) -> None:
     plan, home = plan_of(profile), Home(tmp_path)
     write_tiny(checkpoint_directory(plan.model, home), *Tiny(experts=256).quantized(recipe))
-    told = load(profile, facts=facts_of(home, plan)).plan
-    assert (told.flag("disable-shared-experts-fusion") is not None) == bool(shared)
+    stderr = load(profile, facts=facts_of(home, plan)).plan
+    assert (stderr.flag("disable-shared-experts-fusion") is not None) == bool(shared)
     if shared:
-        added = next(flag for flag in told.flags if flag.name == "disable-shared-experts-fusion")
+        added = next(flag for flag in stderr.flags if flag.name == "disable-shared-experts-fusion")
         assert added.source == f"dtype: the checkpoint stores shared experts as {shared} and routed experts as U8"
 
 

@@ -145,8 +145,8 @@ def test_expert_facts_are_read_from_checkpoint(tmp_path: Path, dtype: str, read:
     entries = {name: {"dtype": kind, "shape": [0], "data_offsets": [0, 0]} for name, kind in dtypes.items()}
     header = json.dumps(entries).encode()
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    places = dict.fromkeys(dtypes, "one.safetensors")
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    files = dict.fromkeys(dtypes, "one.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
     (tmp_path / "one.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     checkpoint = read_experts(Checkpoint.local(tmp_path))
     assert (checkpoint.moe.routed_experts, checkpoint.draft_layers, checkpoint.exclude) == (256, 1, ("lm_head",))
@@ -261,16 +261,16 @@ def test_staged_checkpoint_determines_kernel_key(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(30)  # who opens a FIFO may wait for ever
 @pytest.mark.parametrize(
-    ("endless", "said"),
+    ("endless", "message"),
     [("fifo", "not a file"), ("/dev/zero", "not a file"), ("line", "unterminated line")],
 )
-def test_endless_table_is_rejected(tmp_path: Path, endless: str, said: str) -> None:
+def test_endless_table_is_rejected(tmp_path: Path, endless: str, message: str) -> None:
     os.mkfifo(tmp_path / "fifo")
     with (tmp_path / "line").open("wb") as file:
         file.truncate(1 << 36)
     with pytest.raises(KernelsError) as caught:
         read_tables([tmp_path / endless])
-    assert caught.value.problems[0].message == f"cannot read the table: {said}"
+    assert caught.value.problems[0].message == f"cannot read the table: {message}"
 
 
 def test_images_with_unknown_aiter_share_no_table(tmp_path: Path) -> None:

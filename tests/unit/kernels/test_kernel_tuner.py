@@ -68,20 +68,20 @@ def test_tuner_container_gets_server_devices_and_volume(
     ],
 )
 def test_invalid_tuned_row_is_rejected(tmp_path: Path, text: str, fault: str) -> None:
-    kept, problems = check_rows(rows([text, line(32)]), job(tmp_path))
-    assert [row.key.token for row in kept] == [32]
+    valid, problems = check_rows(rows([text, line(32)]), job(tmp_path))
+    assert [row.key.token for row in valid] == [32]
     assert fault in problems[0].message
 
 
 def test_error_ratio_is_parsed_in_both_notations(tmp_path: Path) -> None:
-    kept, _ = check_rows(rows([line(16).replace(",0.9%,", ",0.009,")]), job(tmp_path))
-    assert len(kept) == 1
+    valid, _ = check_rows(rows([line(16).replace(",0.9%,", ",0.009,")]), job(tmp_path))
+    assert len(valid) == 1
 
 
 def test_duplicate_rows_are_both_rejected(tmp_path: Path) -> None:
     twice = rows([line(16), line(16, us="9"), line(32), line(32, tag="flydsl_fallback")])
-    kept, problems = check_rows(twice, job(tmp_path))
-    assert [(row.key.token, row.tag) for row in kept] == [(32, ""), (32, "flydsl_fallback")]
+    valid, problems = check_rows(twice, job(tmp_path))
+    assert [(row.key.token, row.tag) for row in valid] == [(32, ""), (32, "flydsl_fallback")]
     assert [problem.message for problem in problems] == ["duplicate rows for the key"] * 2
 
 
@@ -92,11 +92,13 @@ def test_kernel_names_are_checked_against_image_aiter(tmp_path: Path) -> None:
 
 
 def test_completed_tuning_is_stored_with_provenance(tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
     store = Store(tmp_path / "store")
     run = leaving(line(16), line(32))
-    tuned = tune(job(tmp_path), run=run, store=store, provenance=WHO, progress=lambda done, of: told.append((done, of)))
-    assert (tuned.remaining, tuned.problems, told) == ((), (), [(2, 2)])
+    tuned = tune(
+        job(tmp_path), run=run, store=store, provenance=WHO, progress=lambda done, of: progress.append((done, of))
+    )
+    assert (tuned.remaining, tuned.problems, progress) == ((), (), [(2, 2)])
     assert {(row.origin, row.location) for row in store.measured_rows()} == {(RowOrigin.MEASURED, str(WHO))}
     assert (tmp_path / "untuned.csv").read_text().count("\n") == 3
 

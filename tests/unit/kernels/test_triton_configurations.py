@@ -43,9 +43,9 @@ def test_configurations_for_another_triton_are_distinguished() -> None:
 def test_nvidia_kernel_gate_fails_only_in_strict_mode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, plan = RunDir(tmp_path), plan_of("b200-tp8")
     kernel_gate(LogTail(H200)(), plan=plan, run=run, strict=False)
-    said = capsys.readouterr().err
-    assert f"missing: {MISSING}" in said
-    assert "tuning_fused_moe_triton.py" in said
+    stderr = capsys.readouterr().err
+    assert f"missing: {MISSING}" in stderr
+    assert "tuning_fused_moe_triton.py" in stderr
     assert [Path(str(path)).name for path in run.read("kernels.json")["misses"]] == [MISSING]  # type: ignore[attr-defined]
     with pytest.raises(KernelsError, match=MISSING):
         kernel_gate(LogTail(H200)(), plan=plan, run=run, strict=True)

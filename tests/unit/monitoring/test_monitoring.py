@@ -92,10 +92,10 @@ def test_rules_for_missing_metrics_are_skipped_and_reported(home: Home) -> None:
     assert "DeployCacheHitRateLow" not in alerts(server)
     assert alerts(server).keys() == alerts(of_profile(home)).keys() - {"DeployCacheHitRateLow"}
     assert "prefix_cache_hit" not in monitoring_files(server)[0].content.decode()
-    said = list(skipped_rules(server))
+    skipped = list(skipped_rules(server))
     version = server.plan.engine.version
-    assert f"no deploy:prefix_cache_hit:rate5m: sglang {version} has no `sglang:cached_tokens_total`" in said
-    assert "no alert DeployCacheHitRateLow: deploy:prefix_cache_hit:rate5m is not recorded" in said
+    assert f"no deploy:prefix_cache_hit:rate5m: sglang {version} has no `sglang:cached_tokens_total`" in skipped
+    assert "no alert DeployCacheHitRateLow: deploy:prefix_cache_hit:rate5m is not recorded" in skipped
 
 
 def test_started_server_is_monitored_by_its_plan(home: Home) -> None:
@@ -109,7 +109,7 @@ def test_started_server_is_monitored_by_its_plan(home: Home) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "kind", "said"),
+    ("asked", "kind", "skipped"),
     [
         ({}, UsageError, "no server specified"),
         ({"name": "owls"}, StartError, "no previous run of `owls`"),
@@ -131,10 +131,10 @@ def test_started_server_is_monitored_by_its_plan(home: Home) -> None:
     ],
 )
 def test_unmonitorable_server_is_rejected(
-    home: Home, asked: dict[str, object], kind: type[DeployError], said: str
+    home: Home, asked: dict[str, object], kind: type[DeployError], skipped: str
 ) -> None:
     past_run(home, 1)
-    with pytest.raises(kind, match=said):
+    with pytest.raises(kind, match=skipped):
         monitored(replace(NOTHING, **asked), home)  # type: ignore[arg-type]
 
 
@@ -187,14 +187,16 @@ def test_cluster_monitoring_uses_prometheus_operator_objects(home: Home) -> None
     server, files = in_cluster(home)
     assert sorted(files) == ["mi355x-tp4dp2.dashboard.json", "mi355x-tp4dp2.monitor.yml"]
     monitor, rules = yaml.safe_load_all(files["mi355x-tp4dp2.monitor.yml"])
-    for each in (monitor, rules):
-        assert each["apiVersion"] == "monitoring.coreos.com/v1"
-        assert (each["metadata"]["name"], each["metadata"]["namespace"]) == ("mi355x-tp4dp2", "serving")
-        assert each["metadata"].keys() <= {"name", "namespace", "labels"}
+    for obj in (monitor, rules):
+        assert obj["apiVersion"] == "monitoring.coreos.com/v1"
+        assert (obj["metadata"]["name"], obj["metadata"]["namespace"]) == ("mi355x-tp4dp2", "serving")
+        assert obj["metadata"].keys() <= {"name", "namespace", "labels"}
     assert monitor["spec"].keys() == {"selector", "podMetricsEndpoints"}
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     assert endpoint.keys() <= ENDPOINT
-    assert all(each.keys() <= RELABELING for each in (*endpoint["relabelings"], *endpoint["metricRelabelings"]))
+    assert all(
+        relabeling.keys() <= RELABELING for relabeling in (*endpoint["relabelings"], *endpoint["metricRelabelings"])
+    )
     assert {"targetLabel": "server", "replacement": server.name} in endpoint["relabelings"], "as every rule selects it"
     assert {"targetLabel": "job", "replacement": "deploy"} in endpoint["relabelings"]
     assert rules["kind"] == "PrometheusRule"
@@ -223,7 +225,7 @@ def test_pod_monitor_selects_and_labels_replicas(home: Home) -> None:
     monitor, gateway, rules = yaml.safe_load_all(text)
     wanted = monitor["spec"]["selector"]["matchLabels"].items()
     rendered = all_objects(cluster_plan("mi355x-tp4x2", *CASES["mi355x-tp4x2"]))
-    pods = [each["spec"]["template"] for each in rendered if each["kind"] == "Deployment"]
+    pods = [obj["spec"]["template"] for obj in rendered if obj["kind"] == "Deployment"]
     taken = [pod["metadata"]["labels"] for pod in pods if wanted <= pod["metadata"]["labels"].items()]
     assert [labels["deploy.unit"] for labels in taken] == ["replica-1", "replica-2"]
     (front,) = (pod for pod in pods if pod["metadata"]["labels"]["deploy.unit"] == "gateway")
@@ -281,8 +283,8 @@ def test_command_writes_files_and_reports_skipped_rules(
 def test_two_servers_share_one_prometheus_configuration(home: Home) -> None:
     with_gpus = of_profile(home, gpu_exporter="node:5000")
     one, other = (
-        {file.path: file.content for file in monitoring_files(each)}
-        for each in (with_gpus, of_profile(home, profile="cpu-tiny"))
+        {file.path: file.content for file in monitoring_files(served)}
+        for served in (with_gpus, of_profile(home, profile="cpu-tiny"))
     )
     assert one.keys() & other.keys() == {"prometheus.yml"}
     assert one["prometheus.yml"] == other["prometheus.yml"]

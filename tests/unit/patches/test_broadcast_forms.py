@@ -50,14 +50,14 @@ OURS = "".join(
     for line in BROADCAST["diff"].splitlines(keepends=True)
     if line.startswith("+") and not line.startswith("+++")
 )
-MENDED = eagle_sample(indented(f"if _is_hip:\n{indented(SENT, 4)}", 8))
+FIXED = eagle_sample(indented(f"if _is_hip:\n{indented(SENT, 4)}", 8))
 FORMS = {
     "as it was": (eagle_sample(), "needed"),
-    "upstream": (MENDED, "upstream"),
+    "upstream": (FIXED, "upstream"),
     "on every platform": (eagle_sample(indented(SENT, 8)), "upstream"),
     "ours": (eagle_sample(OURS), "applied"),
     "ours, by another formatter": (ast.unparse(ast.parse(eagle_sample(OURS))), "upstream"),
-    "in comments": ("".join(f"# {line}\n" for line in MENDED.splitlines()) + eagle_sample(), "needed"),
+    "in comments": ("".join(f"# {line}\n" for line in FIXED.splitlines()) + eagle_sample(), "needed"),
     "two of three": (
         eagle_sample(indented(SENT.replace("    tp_group.broadcast(accept_index, src=0)\n", ""), 8)),
         "conflict",

@@ -144,7 +144,7 @@ def test_options_that_change_deepseek_v4_1_window_size(flag: str, token_bytes: i
 def test_deepseek_v4_1_with_roles_has_unknown_capacity() -> None:
     roles = ("prefill.tp=2", "decode.tp=2", "decode.flags.disaggregation-decode-enable-radix-cache=true")
     transfer = ("transfer.backend=mori", "transfer.network=ainic")
-    found = capacity("mi355x-deepseek-v4.1-flash-tp2", *(f"layout.{each}" for each in (*roles, *transfer)))
+    found = capacity("mi355x-deepseek-v4.1-flash-tp2", *(f"layout.{role}" for role in (*roles, *transfer)))
     assert found.cache is None
     assert "`layout.prefill` is set" in found.unknown[0]
 

@@ -159,7 +159,7 @@ def test_excess_concurrent_requests_produce_a_warning() -> None:
 def test_warning_names_linear_attention_states_as_limit() -> None:
     """Three million tokens are free; a larger `tp` or a smaller data type of the cache would change nothing."""
     plan = load("mi355x-glm-5.3-flash-tp1x8", overrides=("flags.max-running-requests=64",)).plan
-    (warning,) = (each for each in plan.warnings if each.id == "capacity-requests")
+    (warning,) = (item for item in plan.warnings if item.id == "capacity-requests")
     assert "need a state of linear attention each; a replica has room for 30: 30 fit" in warning.summary
     assert "raise `mamba-full-memory-ratio`" in warning.hint
     assert "kv-cache-dtype" not in warning.hint
@@ -208,8 +208,8 @@ def test_cache_smaller_than_context_is_rejected(
 
 @pytest.mark.parametrize("written", ["0.93", ".93", "9.3e-1"])
 def test_too_high_mem_fraction_produces_a_warning(written: str) -> None:
-    told = warnings("mi355x-tp8", f"flags.mem-fraction-static={written}", "flags.chunked-prefill-size=65536")
-    assert told["capacity-fraction"].startswith("`mem-fraction-static` 0.93 leaves 21.5 GB of a GPU free")
+    found = warnings("mi355x-tp8", f"flags.mem-fraction-static={written}", "flags.chunked-prefill-size=65536")
+    assert found["capacity-fraction"].startswith("`mem-fraction-static` 0.93 leaves 21.5 GB of a GPU free")
 
 
 def test_max_total_tokens_frees_remaining_memory() -> None:
@@ -218,8 +218,8 @@ def test_max_total_tokens_frees_remaining_memory() -> None:
     capped = capacity("mi325x-tp8")
     assert capped.spare_bytes == memory("mi325x-tp8").cache_bytes - 1048576 * (1152 * 79 + 132 * 22)
     assert (capped.reserved_bytes // 10**8, memory("mi325x-tp8").safe_fraction) == (800, 0.99)
-    told = warnings("mi325x-tp8", "flags.max-total-tokens=1400000")
-    assert told["capacity-fraction"].startswith("`mem-fraction-static` 0.85 leaves 47.1 GB of a GPU free")
+    found = warnings("mi325x-tp8", "flags.max-total-tokens=1400000")
+    assert found["capacity-fraction"].startswith("`mem-fraction-static` 0.85 leaves 47.1 GB of a GPU free")
     assert memory("mi325x-tp8", "flags.max-total-tokens=null").safe_fraction == 0.77
     assert capacity("mi325x-tp8", "flags.max-total-tokens=null").spare_bytes == 0
 
@@ -270,8 +270,8 @@ def test_invalid_value_produces_no_capacity_error(override: str, message: str) -
 def test_unknown_capacity_has_a_reason() -> None:
     found = capacity("h200-glm-mtp", "model.kv_cache=null")
     assert (found.cache, found.load_fit) == (None, None)
-    [why] = found.unknown
-    assert why.startswith("the model's file in profiles/models has no `kv_cache`")
+    [reason] = found.unknown
+    assert reason.startswith("the model's file in profiles/models has no `kv_cache`")
     words = "the size of the MTP layer is unknown: the weights include it, although it is not loaded"
     assert capacity("mi355x-tp8", *NO_DRAFTS).unknown == (words,)
     assert capacity("h200-glm-mtp", "flags.kv-cache-dtype=mxfp8").unknown == (
@@ -321,7 +321,7 @@ def test_sliding_window_layers_have_a_separate_pool() -> None:
 
 
 def test_draft_layer_counts_as_full_attention() -> None:
-    drafting = [each for each in WINDOWED if each not in NO_DRAFTS]
+    drafting = [profile for profile in WINDOWED if profile not in NO_DRAFTS]
     found = cache("h200-glm-mtp", *drafting, "model.mtp_layer=36")
     assert found.token_bytes == pytest.approx(2048 * (18 + 1 + 0.8 * 18))
     assert found.actual_token_bytes == found.token_bytes
@@ -350,16 +350,17 @@ def test_unsupported_window_options_make_capacity_unknown() -> None:
     ):
         found = capacity("h200-glm-mtp", *WINDOWED, *flags)
         assert found.cache is None
-        assert any(named in why for why in found.unknown)
+        assert any(named in reason for reason in found.unknown)
 
 
 @pytest.mark.parametrize(
-    ("layers", "said"), [("36", "`sliding_layers` and `linear.layers` are fewer than"), ("null", "require each other")]
+    ("layers", "message"),
+    [("36", "`sliding_layers` and `linear.layers` are fewer than"), ("null", "require each other")],
 )
-def test_invalid_sliding_layer_count_is_rejected(layers: str, said: str) -> None:
+def test_invalid_sliding_layer_count_is_rejected(layers: str, message: str) -> None:
     with pytest.raises(ProfileError) as caught:
         capacity("h200-glm-mtp", *WINDOWED, f"model.kv_cache.sliding_layers={layers}")
-    assert said in caught.value.problems[0].message
+    assert message in caught.value.problems[0].message
 
 
 def test_workload_path_hints_at_workload_directory() -> None:

@@ -41,13 +41,13 @@ def changed(plan: Plan, **parts: object) -> Plan:
             case "tp" | "dp_attention":
                 plan = replace(plan, layout=replace(plan.layout, **{name: value}))
             case "flags":
-                kept = tuple(each for each in plan.flags if each.name not in value)  # type: ignore[operator]
-                added = tuple(flag(key, each) for key, each in value.items() if each != "absent")  # type: ignore[attr-defined]
-                plan = replace(plan, flags=(*kept, *added))
+                remaining = tuple(setting for setting in plan.flags if setting.name not in value)  # type: ignore[operator]
+                added = tuple(flag(key, setting) for key, setting in value.items() if setting != "absent")  # type: ignore[attr-defined]
+                plan = replace(plan, flags=(*remaining, *added))
             case "env":
                 added_env = tuple(
-                    EnvVar(name=key, value=each, origin=Origin.USER, source="")
-                    for key, each in value.items()  # type: ignore[attr-defined]
+                    EnvVar(name=key, value=setting, origin=Origin.USER, source="")
+                    for key, setting in value.items()  # type: ignore[attr-defined]
                 )
                 plan = replace(plan, env=(*plan.env, *added_env))
             case "patches":
@@ -219,9 +219,9 @@ def test_value_conditions_match_numbers_and_alternatives(wanted: str, value: str
 
 @pytest.mark.parametrize("profile", ["mi355x-tp8", "mi355x-tp4dp2"])
 def test_default_profiles_warn_of_their_known_issues(profile: str) -> None:
-    told = {warning.id for warning in load(profile).plan.warnings}
-    assert {"draft-ranks-diverge", "graph-capture-race", "indexer-logits-2-gib-unknown"} <= told
-    assert "cold-kernel-cache" not in told  # the watchdog of the recipe waits for half an hour
+    warned = {warning.id for warning in load(profile).plan.warnings}
+    assert {"draft-ranks-diverge", "graph-capture-race", "indexer-logits-2-gib-unknown"} <= warned
+    assert "cold-kernel-cache" not in warned  # the watchdog of the recipe waits for half an hour
 
 
 def test_missing_watchdog_timeout_warns_of_cold_kernels() -> None:
@@ -229,6 +229,6 @@ def test_missing_watchdog_timeout_warns_of_cold_kernels() -> None:
     assert plan.flag("watchdog-timeout") is None
     assert "cold-kernel-cache" in {warning.id for warning in plan.warnings}
     plan = load("mi355x-gpt-oss-120b-tp8").plan
-    assert [(each.values, each.source) for each in plan.flags if each.name == "watchdog-timeout"] == [
+    assert [(setting.values, setting.source) for setting in plan.flags if setting.name == "watchdog-timeout"] == [
         (("1200",), "sglang #34586")
     ]

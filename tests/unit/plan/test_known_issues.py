@@ -56,8 +56,8 @@ def test_file_storage_with_page_size_one_warns() -> None:
 
 def test_workaround_variable_prevents_known_issue() -> None:
     plan = on(plan_of("mi355x-tp8"), "0.5.15.post1")
-    kept = tuple(variable for variable in plan.env if variable.name != "SGLANG_OPT_USE_TOPK_V2")
-    assert "topk-v2-without-header" in ids(replace(plan, env=kept))
+    remaining = tuple(variable for variable in plan.env if variable.name != "SGLANG_OPT_USE_TOPK_V2")
+    assert "topk-v2-without-header" in ids(replace(plan, env=remaining))
 
 
 def test_known_issues_match_flag_values_and_image_dates() -> None:
@@ -180,37 +180,41 @@ def test_value_outside_reported_range_is_planned(chunk: str, fraction: str) -> N
 FIELD = {"draft-ranks-diverge", "graph-capture-race", "indexer-logits-2-gib-unknown"}
 
 
-def told(profile: str, *overrides: str) -> set[str]:
+def reported(profile: str, *overrides: str) -> set[str]:
     return {warning.id for warning in load(profile, overrides=overrides).plan.warnings}
 
 
 def test_published_profiles_keep_fusion_and_warn_of_hangs() -> None:
-    assert told("mi355x-tp8") == told("mi355x-tp4dp2") == {"custom-all-reduce-hang", "speculation-is-greedy"} | FIELD
-    assert told("b200-tp8") == told("cpu-tiny") == set()
+    assert (
+        reported("mi355x-tp8")
+        == reported("mi355x-tp4dp2")
+        == {"custom-all-reduce-hang", "speculation-is-greedy"} | FIELD
+    )
+    assert reported("b200-tp8") == reported("cpu-tiny") == set()
 
 
 def test_contradictory_settings_produce_warnings() -> None:
-    assert told("mi355x-tp8", "flags.disable-custom-all-reduce=true") == {
+    assert reported("mi355x-tp8", "flags.disable-custom-all-reduce=true") == {
         "fusion-without-custom-all-reduce", "speculation-is-greedy", *FIELD,
     }  # fmt: skip
     for off in ("false", "False", "0"):
-        assert "fusion-without-aiter" in told("mi355x-tp8", f"env.SGLANG_USE_AITER_AR={off}")
-    assert "fusion-without-aiter" not in told("mi355x-tp8", "env.SGLANG_USE_AITER_AR=true")
+        assert "fusion-without-aiter" in reported("mi355x-tp8", f"env.SGLANG_USE_AITER_AR={off}")
+    assert "fusion-without-aiter" not in reported("mi355x-tp8", "env.SGLANG_USE_AITER_AR=true")
     two = ("flags.enable-pdmux=true", "flags.disable-custom-all-reduce=true")
-    assert "custom-all-reduce-two-streams" in told("mi355x-tp8", two[0])
-    assert "custom-all-reduce-two-streams" not in told("mi355x-tp8", *two)
+    assert "custom-all-reduce-two-streams" in reported("mi355x-tp8", two[0])
+    assert "custom-all-reduce-two-streams" not in reported("mi355x-tp8", *two)
     both = ("flags.disable-custom-all-reduce=true", "flags.enable-aiter-allreduce-fusion=null")
-    assert told("mi355x-tp8", *both) == {"speculation-is-greedy"} | FIELD
+    assert reported("mi355x-tp8", *both) == {"speculation-is-greedy"} | FIELD
 
 
 def test_greedy_speculation_warns_only_before_0_5_20() -> None:
     newer = ("engine.version=0.5.23", "engine.image=lmsysorg/sglang:v0.5.23-rocm720-mi35x")
-    assert "speculation-is-greedy" in told("mi355x-tp8-july")
-    assert "speculation-is-greedy" not in told("mi355x-tp8", *newer)
+    assert "speculation-is-greedy" in reported("mi355x-tp8-july")
+    assert "speculation-is-greedy" not in reported("mi355x-tp8", *newer)
     without = [
         f"flags.speculative-{name}=null" for name in ("algorithm", "num-steps", "eagle-topk", "num-draft-tokens")
     ]
-    assert told("mi355x-tp8", *without) == FIELD - {"draft-ranks-diverge"}
+    assert reported("mi355x-tp8", *without) == FIELD - {"draft-ranks-diverge"}
 
 
 def test_warning_appears_in_rendered_script() -> None:

@@ -88,4 +88,4 @@ def test_each_replica_has_its_own_nodes() -> None:
 )
 def test_unsupported_multi_node_settings_are_rejected(settings: tuple[str, ...], message: str, hint: str) -> None:
     found = refused("mi355x-tp8", *TWO, *settings)
-    assert [True for text, said in found.items() if message in text and hint in said], found
+    assert [True for text, hint_found in found.items() if message in text and hint in hint_found], found

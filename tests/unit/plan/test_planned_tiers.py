@@ -74,7 +74,7 @@ def test_host_tier_smaller_than_device_is_rejected_for_0_5_14() -> None:
     old = (TP4[1], ON, "flags.hicache-size=20", "engine=sglang-0.5.14-rocm")
     with pytest.raises(ProfileError, match="cannot plan") as error:
         load(*TP4[:1], overrides=old).plan  # noqa: B018 - a property
-    problem = next(each for each in error.value.problems if "cache tier" in each.message)
+    problem = next(item for item in error.value.problems if "cache tier" in item.message)
     assert "tokens, fewer than the" in problem.message
     assert "raise `flags.hicache-size`" in str(problem.hint)
     assert plan(*TP4, ON, "flags.hicache-size=20", "flags.hicache-write-policy=write_back").host_cache_bytes
@@ -89,9 +89,9 @@ def outlook(
     reuse = prefix_reuse(
         "w", num_prefixes=prefixes, prefix_tokens=int(1000 * share), input_tokens=1000, output_tokens=10, page=1
     )
-    told = tier_outlook(found, reuse, costs)
-    assert told is not None
-    return told
+    reported = tier_outlook(found, reuse, costs)
+    assert reported is not None
+    return reported
 
 
 def test_tier_helps_when_reuse_distance_exceeds_device_cache() -> None:
@@ -126,7 +126,7 @@ def test_tier_with_negative_savings_does_not_help() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "kept"),
+    ("given", "expected"),
     [
         ({}, 1000),
         ({"enable_hierarchical_cache": True, "hicache_ratio": 4.0, "hicache_write_policy": "write_through"}, 4000),
@@ -135,7 +135,7 @@ def test_tier_with_negative_savings_does_not_help() -> None:
         ({"enable_hierarchical_cache": True, "hicache_ratio": 4.0, "hicache_storage_backend": "file"}, None),
     ],
 )
-def test_server_info_counts_tokens_of_all_tiers(given: dict[str, object], kept: int | None) -> None:
+def test_server_info_counts_tokens_of_all_tiers(given: dict[str, object], expected: int | None) -> None:
     info = read_server_info({"version": "0.5.16", "page_size": 1, "max_total_num_tokens": 1000, **given})
     assert info is not None
-    assert (info.cache_tokens, info.tier_tokens) == (1000, kept)
+    assert (info.cache_tokens, info.tier_tokens) == (1000, expected)

@@ -56,9 +56,9 @@ def test_each_replica_listens_on_loopback_with_own_gpus() -> None:
     first, second = replica_plans(plan)
     assert plan.gpus == range(8)
     assert (first.gpus, second.gpus) == (range(4), range(4, 8))
-    for each in (first, second):
-        assert (each.server.host, each.server.api_key_env) == ("127.0.0.1", "SERVING_KEY")
-        assert (each.replicas, each.gateway, each.layout) == (1, None, plan.layout)
+    for replica in (first, second):
+        assert (replica.server.host, replica.server.api_key_env) == ("127.0.0.1", "SERVING_KEY")
+        assert (replica.replicas, replica.gateway, replica.layout) == (1, None, plan.layout)
     assert first.server.port != second.server.port
 
 
@@ -76,8 +76,8 @@ def test_too_many_replicas_are_rejected_at_their_setting() -> None:
 
 def test_too_few_gpus_error_names_profile_line() -> None:
     problems = refused("mi355x-tp4x2", "layout.tp=8")
-    place = problems["2 replicas of 8 GPUs need 16 GPUs; the node has 8"]
-    assert place.startswith("profiles/mi355x-tp4x2.yaml:")
+    location = problems["2 replicas of 8 GPUs need 16 GPUs; the node has 8"]
+    assert location.startswith("profiles/mi355x-tp4x2.yaml:")
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_slurm_replicas_have_distinct_ports_but_no_gpu_offset() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ("replicas=1", "`replicas` changes from 2 to 1, and a single replica has no gateway"),
         ("server.port=21000", "`server` changes"),
@@ -128,15 +128,15 @@ def test_slurm_replicas_have_distinct_ports_but_no_gpu_offset() -> None:
         ("model.served_name=other", "`served_name` changes"),
     ],
 )
-def test_shared_settings_block_rolling_update(change: str, said: str) -> None:
+def test_shared_settings_block_rolling_update(change: str, message: str) -> None:
     before, after = plan_of("cpu-tiny", "replicas=2"), plan_of("cpu-tiny", "replicas=2", change)
-    assert said in rolling_update_blocker(before, after)
+    assert message in rolling_update_blocker(before, after)
 
 
 def test_scaling_keeps_plans_of_existing_replicas() -> None:
     settings = ("layout.tp=2", "flags.context-length=131072")
     two, three = plan_of("mi355x-tp4x2", *settings), plan_of("mi355x-tp4x2", *settings, "replicas=3")
-    assert [each.digest for each in replica_plans(three)[:2]] == [each.digest for each in replica_plans(two)]
+    assert [plan.digest for plan in replica_plans(three)[:2]] == [plan.digest for plan in replica_plans(two)]
     assert rolling_update_blocker(two, three) == rolling_update_blocker(three, two) == ""
 
 
@@ -168,5 +168,5 @@ def test_changed_gpu_count_blocks_rolling_update() -> None:
 def test_only_single_local_server_can_join_another_gateway(profile: str, overrides: tuple[str, ...]) -> None:
     assert plan_of("cpu-tiny", "server.gateway=pair").server.gateway == "pair"
     found = refused(profile, *overrides, "server.gateway=pair")
-    said = "only a single `docker` or `process` server can join another server's gateway"
-    assert found[said] == "--set server.gateway"
+    message = "only a single `docker` or `process` server can join another server's gateway"
+    assert found[message] == "--set server.gateway"

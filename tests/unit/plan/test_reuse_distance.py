@@ -18,7 +18,7 @@ def lru_hits(accesses: Iterable[CacheAccess], *, cache: int, page: int) -> int:
 
     A last block that has once been longer keeps that length, as in the model.
     """
-    kept = OrderedDict[tuple[object, ...], int]()  # oldest first; a key is a whole prefix
+    saved = OrderedDict[tuple[object, ...], int]()  # oldest first; a key is a whole prefix
     longest: dict[tuple[object, ...], int] = {}
     hits = 0
     for number, access in enumerate(accesses):
@@ -26,10 +26,10 @@ def lru_hits(accesses: Iterable[CacheAccess], *, cache: int, page: int) -> int:
         paths, cached, whole, missed = [], 0, sum(tokens for _, tokens in access.prompt), False
         for depth, (block, tokens) in enumerate(access.prompt):
             path = (*path, (number, depth) if block is None else block)
-            missed = missed or path not in kept
+            missed = missed or path not in saved
             if not missed:
-                cached += min(kept[path], tokens)
-                missed = kept[path] < tokens
+                cached += min(saved[path], tokens)
+                missed = saved[path] < tokens
         path = ()
         for depth, (block, tokens) in enumerate(access.held):
             path = (*path, (number, depth) if block is None else block)
@@ -37,15 +37,15 @@ def lru_hits(accesses: Iterable[CacheAccess], *, cache: int, page: int) -> int:
         if access.counted:
             hits += min(cached, whole - 1) // page * page
         for path, tokens in reversed(paths):
-            kept.pop(path, None)
-            kept[path] = longest[path] = max(longest.get(path, 0), tokens)
-        while sum(kept.values()) > cache:
-            kept.popitem(last=False)
+            saved.pop(path, None)
+            saved[path] = longest[path] = max(longest.get(path, 0), tokens)
+        while sum(saved.values()) > cache:
+            saved.popitem(last=False)
     return hits
 
 
 def as_blocks(ids: Sequence[int], size: int, last: int) -> tuple[Block, ...]:
-    return tuple((each, last if index == len(ids) - 1 else size) for index, each in enumerate(ids))
+    return tuple((prefix, last if index == len(ids) - 1 else size) for index, prefix in enumerate(ids))
 
 
 @st.composite
@@ -65,7 +65,7 @@ def sequences(draw: st.DrawFn) -> list[CacheAccess]:
 @given(sequences(), st.integers(1, 4), st.integers(0, 80))
 def test_hit_rate_equals_that_of_an_lru_cache(accesses: list[CacheAccess], page: int, cache: int) -> None:
     found = hit_rates(accesses, page=page)
-    assert found.prompt_tokens == sum(tokens for each in accesses if each.counted for _, tokens in each.prompt)
+    assert found.prompt_tokens == sum(tokens for access in accesses if access.counted for _, tokens in access.prompt)
     assert round(found.at(cache) * found.prompt_tokens, 6) == lru_hits(accesses, cache=cache, page=page)
 
 

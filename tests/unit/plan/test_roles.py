@@ -11,7 +11,7 @@ from orchestrator.plan.units import Role
 from orchestrator.planner.planning import load, render_artifacts
 
 PAIR = ("layout.prefill.tp=4", "layout.decode.tp=4", "layout.transfer.backend=mori", "layout.transfer.network=ainic")
-SAID = "layout.decode.flags.disaggregation-decode-enable-radix-cache=true"
+CACHED = "layout.decode.flags.disaggregation-decode-enable-radix-cache=true"
 GPUS = "mi355x-tp8"
 FULL = "1 prefill of 4 and 1 decode of 8 GPUs need 12 GPUs; the node has 8"
 CPU = "cpu-tiny-1p1d"
@@ -28,7 +28,7 @@ def flags_of(plan: Plan) -> dict[str, tuple[str, ...]]:
 
 
 def test_each_role_has_its_own_gpus_flags_and_ports() -> None:
-    plan = plan_of(GPUS, *PAIR, SAID, "layout.prefill.flags.max-running-requests=7", "server.port=21000")
+    plan = plan_of(GPUS, *PAIR, CACHED, "layout.prefill.flags.max-running-requests=7", "server.port=21000")
     prefill, decode = replica_plans(plan)
     assert [(unit.role, unit.number, unit.plan.gpus, unit.plan.server.port) for unit in plan.units] == [
         (Role.PREFILL, 1, range(4), 21008),
@@ -64,9 +64,9 @@ def test_gateway_command_lists_roles_and_bootstrap_ports() -> None:
 
 
 def test_transfer_backend_sets_environment_with_source() -> None:
-    [variable] = [each for each in plan_of(CPU).env if each.name == "MC_FORCE_TCP"]
+    [variable] = [item for item in plan_of(CPU).env if item.name == "MC_FORCE_TCP"]
     assert (variable.value, "sglang" in variable.source) == ("1", True)
-    env = {each.name: each.value for each in replica_plans(plan_of(GPUS, *PAIR, SAID))[1].env}
+    env = {item.name: item.value for item in replica_plans(plan_of(GPUS, *PAIR, CACHED))[1].env}
     assert env["MORI_IO_QP_MAX_SEND_WR"] == "16384"
 
 
@@ -74,23 +74,23 @@ def test_transfer_backend_sets_environment_with_source() -> None:
     ("profile", "settings", "message", "hint"),
     [
         (GPUS, (*PAIR[:1], *PAIR[2:]), "`layout.prefill` cannot serve without `layout.decode`", "`layout.decode"),
-        (GPUS, (*PAIR[1:], SAID), "`layout.decode` cannot serve without `layout.prefill`", "`layout.prefill: {}`"),
+        (GPUS, (*PAIR[1:], CACHED), "`layout.decode` cannot serve without `layout.prefill`", "`layout.prefill: {}`"),
         (
             GPUS,
-            (*PAIR[:2], SAID),
+            (*PAIR[:2], CACHED),
             "`layout.transfer` is missing: the network and backend that transfer the KV cache",
             "network: tcp",
         ),
         (
             GPUS,
-            (*PAIR[:3], "layout.transfer.network=tcp", SAID),
+            (*PAIR[:3], "layout.transfer.network=tcp", CACHED),
             "mori cannot send over TCP, only by RDMA",
             "backend: mooncake`",
         ),
         (GPUS, PAIR, "a decode server has no prefix cache unless the profile sets one", "to true, or to false"),
         (
             GPUS,
-            (*PAIR, SAID, *(f"layout.prefill.flags.speculative-{name}=false" for name in (
+            (*PAIR, CACHED, *(f"layout.prefill.flags.speculative-{name}=false" for name in (
                 "algorithm", "num-steps", "eagle-topk", "num-draft-tokens"))),
             "speculative decoding is set for decode only",
             "for both",
@@ -113,7 +113,7 @@ def test_transfer_backend_sets_environment_with_source() -> None:
             "`replicas` cannot be combined with prefill and decode servers",
             "layout.prefill.replicas",
         ),
-        (GPUS, (*PAIR, SAID, "layout.decode.tp=8"), FULL, "lower"),
+        (GPUS, (*PAIR, CACHED, "layout.decode.tp=8"), FULL, "lower"),
     ],
 )  # fmt: skip
 def test_silently_failing_role_settings_are_rejected_with_hint(
@@ -125,7 +125,7 @@ def test_silently_failing_role_settings_are_rejected_with_hint(
 
 
 def test_mooncake_on_rocm_requires_disabled_hip() -> None:
-    mooncake = ("layout.transfer.backend=mooncake", SAID)
+    mooncake = ("layout.transfer.backend=mooncake", CACHED)
     assert plan_of(GPUS, *PAIR, *mooncake).roles
     problems = refused(GPUS, *PAIR, *mooncake, "env.MC_DISABLE_HIP=0")
     assert any("hipIpcOpenMemHandle" in message for message in problems)

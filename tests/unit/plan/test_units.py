@@ -15,7 +15,7 @@ def test_gateway_unit_follows_its_servers() -> None:
     plan = plan_of("mi355x-tp4x2")
     assert plan.gateway is not None
     first, second, gateway = plan.units
-    assert [(each.role, each.number) for each in plan.units] == [
+    assert [(unit.role, unit.number) for unit in plan.units] == [
         (Role.SERVER, 1),
         (Role.SERVER, 2),
         (Role.GATEWAY, 1),

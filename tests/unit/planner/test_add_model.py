@@ -127,8 +127,8 @@ def test_missing_fact_is_requested_and_accepted_with_set(home: Home, tmp_path: P
 
 def test_unknown_architecture_needs_cache_facts_from_user(home: Home, tmp_path: Path) -> None:
     folder = write_config(tmp_path / "own", {**LLAMA_33_70B, "architectures": ["OwnForCausalLM"]})
-    (said,) = refused(folder, home)
-    assert "unknown architecture `OwnForCausalLM`" in said
+    (text,) = refused(folder, home)
+    assert "unknown architecture `OwnForCausalLM`" in text
     assert written(added(folder, home, "kv_cache=null")).kv_cache is None
     found = written(added(folder, home, "kv_cache.head_dim=128", replace=True))
     assert found.kv_cache is not None
@@ -145,7 +145,7 @@ def test_unknown_architecture_needs_cache_facts_from_user(home: Home, tmp_path: 
 )
 def test_overrides_are_validated_like_file_content(override: str, message: str, home: Home, tmp_path: Path) -> None:
     folder = write_config(tmp_path / "llama", LLAMA_33_70B)
-    assert any(message in said for said in refused(folder, home, override)), refused(folder, home, override)
+    assert any(message in text for text in refused(folder, home, override)), refused(folder, home, override)
 
 
 def test_existing_model_is_overwritten_only_with_replace(home: Home, tmp_path: Path) -> None:
@@ -190,6 +190,6 @@ def test_unloadable_checkpoint_tensors_produce_a_warning(
     config["quantization_config"]["exclude"].append("model.layers.2.mlp.shared_experts.up_proj")
     found = added(write_tiny(tmp_path / "odd", config, header), home)
     assert written(found).quantization == "quark-mxfp4"
-    said = capsys.readouterr().err
-    assert "1 tensor is stored as U8, but unquantized in `quantization_config`" in said
-    assert "`model.layers.2.mlp.shared_experts.up_proj.weight`" in said
+    stderr = capsys.readouterr().err
+    assert "1 tensor is stored as U8, but unquantized in `quantization_config`" in stderr
+    assert "`model.layers.2.mlp.shared_experts.up_proj.weight`" in stderr

@@ -40,14 +40,14 @@ def proposed(home: Home, model: str, hardware: str, name: str | None = None, **m
     return propose_profile(request, home, name=name)
 
 
-def why(proposal: Proposal, key: str) -> str:
-    return next(each.reason for each in proposal.decisions if each.key == key)
+def reason_of(proposal: Proposal, key: str) -> str:
+    return next(decision.reason for decision in proposal.decisions if decision.key == key)
 
 
 def test_smallest_layout_holding_full_context_is_chosen(home: Home) -> None:
     found = proposed(home, "glm-5.2-fp8", "mi355x")
     assert (found.valid.profile.layout.tp.value, found.valid.profile.layout.dp.value) == (4, 2)
-    assert "they need 378.0 GB per GPU" in why(found, "tp 2")
+    assert "they need 378.0 GB per GPU" in reason_of(found, "tp 2")
 
 
 def test_remaining_gpus_become_data_parallel_replicas(home: Home) -> None:
@@ -66,7 +66,7 @@ def test_max_context_sets_context_length(home: Home) -> None:
 def test_written_profile_plans_without_capacity_warnings(home: Home) -> None:
     """No warning of capacity: its fraction is a safe one, and the requests that may run fit at once."""
     found = proposed(home, "glm-4.7-flash", "h200", workload="random-4k-256")
-    assert {each.key for each in found.decisions} >= {"flags.reasoning-parser", "flags.tool-call-parser"}
+    assert {decision.key for decision in found.decisions} >= {"flags.reasoning-parser", "flags.tool-call-parser"}
     write_proposal(found, home)
     loaded = load(found.name, catalog=Catalog.of(home))
     assert not [warning for warning in loaded.plan.warnings if warning.id.startswith("capacity")]
@@ -84,9 +84,9 @@ def test_written_profile_plans_without_capacity_warnings(home: Home) -> None:
 def test_oversized_model_error_lists_every_layout(home: Home) -> None:
     with pytest.raises(ProfileError, match="`own-kimi-k2-instruct` does not fit on `h200`") as caught:
         proposed(home, "kimi-k2-instruct", "h200")
-    said = [problem.message for problem in caught.value.problems]
-    assert [line.partition(":")[0] for line in said] == ["tp 1", "tp 2", "tp 4", "tp 8"]
-    assert said[3] == "tp 8: 128.8 GB of weights a GPU leave a cache of 69,434 tokens; a request may have 131,072"
+    messages = [problem.message for problem in caught.value.problems]
+    assert [line.partition(":")[0] for line in messages] == ["tp 1", "tp 2", "tp 4", "tp 8"]
+    assert messages[3] == "tp 8: 128.8 GB of weights a GPU leave a cache of 69,434 tokens; a request may have 131,072"
     context = int(caught.value.hint.split("--max-context ")[1].split("`")[0])
     assert proposed(home, "kimi-k2-instruct", "h200", max_context=context).valid.profile.layout.tp.value == 8
     with pytest.raises(ProfileError):
@@ -109,12 +109,12 @@ def test_only_suitable_settings_of_base_are_inherited(home: Home) -> None:
     assert flags["kv-cache-dtype"].note == "from `mi355x-tp4dp2`"
     assert "speculative-algorithm" in flags
     assert not any(flag.startswith("dsa-") for flag in flags)
-    assert why(found, "flags.dsa-prefill-backend") == "the model has no sparse attention"
+    assert reason_of(found, "flags.dsa-prefill-backend") == "the model has no sparse attention"
     assert found.valid.profile.env["SGLANG_TIMEOUT_KEEP_ALIVE"].value == "900"
     assert found.valid.profile.workload == "wafer-20k-1k"
     assert flags["reasoning-parser"].source == "sglang cookbook GLM-4.7-Flash.mdx"  # the model's own
     plain = proposed(home, "llama-3.3-70b-instruct", "mi355x", base="mi355x-tp4dp2")
-    assert why(plain, "flags.speculative-algorithm") == "the checkpoint has no MTP layer"
+    assert reason_of(plain, "flags.speculative-algorithm") == "the checkpoint has no MTP layer"
     assert "SGLANG_USE_AITER" not in [key for section, _, key in _settings(plain.text) if section == "env"]
 
 
@@ -137,7 +137,7 @@ def test_unknown_kv_cache_is_not_guessed(home: Home, tmp_path: Path) -> None:
     )
     found = proposed(home, "linear", "h200")
     assert found.valid.profile.layout.tp.value == 1
-    assert "has no `kv_cache`" in why(found, "layout.tp")
+    assert "has no `kv_cache`" in reason_of(found, "layout.tp")
 
 
 def test_cpu_profile_inherits_memory_settings_of_base(home: Home) -> None:
@@ -153,7 +153,9 @@ def test_cpu_cache_is_limited_to_one_request(home: Home) -> None:
     """sglang would take all memory of the machine for it, and be killed (0.5.14)."""
     found = proposed(home, "llama-3.3-70b-instruct", "cpu")
     assert found.valid.profile.flags["max-total-tokens"].value == 131072
-    assert why(found, "flags.max-total-tokens").startswith("one request of full length; sglang would take all memory")
+    assert reason_of(found, "flags.max-total-tokens").startswith(
+        "one request of full length; sglang would take all memory"
+    )
     short = proposed(home, "llama-3.3-70b-instruct", "cpu", name="short", max_context=32768)
     assert short.valid.profile.flags["max-total-tokens"].value == 32768
 
@@ -211,8 +213,8 @@ def test_quantization_unsupported_by_hardware_is_rejected(home: Home) -> None:
     with pytest.raises(ProfileError) as caught:
         propose_profile(ProfileRequest(model="glm-5.2-nvfp4", hardware="mi300x"), home, name=None)
     assert any(
-        "`modelopt_fp4 quantization is currently not supported in ROCm`" in each.message
-        for each in caught.value.problems
+        "`modelopt_fp4 quantization is currently not supported in ROCm`" in problem.message
+        for problem in caught.value.problems
     )
 
 

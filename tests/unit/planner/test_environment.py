@@ -33,12 +33,12 @@ def test_image_environment_is_shown_with_plan_overrides(
 ) -> None:
     monkeypatch.setattr("orchestrator.planner.plan_warnings.local_config", {IMAGE: config()}.get)
     note_environment(plan_of(), image_config(plan_of()))
-    said = capsys.readouterr().err
-    assert "HSA_NO_SCRATCH_RECLAIM=1, NCCL_MIN_NCHANNELS=112" in said
-    assert f"{CAST}=0 (the image sets 1; sgl-project/sglang#40084)" in said
-    assert "ROCM_QUICK_REDUCE_QUANTIZATION=INT8" in said
-    assert "PATH" not in said
-    assert "warning" not in said
+    stderr = capsys.readouterr().err
+    assert "HSA_NO_SCRATCH_RECLAIM=1, NCCL_MIN_NCHANNELS=112" in stderr
+    assert f"{CAST}=0 (the image sets 1; sgl-project/sglang#40084)" in stderr
+    assert "ROCM_QUICK_REDUCE_QUANTIZATION=INT8" in stderr
+    assert "PATH" not in stderr
+    assert "warning" not in stderr
 
 
 def test_unknown_image_environment_is_reported_without_network(capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,7 +55,7 @@ def test_process_runtime_reports_no_image_environment(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(
-    ("overrides", "env", "told"),
+    ("overrides", "env", "expected"),
     [
         ((), {}, []),
         ((f"env.{CAST}=1",), {}, ["quick-reduce-cast"]),
@@ -64,9 +64,9 @@ def test_process_runtime_reports_no_image_environment(capsys: pytest.CaptureFixt
     ],
 )
 def test_harmful_image_variable_warns_unless_overridden(
-    overrides: tuple[str, ...], env: dict[str, str], told: list[str]
+    overrides: tuple[str, ...], env: dict[str, str], expected: list[str]
 ) -> None:
-    assert [warning.id for warning in image_warnings(plan_of(*overrides), config(**env))] == told
+    assert [warning.id for warning in image_warnings(plan_of(*overrides), config(**env))] == expected
 
 
 def test_shipped_hardware_overrides_harmful_image_variable() -> None:

@@ -122,8 +122,8 @@ def test_unpinnable_slurm_image_is_marked_unknown(home: Home, tmp_path: Path, co
 def test_gateway_files_are_locked_and_copied_to_run(home: Home) -> None:
     own = {"smg-1.13.0.txt", "launch_gateway.py"}
     assert resolve("cpu-tiny", ("replicas=2",), home, {}).files.keys() >= own
-    kept = input_copies(load("cpu-tiny", overrides=["replicas=2"]).plan, home)
-    assert {file.path for file in kept} >= {f"inputs/images/{name}" for name in own}
+    copies = input_copies(load("cpu-tiny", overrides=["replicas=2"]).plan, home)
+    assert {file.path for file in copies} >= {f"inputs/images/{name}" for name in own}
     assert not own & resolve("cpu-tiny", (), home, {}).files.keys()
 
 
@@ -176,7 +176,7 @@ def test_edited_lockfile_is_rejected_at_its_section(home: Home, old: str, new: s
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("lock: 3", "lock: 2", "a lockfile of format 2, of an older version of deploy"),
         ("lock: 3", "lock: 4", "a lockfile of format 4, of a newer version of deploy"),
@@ -184,10 +184,10 @@ def test_edited_lockfile_is_rejected_at_its_section(home: Home, old: str, new: s
         (f"tool: {__version__}", "tool: 99.0", "the lock was written by deploy 99.0"),
     ],
 )
-def test_lockfile_of_another_version_is_rejected_with_its_line(home: Home, old: str, new: str, said: str) -> None:
+def test_lockfile_of_another_version_is_rejected_with_its_line(home: Home, old: str, new: str, message: str) -> None:
     path = written(home, "cpu-tiny")
     line = edit(path, old, new)
-    with pytest.raises(ProfileError, match=said) as caught:
+    with pytest.raises(ProfileError, match=message) as caught:
         locked(path, home)
     assert caught.value.location == f"{path}:{line}"
 
@@ -201,8 +201,8 @@ def test_every_changed_locked_value_is_reported(home: Home) -> None:
     with pytest.raises(ProfileError) as caught:
         locked(path, home)
     lines = path.read_text().splitlines()
-    said = {problem.message: lines[int(problem.location.rpartition(":")[2]) - 1] for problem in caught.value.problems}
-    assert said == {
+    quoted = {problem.message: lines[int(problem.location.rpartition(":")[2]) - 1] for problem in caught.value.problems}
+    assert quoted == {
         "`server.port` is `31000` in the lock and `31001` now": "  server.port: '31000'",
         "`flags.device` is `cpu` in the lock and `nothing` now": "  flags.device: cpu",
     }
@@ -254,20 +254,20 @@ def test_run_lock_is_written_without_network(home: Home, monkeypatch: pytest.Mon
     file = lock_of_start(load("mine.yaml").plan, "mine.yaml", (), home, run)
     (run / file.path).write_bytes(file.content)
     assert locked(run / file.path, home) == load("mine.yaml").plan
-    kept = yaml.safe_load(lock_of_start(load(GLM).plan, GLM, (), home, run).content)
-    assert "checkpoint" in kept["unknown"]
+    saved = yaml.safe_load(lock_of_start(load(GLM).plan, GLM, (), home, run).content)
+    assert "checkpoint" in saved["unknown"]
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("asked", "message"),
     [
         ({"profile": ""}, "no lockfile given"),
         ({"profile": "cpu-tiny"}, "no lockfile `cpu-tiny.lock.yaml` found"),
         ({"profile": "x.lock.yaml", "image": "x"}, "do not apply"),
     ],
 )
-def test_invalid_locked_request_is_rejected(home: Home, asked: dict[str, object], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_invalid_locked_request_is_rejected(home: Home, asked: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         resolve_request(request_of(**asked), home, run=None, locked=True)
 
 
@@ -297,8 +297,8 @@ def test_restart_warns_of_changed_inputs(
     assert "has changed since" not in capsys.readouterr().err
     monkeypatch.setattr(command, "_files", lambda *_: {"sglang-cpu-0.5.14.txt": "0" * 64, "tiny_model.py": "0" * 64})
     preview(again, home)
-    said = capsys.readouterr().err
-    assert f"`sglang-cpu-0.5.14.txt` has changed since `{run.path.name}` was started" in said
+    stderr = capsys.readouterr().err
+    assert f"`sglang-cpu-0.5.14.txt` has changed since `{run.path.name}` was started" in stderr
 
 
 def test_restart_uses_package_list_of_the_run(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
@@ -329,16 +329,16 @@ def test_restart_uses_package_list_of_the_run(home: Home, capsys: pytest.Capture
 def test_lockfile_is_compared_with_profile_and_run(home: Home) -> None:
     path = written(home, "cpu-tiny", "server.port=31000")
     found = diff(resolve_side(str(path), home), resolve_side("cpu-tiny", home))
-    assert [(each.area, each.key, each.a, each.b) for each in found.differences] == [
+    assert [(difference.area, difference.key, difference.a, difference.b) for difference in found.differences] == [
         ("configuration", "server.port", "31000", "30010")
     ]
     run = past_run(home, 1)
     (run.path / "lock.yaml").write_bytes(
         dataclasses.replace(resolve("cpu-tiny", (), home, {}), files={"tiny_model.py": "0"}).text.encode()
     )
-    told = diff_text(diff(resolve_side(str(path), home), resolve_side(str(run.path), home)))
-    assert "locked.file.tiny_model.py" in told
-    assert "its locked" not in told
+    text = diff_text(diff(resolve_side(str(path), home), resolve_side(str(run.path), home)))
+    assert "locked.file.tiny_model.py" in text
+    assert "its locked" not in text
 
 
 def test_truncated_lockfile_never_causes_internal_error(home: Home) -> None:

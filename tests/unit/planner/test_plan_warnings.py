@@ -51,8 +51,8 @@ def test_warnings_of_previous_plan_are_not_repeated(capsys: pytest.CaptureFixtur
     before = load("mi355x-tp8").plan
     after = load("mi355x-tp8", overrides=["flags.max-running-requests=512"]).plan
     report_warnings(after, before=before)
-    said = capsys.readouterr().err
-    assert (KNOWN in said, "512 concurrent requests" in said) == (False, True)
+    stderr = capsys.readouterr().err
+    assert (KNOWN in stderr, "512 concurrent requests" in stderr) == (False, True)
 
 
 @pytest.mark.parametrize(
@@ -75,10 +75,10 @@ def test_unpinned_inputs_are_reported_in_one_warning(
     profile: str, overrides: tuple[str, ...], unpinned: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     warn_unpinned(load(profile, overrides=overrides).plan)
-    told = capsys.readouterr().err
-    assert told.count("warning:") == bool(unpinned)
-    assert unpinned in told
-    assert ("`deploy lock PROFILE` pins them from registry and hub" in told) == bool(unpinned)
+    stderr = capsys.readouterr().err
+    assert stderr.count("warning:") == bool(unpinned)
+    assert unpinned in stderr
+    assert ("`deploy lock PROFILE` pins them from registry and hub" in stderr) == bool(unpinned)
 
 
 @pytest.mark.parametrize("name", Catalog.shipped().names(EntryKind.MODEL))

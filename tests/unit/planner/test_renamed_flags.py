@@ -40,9 +40,9 @@ def test_dp_attention_flags_are_translated_with_note(capsys: pytest.CaptureFixtu
     for version in ("0.5.21", "0.5.22"):
         plan = load("mi355x-tp8", overrides=[f"engine.version={version}", *layout]).plan
         lines[version] = " ".join(render_artifacts(plan).command.argv)
-        told = capsys.readouterr().err
+        stderr = capsys.readouterr().err
         note = f"`--dp-size --enable-dp-attention` is `--attn-dp-size` in sglang {version} (--set layout.dp_attention)"
-        assert (note in told) == (version == "0.5.22")
+        assert (note in stderr) == (version == "0.5.22")
     assert "--dp-size 8 --enable-dp-attention" in lines["0.5.21"]
     assert "--attn-dp-size 8" in lines["0.5.22"]
     assert "enable-dp-attention" not in lines["0.5.22"]

@@ -43,8 +43,8 @@ def test_all_problems_are_reported_together() -> None:
 def test_text_without_mapping_is_rejected_with_its_line(text: str) -> None:
     with pytest.raises(ProfileError) as caught:
         read_document(text, "f.yaml")
-    places = [caught.value.location, *(problem.location for problem in caught.value.problems)]
-    assert any(place.startswith("f.yaml:") for place in places)
+    locations = [caught.value.location, *(problem.location for problem in caught.value.problems)]
+    assert any(location.startswith("f.yaml:") for location in locations)
 
 
 def test_control_bytes_are_rejected() -> None:

@@ -114,8 +114,8 @@ def test_second_document_and_non_text_key_are_rejected(tmp_path: Path) -> None:
 
 def test_multiline_text_for_rendered_files_is_rejected(tmp_path: Path) -> None:
     text = GOOD + 'description: "fine\\nrm -rf /"\nenv: {A: {value: "1\\n2", origin: recipe, source: "x\\ny"}}\n'
-    places = {problem.location.rpartition(":")[2] for problem in refused(tmp_path, text).problems}
-    assert places == {"6", "7"}
+    lines_named = {problem.location.rpartition(":")[2] for problem in refused(tmp_path, text).problems}
+    assert lines_named == {"6", "7"}
 
 
 @pytest.mark.parametrize("hidden", ["\\r", "\\0", "\\e", "\\x7f", "\\x9b", "\\u2028", "\\u202e", "\\u2066"])

@@ -75,9 +75,9 @@ def test_comparability_issue_prevents_every_agreement(kind: IssueKind) -> None:
     assert not comparison.comparable
     assert [reason.kind for reason in comparison.reasons] == [kind.value]
     found = {
-        figure.agreement
+        metric.agreement
         for row in comparison.rows
-        for figure in (row.of(metrics.OUTPUT), row.of(metrics.BY_KEY["ttft_p50_s"]), row.of(metrics.TTFT_P95))
+        for metric in (row.of(metrics.OUTPUT), row.of(metrics.BY_KEY["ttft_p50_s"]), row.of(metrics.TTFT_P95))
     }
     assert found == {Agreement.NOT_COMPARABLE}
 
@@ -194,7 +194,7 @@ def test_missing_metrics_are_none_not_zero() -> None:
     row = next(row for row in comparison.rows if row.rate_rps == 0.5)
     assert row.of(metrics.OUTPUT).measured is None
     assert row.of(metrics.OUTPUT).agreement is Agreement.NOT_MEASURED
-    assert {key for key, figure in row.metrics.items() if figure.measured is not None} == {
+    assert {key for key, metric in row.metrics.items() if metric.measured is not None} == {
         "achieved_rps",
         "full_run_tok_s",
         "success_share",
@@ -211,10 +211,10 @@ def test_invalid_energy_counts_as_not_measured() -> None:
 
 
 def test_single_stream_speed_is_inverse_of_median_tpot() -> None:
-    figure = compared(single_stream()).single_stream_tok_s
-    assert figure is not None
-    assert figure.measured == pytest.approx(208)
-    assert figure.agreement is Agreement.WITHIN
+    metric = compared(single_stream()).single_stream_tok_s
+    assert metric is not None
+    assert metric.measured == pytest.approx(208)
+    assert metric.agreement is Agreement.WITHIN
 
 
 def test_token_price_is_computed_from_hourly_cost() -> None:

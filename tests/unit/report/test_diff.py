@@ -30,12 +30,12 @@ def between(home: Home, a: str, b: str) -> DiffOutput:
     return diff(resolve_side(a, home), resolve_side(b, home))
 
 
-def told(found: DiffOutput) -> dict[str, tuple[str, str, str]]:
-    return {each.key: (each.area, each.a, each.b) for each in found.differences}
+def changes(found: DiffOutput) -> dict[str, tuple[str, str, str]]:
+    return {difference.key: (difference.area, difference.a, difference.b) for difference in found.differences}
 
 
 def test_diff_of_runs_covers_every_area(home: Home) -> None:
-    a, b = past_run(home, 1), past_run(home, 2, "flags.max-total-tokens=32768", "server.port=2", proven=False)
+    a, b = past_run(home, 1), past_run(home, 2, "flags.max-total-tokens=32768", "server.port=2", verified=False)
     for run, version, shards, state in ((a, "7.0", 1, "applied"), (b, "7.2", 2, "upstream")):
         checkpoint = f"{shards} shards, 21 tensors" + (", as in its receipt" if shards == 2 else "")
         checks = {"driver": version, "checkpoint": checkpoint, "disk": f"{shards} GB free"}
@@ -44,7 +44,7 @@ def test_diff_of_runs_covers_every_area(home: Home) -> None:
         run.save("patches.json", {"patches": [{"id": "mtp", "state": state}]})
     found = between(home, f"owl/{a.path.name}", b.path.name)
     assert found.b.endswith("of `cpu-tiny --set flags.max-total-tokens=32768 --set server.port=2`")
-    assert told(found) == {
+    assert changes(found) == {
         "flags.max-total-tokens": ("configuration", "65536", "32768"),
         "server.port": ("configuration", "30010", "2"),
         "image": ("image", "sha256:7.0", "sha256:7.2"),
@@ -56,14 +56,14 @@ def test_diff_of_runs_covers_every_area(home: Home) -> None:
         "outcome.smoke.passed": ("outcome", "2", "1"),
     }
     assert found.unknown == ()
-    assert [each.area for each in found.differences] == [
+    assert [difference.area for difference in found.differences] == [
         *("configuration", "configuration", "image", "image", "weights", "host", "outcome", "outcome", "outcome")
     ]
 
 
 def test_diff_of_profiles_names_origins_of_differences(home: Home) -> None:
     found = between(home, "mi355x-tp4dp2", "mi355x-tp4dp2-current")
-    reasons = {key: (each.a, each.b) for each in found.reasons for key in each.keys}
+    reasons = {key: (reason_.a, reason_.b) for reason_ in found.reasons for key in reason_.keys}
     was, now = reasons["flags.dsa-decode-backend"]
     assert (was.startswith("recipe: "), now.startswith("recipe: sglang #39106; 16 heads")) == (True, True)
     assert reasons["env.SGLANG_OPT_USE_TOPK_V2"][0] == ""
@@ -78,32 +78,32 @@ def test_diff_of_profiles_names_origins_of_differences(home: Home) -> None:
 def test_shared_reason_is_printed_once(home: Home) -> None:
     past_run(home, 1, "flags.max-total-tokens=32768")
     found = between(home, "owl", "cpu-tiny")
-    [reason] = [each for each in found.reasons if "flags.max-total-tokens" in each.keys]
+    [reason] = [reason_ for reason_ in found.reasons if "flags.max-total-tokens" in reason_.keys]
     assert reason.a.startswith("user")
     assert reason.b != reason.a
     same = between(home, "mi355x-tp8", "mi355x-tp8-july")
-    assert all(each.a or each.b for each in same.reasons)
+    assert all(reason_.a or reason_.b for reason_ in same.reasons)
 
 
 def test_checkpoint_verified_by_receipt_is_no_difference(home: Home) -> None:
     a, b = past_run(home, 1), past_run(home, 2)
     a.save("preflight.json", {"findings": [{"check": "checkpoint", "found": "1 shards"}]})
     b.save("preflight.json", {"findings": [{"check": "checkpoint", "found": "1 shards, as in its receipt"}]})
-    assert told(between(home, str(a.path), str(b.path))) == {}
+    assert changes(between(home, str(a.path), str(b.path))) == {}
     assert "no differences in what" in diff_text(between(home, str(a.path), str(b.path)))
 
 
 def test_empty_value_missing_in_older_plan_is_no_difference(home: Home) -> None:
     a, b = past_run(home, 1), past_run(home, 2)
     a.save("plan.json", {key: value for key, value in a.read("plan.json").items() if key != "prebuilt_image"})
-    assert told(between(home, str(a.path), str(b.path))) == {}
+    assert changes(between(home, str(a.path), str(b.path))) == {}
 
 
 def test_diff_of_results_compares_metrics(home: Home, tmp_path: Path) -> None:
     save(tp4dp2(), tmp_path / "a")
     save(tp8(), tmp_path / "b")
     found = between(home, str(tmp_path / "a"), str(tmp_path / "b" / "result.json"))
-    assert told(found)["layout.tp"] == ("configuration", "4", "8")
+    assert changes(found)["layout.tp"] == ("configuration", "4", "8")
     rows = {(row.metric, row.load): (row.a, row.b, row.change) for row in found.metrics}
     assert rows["TTFT p50 s", "0.5 rps"] == ("0.58", "0.49", "−16 %")
     assert rows["TTFT p50 s", "2.4 rps"] == ("0.84", "-", "")
@@ -126,9 +126,9 @@ def test_diff_and_compare_agree_on_noise(home: Home, tmp_path: Path) -> None:
 def test_runs_are_compared_by_latest_shared_measurements(home: Home, tmp_path: Path) -> None:
     def measure(run: RunDir, at: str, workload: str, folder: str) -> None:
         base = tp8()
-        stood = replace(base.run.provenance, name="owl", plan_digest=run.digest + "0" * 56)
+        provenance = replace(base.run.provenance, name="owl", plan_digest=run.digest + "0" * 56)
         points = base.points if folder != "late" else base.points[:1]
-        changed = replace(base.run, provenance=stood, started_at=at, workload_name=workload)
+        changed = replace(base.run, provenance=provenance, started_at=at, workload_name=workload)
         record_result(run, save(replace(base, run=changed, points=points), tmp_path / "results" / folder).parent)
 
     a, b = past_run(home, 1), past_run(home, 2, "server.port=2")
@@ -146,7 +146,7 @@ def test_runs_are_compared_by_latest_shared_measurements(home: Home, tmp_path: P
 def test_facts_known_on_one_side_are_unknown_not_different(home: Home) -> None:
     past_run(home, 1, "server.port=2")
     found = between(home, "cpu-tiny", "owl")
-    assert told(found) == {"server.port": ("configuration", "30010", "2")}
+    assert changes(found) == {"server.port": ("configuration", "30010", "2")}
     assert found.unknown == ("A has no record of its host", "A has no record of its outcome")
 
 
@@ -156,7 +156,7 @@ def test_result_without_plan_is_compared_by_known_facts(home: Home, tmp_path: Pa
     save(replace(result, run=replace(result.run, provenance=bare)), tmp_path / "a")
     save(result, tmp_path / "b")
     found = between(home, str(tmp_path / "a"), str(tmp_path / "b"))
-    assert not [key for key in told(found) if key.startswith(("layout", "flags"))]
+    assert not [key for key in changes(found) if key.startswith(("layout", "flags"))]
     assert "A has no record of its plan" in found.unknown
 
 
@@ -164,8 +164,10 @@ def test_up_and_diff_report_same_differences(home: Home) -> None:
     """There was a second way from two plans to what differs."""
     a, b = past_run(home, 1), past_run(home, 2, "flags.max-total-tokens=32768")
     refused = render_diff(a.read("plan.json"), b.read("plan.json")).splitlines()
-    [each] = [each for each in between(home, str(a.path), str(b.path)).differences if each.area != "outcome"]
-    assert refused == [f"- {each.key}: {each.a}", f"+ {each.key}: {each.b}"]
+    [difference] = [
+        difference for difference in between(home, str(a.path), str(b.path)).differences if difference.area != "outcome"
+    ]
+    assert refused == [f"- {difference.key}: {difference.a}", f"+ {difference.key}: {difference.b}"]
 
 
 def test_questions_are_identified_by_index() -> None:

@@ -20,7 +20,7 @@ from orchestrator.report.render import render_html, render_json
 from orchestrator.report.text import comparison_text
 from orchestrator.report.write import make_report
 
-ODD = (
+UNEXPECTED = (
     None,
     [],
     {},
@@ -43,22 +43,22 @@ ODD = (
 DATA = json.loads(tp4dp2().to_json())
 
 
-def places(data: object, at: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+def paths(data: object, at: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
     """Every key and index in a document."""
     for key, value in data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ():
         yield (*at, key)
-        yield from places(value, (*at, key))
+        yield from paths(value, (*at, key))
 
 
-def changed(place: tuple[str | int, ...], value: object, *, missing: bool = False) -> str:
+def changed(keys: tuple[str | int, ...], value: object, *, missing: bool = False) -> str:
     data = json.loads(json.dumps(DATA))
     inside = data
-    for step in place[:-1]:
+    for step in keys[:-1]:
         inside = inside[step]
     if missing:
-        del inside[place[-1]]
+        del inside[keys[-1]]
     else:
-        inside[place[-1]] = value
+        inside[keys[-1]] = value
     return json.dumps(data)
 
 
@@ -77,17 +77,17 @@ def reported(folder: Path, text: str) -> str:
 
 
 @settings(max_examples=60, derandomize=True)
-@given(st.sampled_from(sorted(places(DATA), key=str)), st.sampled_from(ODD), st.booleans())
+@given(st.sampled_from(sorted(paths(DATA), key=str)), st.sampled_from(UNEXPECTED), st.booleans())
 def test_edited_result_is_reported_or_rejected(
-    folder: Path, place: tuple[str | int, ...], odd: object, missing: bool
+    folder: Path, keys: tuple[str | int, ...], replacement: object, missing: bool
 ) -> None:
     with suppress(BenchError):
-        reported(folder, changed(place, odd, missing=missing))
+        reported(folder, changed(keys, replacement, missing=missing))
 
 
-@pytest.mark.parametrize("odd", [0, 5e-324, 1e15])
+@pytest.mark.parametrize("replacement", [0, 5e-324, 1e15])
 @pytest.mark.parametrize(
-    "place",
+    "keys",
     [
         ("points", 0, "latency", "ttft_from_schedule_s", "p50"),
         ("points", 0, "window", "output_tok_per_s"),
@@ -95,12 +95,12 @@ def test_edited_result_is_reported_or_rejected(
         ("run", "workload", "output_tokens"),
     ],
 )
-def test_extreme_values_are_drawn(folder: Path, place: tuple[str | int, ...], odd: float) -> None:
-    assert "MI355X" in reported(folder, changed(place, odd))
+def test_extreme_values_are_drawn(folder: Path, keys: tuple[str | int, ...], replacement: float) -> None:
+    assert "MI355X" in reported(folder, changed(keys, replacement))
 
 
 @pytest.mark.parametrize(
-    ("place", "odd", "said"),
+    ("keys", "replacement", "message"),
     [
         (("points", 0, "offered_rps"), "2", "`points.0.offered_rps` must be a number, found `2`"),
         (("points", 0, "offered_rps"), 0, "`points.0.offered_rps`"),
@@ -111,10 +111,10 @@ def test_extreme_values_are_drawn(folder: Path, place: tuple[str | int, ...], od
         (("knee_rps",), 1e300, "`knee_rps`"),
     ],
 )
-def test_invalid_value_is_rejected_with_its_key(place: tuple[str | int, ...], odd: object, said: str) -> None:
+def test_invalid_value_is_rejected_with_its_key(keys: tuple[str | int, ...], replacement: object, message: str) -> None:
     with pytest.raises(BenchError, match="not a valid") as caught:
-        BenchResult.from_json(changed(place, odd), location="result.json")
-    assert any(problem.message.startswith(said) for problem in caught.value.problems), caught.value.problems
+        BenchResult.from_json(changed(keys, replacement), location="result.json")
+    assert any(problem.message.startswith(message) for problem in caught.value.problems), caught.value.problems
 
 
 @settings(max_examples=40, derandomize=True)
@@ -147,41 +147,41 @@ TEXTS = [
 CONTROLS = "\x1b]0;title\x07 \u202etxet \x9b31m \u2066x\u2069 \u2028"
 
 
-def hostile(place: tuple[str | int, ...]) -> str:
-    odd = {
+def hostile(keys: tuple[str | int, ...]) -> str:
+    hostile_values = {
         "not_sustained_because": [HOSTILE],
         "failures": [{"kind": HOSTILE, "count": 1, "example": HOSTILE}],
     }
-    return changed(place, odd.get(str(place[-1]), HOSTILE))
+    return changed(keys, hostile_values.get(str(keys[-1]), HOSTILE))
 
 
 @pytest.mark.parametrize("published", ["none", "wafer-glm52"])
 def test_hostile_text_is_escaped_in_html(published: str, tmp_path: Path) -> None:
     """Each in a result of its own, all on one page, and two directories with such a name."""
-    places = [
+    keys_found = [
         *TEXTS,
         ("run", "provenance", "plan", "flags", 0, "name"),
         ("run", "provenance", "plan", "flags", 0, "value"),
     ]
     files = []
-    for index, place in enumerate(places):
+    for index, keys in enumerate(keys_found):
         files.append(tmp_path / f"<script>{index}" / "result.json")
         files[-1].parent.mkdir()
-        files[-1].write_text(hostile(place))
+        files[-1].write_text(hostile(keys))
     page = render_html(make_report(files, published=published, prices=()))
 
     assert "<script" not in page.lower()
-    assert page.lower().count("&lt;script&gt;") > len(places)
+    assert page.lower().count("&lt;script&gt;") > len(keys_found)
 
 
-@pytest.mark.parametrize("place", TEXTS, ids=lambda place: place[-1])
-def test_report_contains_no_control_or_bidi_characters(place: tuple[str | int, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize("keys", TEXTS, ids=lambda keys: keys[-1])
+def test_report_contains_no_control_or_bidi_characters(keys: tuple[str | int, ...], tmp_path: Path) -> None:
     path = tmp_path / "result.json"
-    path.write_text(hostile(place).replace(json.dumps(HOSTILE)[1:-1], json.dumps(CONTROLS)[1:-1]))
+    path.write_text(hostile(keys).replace(json.dumps(HOSTILE)[1:-1], json.dumps(CONTROLS)[1:-1]))
     made = make_report([path], published="none", prices=())
     text = render_html(made)
     assert first_control_char(text, lines=True) is None
-    assert ("txet" in text) == (place[-1] not in {"name", "gpu"})
+    assert ("txet" in text) == (keys[-1] not in {"name", "gpu"})
 
 
 def test_malformed_plan_layout_is_ignored(tmp_path: Path) -> None:

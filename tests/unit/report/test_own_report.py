@@ -23,8 +23,8 @@ WORKLOAD = {"input_tokens": 800, "output_tokens": 64, "cache_hit_rate": 0.5, "sl
 def own(*rates: float, sustained: int | None = None) -> BenchResult:
     """A measurement of a workload of one's own on one GPU; the first so many rates are sustained, by default all."""
     result = tp4dp2()
-    kept = len(rates) if sustained is None else sustained
-    points = tuple(point(rate, 0.2, 0.4, sustained=place < kept) for place, rate in enumerate(rates))
+    sustained_rates = len(rates) if sustained is None else sustained
+    points = tuple(point(rate, 0.2, 0.4, sustained=index < sustained_rates) for index, rate in enumerate(rates))
     run = replace(
         result.run,
         workload_name="owl-burst",
@@ -32,13 +32,13 @@ def own(*rates: float, sustained: int | None = None) -> BenchResult:
         endpoint=replace(result.run.endpoint, served_model="owl"),
         provenance=replace(result.run.provenance, gpu="l40s", gpus=1, plan={"layout": {"tp": 1, "dp": 1}}),
     )
-    return replace(result, run=run, points=points, knee_rps=rates[kept - 1] if kept else None)
+    return replace(result, run=run, points=points, knee_rps=rates[sustained_rates - 1] if sustained_rates else None)
 
 
 def made(tmp_path: Path, *results: BenchResult, published: str | None = None) -> Report:
-    for place, result in enumerate(results):
-        save(result, tmp_path / str(place))
-    files = [tmp_path / str(place) / "result.json" for place in range(len(results))]
+    for index, result in enumerate(results):
+        save(result, tmp_path / str(index))
+    files = [tmp_path / str(index) / "result.json" for index in range(len(results))]
     return make_report(files, published=published, prices=())
 
 
@@ -100,12 +100,12 @@ def test_rate_with_too_few_requests_is_not_judged(tmp_path: Path) -> None:
     report = made(tmp_path, replace(result, points=(few,), knee_rps=None))
     shown, page = texts(report)
 
-    why = "14 of 24 requests counted, 20 needed: send at least 40"
-    assert f"1 rps was not judged: {why}" in page
-    assert report.headline == (f"TP1 on 1×L40S, owl-burst: not judged: {why}.",)
+    reason = "14 of 24 requests counted, 20 needed: send at least 40"
+    assert f"1 rps was not judged: {reason}" in page
+    assert report.headline == (f"TP1 on 1×L40S, owl-burst: not judged: {reason}.",)
     assert "knee: not judged at 1 rps" in shown
     first = page.partition('<section id="ran">')[0]
-    assert f'<span class="absent">not found</span><small>not judged: {why}</small>' in first
+    assert f'<span class="absent">not found</span><small>not judged: {reason}</small>' in first
     assert "knee: not judged at 1 rps; measure longer" in result_text(replace(result, points=(few,), knee_rps=None))
 
 
@@ -155,7 +155,9 @@ def test_differences_between_runs_form_a_table(tmp_path: Path) -> None:
     two = replace(two, run=replace(two.run, provenance=replace(two.run.provenance, plan=plan)))
     report = made(tmp_path, one, two)
 
-    assert [(each.key, each.values) for each in report.differences] == [("flags.mem-fraction-static", ("", "0.85"))]
+    assert [(difference.key, difference.values) for difference in report.differences] == [
+        ("flags.mem-fraction-static", ("", "0.85"))
+    ]
     shown, page = texts(report)
     assert "flags.mem-fraction-static     0.85" in shown
     assert '<th scope="row">flags.mem-fraction-static</th>' in page

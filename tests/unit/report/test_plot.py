@@ -106,11 +106,11 @@ def test_points_have_accessible_tooltips() -> None:
     """Hover and focus are CSS; the text stands in the page, and a screen reader has it as the name of the point."""
     root = svg(line_chart(chart()))
     spots = [group for group in root.iter("g") if group.get("class") == "spot"]
-    told = [spot.get("aria-label") for spot in spots]
+    labels = [spot.get("aria-label") for spot in spots]
 
-    assert told[-1] == "TP8 & more, 2 → 14.8"
+    assert labels[-1] == "TP8 & more, 2 → 14.8"
     assert [spot.get("tabindex") for spot in spots] == ["0"] * 5
-    assert [text.text for spot in spots for text in spot.iter("text")] == told
+    assert [text.text for spot in spots for text in spot.iter("text")] == labels
     last = next(spots[-1].iter("text"))
     assert float(str(last.get("x"))) + 7.4 * len(str(last.text)) <= plot.WIDTH  # it ends inside the drawing
 

@@ -15,7 +15,7 @@ def test_node_power_is_set_per_gpu_type(tmp_path: Path) -> None:
     """2,364 output tok/s at the knee of 13.5 kW are 0.175 a watt."""
     result = tp4dp2()
     b200 = replace(result, run=replace(result.run, provenance=replace(result.run.provenance, gpu="b200")))
-    files = [save(each, tmp_path / name) for name, each in (("a", result), ("b", b200))]
+    files = [save(result_, tmp_path / name) for name, result_ in (("a", result), ("b", b200))]
     watts = {"mi355x": 13_500.0, "": 12_000.0}
     assert make_report(files, published="none", prices=(), watts=watts).price_notes[-2:] == (
         "a (TP4×DP2 on 8×MI355X): 0.175 output tok/s per watt of the node at the knee (13500 W, given)",

@@ -99,19 +99,19 @@ def test_every_metric_is_in_every_format() -> None:
     made = report(tp4dp2())
     terminal, page, data = comparison_text(made), render_html(made), render_json(made)
     row = json.loads(data)["comparisons"][0]["rows"][0]
-    for figure in metrics.metrics_for(metrics.DisplayIn.COMPARE):
-        assert figure.if_measured or f"\n{figure.title}  " in terminal
-    for figure in metrics.metrics_for(metrics.DisplayIn.RATE | metrics.DisplayIn.WAIT):
-        if figure.if_measured:
+    for metric in metrics.metrics_for(metrics.DisplayIn.COMPARE):
+        assert metric.if_measured or f"\n{metric.title}  " in terminal
+    for metric in metrics.metrics_for(metrics.DisplayIn.RATE | metrics.DisplayIn.WAIT):
+        if metric.if_measured:
             continue
-        assert f"{figure.name[1:]}{f'<small>{figure.unit}</small>' if figure.unit else ''}</th>" in page
-        assert "measured" in row["metrics"][figure.key]
-    for figure in metrics.metrics_for(metrics.DisplayIn.LAYOUT):
-        assert f"  {figure.title}" in terminal.split("source")[1]
+        assert f"{metric.name[1:]}{f'<small>{metric.unit}</small>' if metric.unit else ''}</th>" in page
+        assert "measured" in row["metrics"][metric.key]
+    for metric in metrics.metrics_for(metrics.DisplayIn.LAYOUT):
+        assert f"  {metric.title}" in terminal.split("source")[1]
     paid = tuple(replace(point, usd_per_million_output_tokens=1.25) for point in tp4dp2().points)
     measured = result_text(replace(tp4dp2(), points=paid))
-    always = [each for each in metrics.metrics_for(metrics.DisplayIn.BENCH) if not each.if_measured]
-    assert all(f"  {figure.name}" in measured for figure in always)
+    always = [metric for metric in metrics.metrics_for(metrics.DisplayIn.BENCH) if not metric.if_measured]
+    assert all(f"  {metric.name}" in measured for metric in always)
 
 
 def test_tokens_per_second_per_watt_are_shown() -> None:

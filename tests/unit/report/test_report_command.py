@@ -48,7 +48,7 @@ def test_report_accepts_directories_and_files(results: Path, capsys: pytest.Capt
         report([results / "tp8", results / "empty"])
 
 
-def kept(folder: Path, model: str, *, wrong: int, suite: str = "gsm8k") -> None:
+def save_score(folder: Path, model: str, *, wrong: int, suite: str = "gsm8k") -> None:
     items = tuple(AnsweredQuestion(id=str(index), correct=index >= wrong) for index in range(40))
     outcome = EvalResult(
         schema_version=2, suite=suite, task=suite, metric="exact_match", model=model, harness="lm-eval 0.4.13",
@@ -59,8 +59,8 @@ def kept(folder: Path, model: str, *, wrong: int, suite: str = "gsm8k") -> None:
 
 
 def test_report_finds_evaluations_and_their_baseline(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kept(results, "mxfp4", wrong=12)
-    kept(results / "base", "fp8", wrong=2)
+    save_score(results, "mxfp4", wrong=12)
+    save_score(results / "base", "fp8", wrong=2)
     report([results], baseline=[results / "base" / "eval-gsm8k.json"], json=True)
     (row,) = [row for row in json.loads(capsys.readouterr().out)["evals"] if row["measured"]]
     assert (row["baseline_label"], row["candidate_label"]) == ("fp8", "mxfp4")
@@ -68,24 +68,24 @@ def test_report_finds_evaluations_and_their_baseline(results: Path, capsys: pyte
 
 
 def test_report_finds_evaluations_of_each_directory(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kept(results / "tp8", "mxfp4", wrong=12)
-    kept(results / "tp4dp2", "fp8", wrong=2)
+    save_score(results / "tp8", "mxfp4", wrong=12)
+    save_score(results / "tp4dp2", "fp8", wrong=2)
     report([results / "tp8", results / "tp4dp2"], json=True)
     rows = [row for row in json.loads(capsys.readouterr().out)["evals"] if row["measured"]]
     assert [*dict.fromkeys(row["candidate_label"] for row in rows)] == ["mxfp4", "fp8"]
 
 
 def test_baseline_directory_provides_the_baseline(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kept(results, "mxfp4", wrong=12)
-    kept(results / "baseline", "fp8", wrong=2)
+    save_score(results, "mxfp4", wrong=12)
+    save_score(results / "baseline", "fp8", wrong=2)
     report([results], json=True)
     (row,) = [row for row in json.loads(capsys.readouterr().out)["evals"] if row["measured"]]
     assert (row["baseline_label"], row["candidate_label"]) == ("fp8", "mxfp4")
 
 
 def test_evaluations_alone_are_compared_with_published_scores(tmp_path: Path) -> None:
-    kept(tmp_path, "amd/GLM-5.2-MXFP4", wrong=12)
-    kept(tmp_path, "tiny", wrong=20, suite="gpqa-diamond")
+    save_score(tmp_path, "amd/GLM-5.2-MXFP4", wrong=12)
+    save_score(tmp_path, "tiny", wrong=20, suite="gpqa-diamond")
     report([tmp_path])
     text = (tmp_path / "report.html").read_text()
     assert "<title>evaluations: measured and published" in text

@@ -49,9 +49,9 @@ def test_results_are_named_by_label_or_directory(tmp_path: Path) -> None:
 
 def test_results_with_same_label_are_numbered(tmp_path: Path) -> None:
     one, two = run(plan="one"), run(plan="two")
-    one, two = (replace(each, run=replace(each.run, label="mine")) for each in (one, two))
+    one, two = (replace(result, run=replace(result.run, label="mine")) for result in (one, two))
 
-    assert [each.name for each in made(tmp_path, a=one, b=two).comparisons] == ["mine", "mine (2)"]
+    assert [comparison.name for comparison in made(tmp_path, a=one, b=two).comparisons] == ["mine", "mine (2)"]
 
 
 def test_differences_precede_metrics(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_differences_precede_metrics(tmp_path: Path) -> None:
 def test_different_traces_are_different_loads(tmp_path: Path) -> None:
     one, two = run(plan="one"), run(plan="two")
     one, two = (
-        replace(each, run=replace(each.run, trace_sha256=sha)) for each, sha in ((one, "a" * 64), (two, "b" * 64))
+        replace(result, run=replace(result.run, trace_sha256=sha)) for result, sha in ((one, "a" * 64), (two, "b" * 64))
     )
     assert not same_load(*made(tmp_path, a=one, b=two).comparisons)
     assert same_load(
@@ -126,10 +126,10 @@ def test_comparability_issue_is_not_called_noise(tmp_path: Path) -> None:
 
 def test_no_verdict_without_common_load(tmp_path: Path) -> None:
     report = made(tmp_path, before=run(rate=2.0), after=run(rate=3.0, plan="two"))
-    said = "No verdict on after and before: no load has a throughput in both."
-    assert comparison_text(report).startswith(f"{said}\n")
-    assert said in render_html(report)
-    assert report.headline[0] == said
+    message = "No verdict on after and before: no load has a throughput in both."
+    assert comparison_text(report).startswith(f"{message}\n")
+    assert message in render_html(report)
+    assert report.headline[0] == message
 
 
 def test_no_verdict_without_common_workload(tmp_path: Path) -> None:
@@ -179,8 +179,8 @@ def test_shares_have_no_relative_change(tmp_path: Path) -> None:
     cache = hit.points[0].cache
     assert cache is not None
     hit, missed = (
-        replace(each, points=(replace(each.points[0], cache=replace(cache, usage_share=share)),))
-        for each, share in ((hit, 0.0004), (missed, 0.0))
+        replace(result, points=(replace(result.points[0], cache=replace(cache, usage_share=share)),))
+        for result, share in ((hit, 0.0004), (missed, 0.0))
     )
     shown = comparison_text(made(tmp_path, hit=hit, missed=missed))
 
@@ -197,15 +197,15 @@ def test_change_within_noise_is_labeled(tmp_path: Path) -> None:
 def test_url_results_are_grouped_only_by_label(tmp_path: Path) -> None:
     """The same address may serve something else by now; a label tells that it does not."""
 
-    def behind_a_url(label: str | None) -> BenchResult:
+    def with_url(label: str | None) -> BenchResult:
         base = run()
         location = replace(base.run.provenance, plan=None, plan_digest=None, name=None)
         return replace(base, run=replace(base.run, provenance=location, label=label))
 
     for label, sides in ((None, 3), ("it", 1)):
-        runs = {name: behind_a_url(label) for name in "abc"}
+        runs = {name: with_url(label) for name in "abc"}
         assert len(made(tmp_path / str(label), **runs).side_by_side.groups) == sides
-    assert len(made(tmp_path / "z", a=behind_a_url("it"), b=behind_a_url("that")).side_by_side.groups) == 2
+    assert len(made(tmp_path / "z", a=with_url("it"), b=with_url("that")).side_by_side.groups) == 2
 
 
 def test_results_of_different_loads_show_no_change(tmp_path: Path) -> None:
@@ -217,13 +217,13 @@ def test_results_of_different_loads_show_no_change(tmp_path: Path) -> None:
     assert not any(" rps, " in sentence for sentence in report.headline)
 
 
-@pytest.mark.parametrize(("kinds", "told"), [((IssueKind.KERNEL_MISS,), False), ((), True)])
+@pytest.mark.parametrize(("kinds", "is_reported"), [((IssueKind.KERNEL_MISS,), False), ((), True)])
 def test_headline_skips_results_with_comparability_issues(
-    tmp_path: Path, kinds: tuple[IssueKind, ...], told: bool
+    tmp_path: Path, kinds: tuple[IssueKind, ...], is_reported: bool
 ) -> None:
     report = made(tmp_path, one=run(), two=marked(run(plan="two"), *kinds))
 
-    assert any("two are equal" in sentence for sentence in report.headline) == told
+    assert any("two are equal" in sentence for sentence in report.headline) == is_reported
 
 
 def test_compare_shows_published_results_only_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -271,9 +271,9 @@ def test_replica_count_and_engine_version_are_shown(tmp_path: Path) -> None:
 
 
 def test_cached_tokens_reported_by_one_side_are_named(tmp_path: Path) -> None:
-    told = run()
-    point = replace(told.points[0], cache=CacheHits(wanted_share=0.6), server=None)
-    shown = comparison_text(made(tmp_path, a=told, b=of_vllm(replace(told, points=(point,)))))
+    output = run()
+    point = replace(output.points[0], cache=CacheHits(wanted_share=0.6), server=None)
+    shown = comparison_text(made(tmp_path, a=output, b=of_vllm(replace(output, points=(point,)))))
 
     assert re.search(r"; from cache a \(sglang 0.5.14\) [\d.]+ %, b \(vllm 0.32.0\) not reported\.\n", shown)
 
@@ -283,7 +283,7 @@ def test_endpoint_of_another_engine_gets_no_sglang_advice(tmp_path: Path) -> Non
     theirs = replace(
         theirs, run=replace(theirs.run, provenance=ServerProvenance(gpu="mi300x", gpus=8, layout="TP4×DP2"))
     )
-    issue = [each for each in IssueKind if each is IssueKind.CACHE_HIT_RATE_UNKNOWN]
+    issue = [kind for kind in IssueKind if kind is IssueKind.CACHE_HIT_RATE_UNKNOWN]
     report = made(tmp_path, ours=run(), theirs=marked(theirs, *issue))
     page = render_html(report)
 
@@ -320,7 +320,7 @@ def test_important_differences_come_first_and_others_are_collapsed(tmp_path: Pat
     report = made(tmp_path, a=results[0], b=results[1])
     shown, others = grouped(report.differences)
 
-    assert [(each.key, each.values) for each in shown] == [
+    assert [(difference.key, difference.values) for difference in shown] == [
         ("Model", ("model-8", "model-4")),
         ("Hardware", ("gpu-8", "gpu-4")),
         ("Layout", ("dp 1, tp 8", "dp 2, tp 4")),
@@ -328,7 +328,7 @@ def test_important_differences_come_first_and_others_are_collapsed(tmp_path: Pat
         ("Image", ("image-0.5.16", "image-0.5.20")),
     ]
     folded_keys = ["flags.page-size", "flags.speculative-num-steps", "model.quantization"]
-    assert [each.key for each in others] == folded_keys
+    assert [difference.key for difference in others] == folded_keys
     folded = render_html(report).partition("<details><summary>3 other values</summary>")[2].partition("</details>")[0]
     assert all(f"{key}</th>" in folded for key in folded_keys)
 
@@ -392,11 +392,11 @@ def test_cache_tiers_are_summarized_in_one_row(tmp_path: Path) -> None:
     shown, others = grouped(made(tmp_path, a=results[0], b=results[1]).differences)
     words = "host memory 4 x the device's pool, storage file, write_through"
     assert (shown[0].key, shown[0].values) == ("Cache tiers", ("", words))
-    assert "host_cache_bytes" not in {each.key for each in (*shown, *others)}
+    assert "host_cache_bytes" not in {difference.key for difference in (*shown, *others)}
     assert "storage file, write_through" in render_html(made(tmp_path, a=results[0], b=results[1]))
 
     results[0] = marked(results[0], IssueKind.CACHE_HIT_RATE_OFF_TARGET)  # which a tier may be for
     assert comparison_text(made(tmp_path, a=results[0], b=results[1])).startswith("At 2 rps, ")
     same = [results[0], replace(results[1], run=results[0].run)]
-    told = comparison_text(made(tmp_path, a=same[0], b=same[1]))
-    assert told.startswith("No verdict on b and a: a is NOT COMPARABLE (cache-hit-rate-off-target)")
+    text = comparison_text(made(tmp_path, a=same[0], b=same[1]))
+    assert text.startswith("No verdict on b and a: a is NOT COMPARABLE (cache-hit-rate-off-target)")

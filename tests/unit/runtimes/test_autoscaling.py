@@ -27,7 +27,7 @@ SETTINGS = ("replicas=2", HOST_PATH, MONITORED, *SECTION)
 
 
 def of_kind(found: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-    return [each for each in found if each["kind"] == kind]
+    return [obj for obj in found if obj["kind"] == kind]
 
 
 @pytest.mark.parametrize("version", ["v2.19.0", "v2.20.2"])
@@ -36,12 +36,12 @@ def test_scaled_object_matches_schema_and_targets_replica_deployment(profile: st
     made = all_objects(cluster_plan(profile, *SETTINGS), "served")
     [scaled] = of_kind(made, "ScaledObject")
     check_crd(scaled, "keda", version)
-    deployments = {each["metadata"]["name"]: each["spec"] for each in of_kind(made, "Deployment")}
+    deployments = {obj["metadata"]["name"]: obj["spec"] for obj in of_kind(made, "Deployment")}
     assert deployments.keys() == {"served--gateway", "served--replica"}
     replicas = deployments[scaled["spec"]["scaleTargetRef"]["name"]]
     assert "replicas" not in replicas, "an apply would undo what KEDA has set"
-    for each in of_kind(made, "Deployment"):
-        check_object(each, "1.32")
+    for obj in of_kind(made, "Deployment"):
+        check_object(obj, "1.32")
     pod = replicas["template"]
     assert pod["spec"]["terminationGracePeriodSeconds"] > 30
     assert "preStop" in pod["spec"]["containers"][0]["lifecycle"]
@@ -76,16 +76,16 @@ def test_scaling_bounds_and_triggers_follow_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         (("replicas=1",), "autoscaling needs replicas of one node behind a gateway"),
         (("kubernetes.autoscaling.max=3",), "needs 4 replicas while another starts, and `max` is 3"),
     ],
 )
-def test_invalid_autoscaling_settings_are_rejected(settings: tuple[str, ...], said: str) -> None:
+def test_invalid_autoscaling_settings_are_rejected(settings: tuple[str, ...], message: str) -> None:
     with pytest.raises(ProfileError) as error:
         load("cpu-tiny", overrides=("runtime=kubernetes", "engine.image=a/b:1", *SETTINGS, *settings))
-    assert any(said in problem.message for problem in error.value.problems_or_self())
+    assert any(message in problem.message for problem in error.value.problems_or_self())
 
 
 def test_up_with_autoscaling_hints_at_render() -> None:

@@ -15,13 +15,18 @@ from orchestrator.runtimes.base import Cache
 KERNELS = {"image": "deploy/x:1", "gfx": "gfx950"}
 
 
-def cache(place: str, *, used_by: Sequence[str] = (), goes: bool = True) -> Cache:
+def cache(location: str, *, used_by: Sequence[str] = (), goes: bool = True) -> Cache:
     def remove() -> bool:
-        removed.append(place)
+        removed.append(location)
         return goes
 
     return Cache(
-        kind="compiled kernels", location=place, requirements=KERNELS, size=1000, used_by=tuple(used_by), remove=remove
+        kind="compiled kernels",
+        location=location,
+        requirements=KERNELS,
+        size=1000,
+        used_by=tuple(used_by),
+        remove=remove,
     )
 
 
@@ -67,9 +72,9 @@ def test_dry_run_removes_no_caches() -> None:
 
 
 def test_json_output_contains_reason_for_kept_cache() -> None:
-    told = json.loads(prune("--json"))
-    assert told["dry_run"] is False
-    assert {each["location"]: each["keep_reason"] for each in told["caches"]} == {
+    report = json.loads(prune("--json"))
+    assert report["dry_run"] is False
+    assert {cache_["location"]: cache_["keep_reason"] for cache_ in report["caches"]} == {
         "idle": "",
         "busy": "used by `owl`",
         "taken": "in use",

@@ -14,7 +14,7 @@ class Namespace:
     """A cluster whose objects are these; what is deleted by name is gone at once."""
 
     def __init__(self, *items: dict[str, Any]) -> None:
-        self.items = {f"{each['kind']}/{each['metadata']['name']}".lower(): each for each in items}
+        self.items = {f"{obj['kind']}/{obj['metadata']['name']}".lower(): obj for obj in items}
         self.deleted: list[str] = []
 
     def json(self, *_: str, **__: float) -> Any:  # noqa: ANN401 - JSON of the API's own shape

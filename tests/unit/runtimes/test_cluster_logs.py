@@ -67,8 +67,8 @@ def test_timestamps_are_compared_across_time_zones() -> None:
 def test_kubelet_messages_are_not_server_log_lines() -> None:
     lines = NewLines()
     lines.words("a")
-    said = b"unable to retrieve container logs for containerd://0123\n"
-    assert lines.of(said + stamped(1, "one")) == b"one\n"
+    output = b"unable to retrieve container logs for containerd://0123\n"
+    assert lines.of(output + stamped(1, "one")) == b"one\n"
 
 
 def test_long_lines_are_joined_and_endless_lines_truncated() -> None:

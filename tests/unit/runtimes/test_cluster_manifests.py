@@ -63,7 +63,7 @@ def test_similar_server_names_yield_distinct_object_names() -> None:
 def test_every_object_and_pod_carries_the_record() -> None:
     plan = cluster_plan("cpu-tiny", HOST_PATH)
     found = objects(plan, "boxed")
-    for about in [each["metadata"] for each in (*found.values(), found["Deployment"]["spec"]["template"])]:
+    for about in [obj["metadata"] for obj in (*found.values(), found["Deployment"]["spec"]["template"])]:
         assert about["labels"]["deploy.name"] == "boxed"
         assert about["annotations"]["deploy.plan"] == plan.digest
         assert about["annotations"]["deploy.profile"] == "cpu-tiny"
@@ -84,8 +84,8 @@ def test_every_container_has_resource_requests_and_limits() -> None:
     for size in ("512Gi", "64G", "1.5T", "1024"):
         own = container("cpu-tiny", "kubernetes.cpu=0.5", f"kubernetes.memory={size}")["resources"]
         assert own == {"requests": {"cpu": "0.5", "memory": size}, "limits": {"cpu": "10", "memory": size}}
-    for each in all_objects(cluster_plan("mi355x-tp4x2", HOST_PATH)):
-        for part in each["spec"]["template"]["spec"]["containers"] if each["kind"] == "Deployment" else ():
+    for obj in all_objects(cluster_plan("mi355x-tp4x2", HOST_PATH)):
+        for part in obj["spec"]["template"]["spec"]["containers"] if obj["kind"] == "Deployment" else ():
             assert {"cpu", "memory"} <= part["resources"]["requests"].keys() & part["resources"]["limits"].keys()
 
 
@@ -125,8 +125,8 @@ def test_liveness_probe_checks_each_rank_with_api_key() -> None:
     found = pod(plan)
     command = found["containers"][0]["livenessProbe"]["exec"]["command"]
     assert command[-4:] == [str(plan.server.port), "2", "20", "/run/secrets/deploy/config.yaml"]
-    (mount,) = [each for each in found["containers"][0]["volumeMounts"] if each["name"] == "life"]
-    (volume,) = [each for each in found["volumes"] if each["name"] == "life"]
+    (mount,) = [mount_ for mount_ in found["containers"][0]["volumeMounts"] if mount_["name"] == "life"]
+    (volume,) = [volume_ for volume_ in found["volumes"] if volume_["name"] == "life"]
     program = objects(plan)["ConfigMap"]
     assert volume["configMap"]["name"] == program["metadata"]["name"]
     assert command[3] in {f"{mount['mountPath']}/{file}" for file in program["data"]}
@@ -168,15 +168,17 @@ LEVELS = ("privileged", "baseline", "restricted")
 
 def admitted(spec: dict[str, Any]) -> str:
     """The strictest Pod Security Standard that admits a pod, by the controls of its page that a manifest can meet."""
-    security, volumes = spec.get("securityContext", {}), {key for each in spec["volumes"] for key in each}
-    contexts = [each.get("securityContext", {}) for each in (*spec.get("initContainers", ()), *spec["containers"])]
+    security, volumes = spec.get("securityContext", {}), {key for volume_ in spec["volumes"] for key in volume_}
+    contexts = [
+        container_.get("securityContext", {}) for container_ in (*spec.get("initContainers", ()), *spec["containers"])
+    ]
     profile = security.get("seccompProfile", {}).get("type")
-    added = [each for context in contexts for each in context.get("capabilities", {}).get("add", ())]
+    added = [capability for context in contexts for capability in context.get("capabilities", {}).get("add", ())]
     if added or "hostPath" in volumes or profile == "Unconfined" or spec.keys() & {"hostIPC", "hostNetwork", "hostPID"}:
         return "privileged"
     strict = security.get("runAsNonRoot") and security["runAsUser"] and profile == "RuntimeDefault"
     unprivileged = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-    return "restricted" if strict and all(each == unprivileged for each in contexts) else "baseline"
+    return "restricted" if strict and all(context == unprivileged for context in contexts) else "baseline"
 
 
 @pytest.mark.parametrize(
@@ -199,12 +201,12 @@ def admitted(spec: dict[str, Any]) -> str:
 )
 def test_pods_meet_the_stated_pod_security_standard(profile: str, settings: tuple[str, ...], level: str) -> None:
     plan = cluster_plan(profile, *settings, "server.api_key_env=SGLANG_KEY")
-    specs = [each["spec"]["template"]["spec"] for each in all_objects(plan) if each["kind"] == "Deployment"]
+    specs = [obj["spec"]["template"]["spec"] for obj in all_objects(plan) if obj["kind"] == "Deployment"]
     assert min(map(admitted, specs), key=LEVELS.index) == level
     text = manifest_texts(plan)["kubernetes.yaml"]
     assert f"# the namespace must admit the Pod Security Standard {level}: " in text
     for spec in specs:  # the file with the key is root's, and a pod has one user
-        [key] = [each["secret"]["defaultMode"] for each in spec["volumes"] if each["name"] == "key"]
+        [key] = [volume_["secret"]["defaultMode"] for volume_ in spec["volumes"] if volume_["name"] == "key"]
         assert key == (0o444 if "runAsUser" in spec.get("securityContext", {}) else 0o400)
 
 
@@ -216,7 +218,7 @@ def test_preflight_detects_too_strict_namespace(
     answer = {"metadata": {"labels": labels}, "items": [], "gitVersion": "v1.36.0"}
     done = CompletedProgram(argv=("kubectl",), code=0, stdout=json.dumps(answer), stderr="")
     monkeypatch.setattr(Cluster, "ask", lambda *_, **__: done)
-    found = {each.check: each for each in cluster_findings(cluster_plan(GLM, PVC))}
+    found = {finding.check: finding for finding in cluster_findings(cluster_plan(GLM, PVC))}
     assert ("pod security" in found) is refused
     if refused:
         assert "kubectl --namespace default label namespace default" in found["pod security"].hint
@@ -226,7 +228,7 @@ def test_api_key_is_mounted_from_a_secret(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("SGLANG_KEY", "sk-5ecret-5ecret-5ecret")
     plan = cluster_plan("cpu-tiny", HOST_PATH, "server.api_key_env=SGLANG_KEY")
     found = pod(plan)
-    (volume,) = [each for each in found["volumes"] if "secret" in each]
+    (volume,) = [volume_ for volume_ in found["volumes"] if "secret" in volume_]
     assert volume["secret"]["secretName"] == "cpu-tiny-key"
     assert found["containers"][0]["args"][-2:] == ["--config", "/run/secrets/deploy/config.yaml"]
     text = manifest_texts(plan)["kubernetes.yaml"]
@@ -253,10 +255,10 @@ def test_network_policy_admits_allowed_scrapers() -> None:
     assert open_to_all["NetworkPolicy"]["spec"]["ingress"] == [{"ports": clients["ports"]}]
 
 
-@pytest.mark.parametrize("said", ["[monitoring]", "[a=b c]", "[=b]", "monitoring", "{name: monitoring}", "[-a=b]"])
-def test_invalid_namespace_label_is_rejected_at_its_line(tmp_path: Path, said: str) -> None:
+@pytest.mark.parametrize("message", ["[monitoring]", "[a=b c]", "[=b]", "monitoring", "{name: monitoring}", "[-a=b]"])
+def test_invalid_namespace_label_is_rejected_at_its_line(tmp_path: Path, message: str) -> None:
     profile = tmp_path / "own.yaml"
-    profile.write_text(f"extends: cpu-tiny\nkubernetes:\n  allowed_scrapers: {said}\n")
+    profile.write_text(f"extends: cpu-tiny\nkubernetes:\n  allowed_scrapers: {message}\n")
     with pytest.raises(ProfileError) as caught:
         load(str(profile))
     assert any(f"{profile}:3" in problem.location for problem in caught.value.problems_or_self())
@@ -274,23 +276,25 @@ def test_checkpoint_is_checked_before_arguments() -> None:
     holds, judges = pod(plan)["initContainers"]
     assert (holds["name"], judges["name"]) == ("checkpoint", "arguments")
     assert holds["command"][-2] == f"/models/{plan.model.name}/config.json"
-    told = holds["command"][-1]
+    program = holds["command"][-1]
     origin = f"copy `amd/GLM-5.2-MXFP4`, revision `{plan.model.checkpoint.revision}`, to its directory"
-    assert origin in told
+    assert origin in program
     assert origin in manifest_texts(plan)["kubernetes.yaml"].partition("---")[0]
 
 
 def test_generated_checkpoint_must_be_copied_into_claim() -> None:
     (holds, _) = pod(cluster_plan("cpu-tiny", "kubernetes.weights.pvc=models"))["initContainers"]
     assert "`deploy stage cpu-tiny` makes" in holds["command"][-1]
-    assert [each["name"] for each in pod(cluster_plan(GLM, HOST_PATH))["initContainers"]] == ["arguments"]
+    assert [entry["name"] for entry in pod(cluster_plan(GLM, HOST_PATH))["initContainers"]] == ["arguments"]
 
 
 def test_local_checkpoint_volume_follows_settings() -> None:
     """A claim and a directory of the nodes were ignored: the pods mounted the directory of the operator's machine."""
 
     def models(*settings: str) -> dict[str, Any]:
-        (found,) = (each for each in pod(cluster_plan(GLM, *LOCAL, *settings))["volumes"] if each["name"] == "models")
+        (found,) = (
+            volume_ for volume_ in pod(cluster_plan(GLM, *LOCAL, *settings))["volumes"] if volume_["name"] == "models"
+        )
         return {key: value for key, value in found.items() if key != "name"}
 
     assert models() == {"hostPath": {"path": "/data/own", "type": "Directory"}}
@@ -320,8 +324,8 @@ def test_arguments_are_checked_before_server_starts() -> None:
     assert (judges["image"], judges["env"]) == (server["image"], server["env"])
     assert "amd.com/gpu" not in judges["resources"]["limits"]
     assert [mount["name"] for mount in judges["volumeMounts"]] == ["models", "life"]
-    program, question, said = judges["command"][2:]
-    assert (program, said) == ("/run/deploy/check_server_args.py", "/dev/termination-log")
+    program, question, arguments = judges["command"][2:]
+    assert (program, arguments) == ("/run/deploy/check_server_args.py", "/dev/termination-log")
     asked = json.loads(data[question.rpartition("/")[2]])
     (argv,) = asked["argv"]
     assert argv == server["args"][server["args"].index("--model-path") : server["args"].index("--config")]
@@ -370,7 +374,9 @@ def test_invalid_kubernetes_settings_are_rejected_with_their_line(
     file.write_text(f"extends: cpu-tiny\nkubernetes: {section}\nruntime: kubernetes\n")
     with pytest.raises(ProfileError) as caught:
         load(str(file))
-    assert any(what in each.message and each.location.endswith(f"mine.yaml:{line}") for each in caught.value.problems)
+    assert any(
+        what in problem.message and problem.location.endswith(f"mine.yaml:{line}") for problem in caught.value.problems
+    )
 
 
 def test_other_runtimes_ignore_kubernetes_settings() -> None:

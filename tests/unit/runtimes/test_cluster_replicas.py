@@ -29,7 +29,7 @@ def plan() -> Plan:
 @pytest.fixture(scope="module")
 def found(plan: Plan) -> dict[tuple[str, str], Any]:
     """Every object by its kind and its part."""
-    return {(each["kind"], each["metadata"]["labels"]["deploy.unit"]): each for each in all_objects(plan, "pair")}
+    return {(obj["kind"], obj["metadata"]["labels"]["deploy.unit"]): obj for obj in all_objects(plan, "pair")}
 
 
 def container(found: dict[tuple[str, str], Any], part: str) -> Any:  # noqa: ANN401 - JSON of the API's shape
@@ -50,9 +50,7 @@ def test_first_deployment_and_gateway_service_have_server_name(
     found: dict[tuple[str, str], Any],
 ) -> None:
     first, second, gateway = (found["Deployment", part]["metadata"]["name"] for part in PARTS)
-    (single,) = [
-        each for each in all_objects(cluster_plan("cpu-tiny", HOST_PATH), "pair") if each["kind"] == "Deployment"
-    ]
+    (single,) = [obj for obj in all_objects(cluster_plan("cpu-tiny", HOST_PATH), "pair") if obj["kind"] == "Deployment"]
     assert first == single["metadata"]["name"] == found["Service", "gateway"]["metadata"]["name"]
     assert len({first, second, gateway}) == 3
 
@@ -64,7 +62,7 @@ def test_deployments_and_services_select_only_their_pods(found: dict[tuple[str, 
             wanted = found[kind, part]["spec"]
             for key in location:
                 wanted = wanted[key]
-            assert [wanted.items() <= each.items() for each in labels] == [part == other for other in PARTS]
+            assert [wanted.items() <= label.items() for label in labels] == [part == other for other in PARTS]
 
 
 def test_gateway_discovers_only_replicas_of_its_server(found: dict[tuple[str, str], Any]) -> None:
@@ -95,13 +93,13 @@ def test_only_gateway_reaches_replicas(found: dict[tuple[str, str], Any]) -> Non
 def test_prometheus_reaches_only_metrics_port_of_gateway(found: dict[tuple[str, str], Any]) -> None:
     rule, for_metrics = found["NetworkPolicy", "gateway"]["spec"]["ingress"]
     args, ports = (container(found, "gateway")[key] for key in ("args", "ports"))
-    (port,) = (each["containerPort"] for each in ports if each["name"] == "metrics")
+    (port,) = (port_["containerPort"] for port_ in ports if port_["name"] == "metrics")
     assert args[args.index("--prometheus-port") + 1] == str(port) != str(rule["ports"][0]["port"])
     assert args[args.index("--prometheus-host") + 1] == "0.0.0.0"
     assert for_metrics["ports"] == [{"protocol": "TCP", "port": port}]
     unwatched = {
-        (each["kind"], each["metadata"]["labels"].get("deploy.unit", "")): each
-        for each in all_objects(cluster_plan("mi355x-tp4x2", HOST_PATH))
+        (obj["kind"], obj["metadata"]["labels"].get("deploy.unit", "")): obj
+        for obj in all_objects(cluster_plan("mi355x-tp4x2", HOST_PATH))
     }
     args = container(unwatched, "gateway")["args"]
     assert args[args.index("--prometheus-host") + 1] == "127.0.0.1"
@@ -134,7 +132,7 @@ def test_liveness_probe_respects_unhealthy_after() -> None:
     """From the first look that sees no work to the last: the first compares with what it has read itself."""
     for seconds in (2, 20, 300, 301):
         asked = cluster_plan("cpu-tiny", *CASES["cpu-tiny"], f"restart_policy.unhealthy_after={seconds}")
-        (deployment,) = (each for each in all_objects(asked) if each["kind"] == "Deployment")
+        (deployment,) = (obj for obj in all_objects(asked) if obj["kind"] == "Deployment")
         probe = deployment["spec"]["template"]["spec"]["containers"][0]["livenessProbe"]
         assert probe["timeoutSeconds"] < probe["periodSeconds"], "looks that wait would take longer than they say"
         assert probe["periodSeconds"] * (probe["failureThreshold"] - 1) == hang_seconds(asked) >= seconds

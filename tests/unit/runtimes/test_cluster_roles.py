@@ -32,7 +32,7 @@ PARTS = ("prefill-1", "prefill-2", "decode-1")
 def found_of(profile: str, *settings: str) -> dict[tuple[str, str], Any]:
     """Every object by its kind and its part."""
     found = all_objects(cluster_plan(profile, *settings), "apart")
-    return {(each["kind"], each["metadata"]["labels"]["deploy.unit"]): each for each in found}
+    return {(obj["kind"], obj["metadata"]["labels"]["deploy.unit"]): obj for obj in found}
 
 
 @pytest.fixture(scope="module")
@@ -51,15 +51,15 @@ def container(found: dict[tuple[str, str], Any], part: str) -> Any:  # noqa: ANN
 
 def selected_by(args: list[str], option: str) -> dict[str, str]:
     after = args[args.index(option) + 1 :]
-    end = next(place for place, word in enumerate(after) if word.startswith("--"))
+    end = next(index for index, word in enumerate(after) if word.startswith("--"))
     return dict(word.split("=") for word in after[:end])
 
 
 @pytest.mark.parametrize("version", ["1.28", "1.32", "1.36"])
 @pytest.mark.parametrize(("profile", "settings"), [(CPU, (HOST_PATH,)), (RDMA, (CLAIM, KEY))])
 def test_every_object_is_valid_for_kubernetes_version(profile: str, settings: tuple[str, ...], version: str) -> None:
-    for each in found_of(profile, *settings).values():
-        check_object(each, version)
+    for obj in found_of(profile, *settings).values():
+        check_object(obj, version)
 
 
 def test_gateway_selects_pods_of_each_role(found: dict[tuple[str, str], Any]) -> None:
@@ -77,16 +77,16 @@ def test_gateway_selects_pods_of_each_role(found: dict[tuple[str, str], Any]) ->
 def test_pod_annotations_name_worker_and_bootstrap_ports(found: dict[tuple[str, str], Any]) -> None:
     ports = {}
     for part in PARTS:
-        args, said = container(found, part)["args"], pod_of(found, part)["metadata"]["annotations"]
+        args, annotations = container(found, part)["args"], pod_of(found, part)["metadata"]["annotations"]
         option = "--disaggregation-bootstrap-port"
         own = [args[args.index("--port") + 1], *([args[args.index(option) + 1]] if option in args else [])]
-        told = [said["smg.ai/worker-ports"], *filter(None, [said.get("sglang.ai/bootstrap-port")])]
-        ports[part] = [str(each["containerPort"]) for each in container(found, part)["ports"]]
-        assert own == told == ports[part]
+        annotated = [annotations["smg.ai/worker-ports"], *filter(None, [annotations.get("sglang.ai/bootstrap-port")])]
+        ports[part] = [str(port["containerPort"]) for port in container(found, part)["ports"]]
+        assert own == annotated == ports[part]
         address = {"fieldRef": {"fieldPath": "status.podIP"}}
         assert {"name": "SGLANG_HOST_IP", "valueFrom": address} in container(found, part)["env"]
-    assert [len(each) for each in ports.values()] == [2, 2, 1]
-    assert len({port for each in ports.values() for port in each}) == 5  # two may share the network of a node
+    assert [len(numbers) for numbers in ports.values()] == [2, 2, 1]
+    assert len({port for numbers in ports.values() for port in numbers}) == 5  # two may share the network of a node
     assert "smg.ai/worker-ports" not in pod_of(found, "gateway")["metadata"]["annotations"]
 
 
@@ -138,7 +138,7 @@ def test_rdma_transfer_uses_host_network() -> None:
 
 def test_multi_node_role_has_the_environment_of_its_network() -> None:
     def names(*settings: str) -> set[str]:
-        return {each["name"] for each in container(found_of(RDMA, CLAIM, KEY, *settings), "prefill-1")["env"]}
+        return {obj["name"] for obj in container(found_of(RDMA, CLAIM, KEY, *settings), "prefill-1")["env"]}
 
     added = names("layout.decode.nodes=2", "layout.decode.tp=16", "hardware.network=ainic") - names()
     assert {"NCCL_CUMEM_ENABLE", "NCCL_DMABUF_ENABLE", "IONIC_LOCKFREE"} <= added
@@ -181,7 +181,7 @@ def test_unsupported_role_settings_are_rejected(
 ) -> None:
     with pytest.raises(ProfileError) as caught:
         cluster_plan(profile, *settings)
-    [problem] = [each for each in caught.value.problems if message in each.message]
+    [problem] = [item for item in caught.value.problems if message in item.message]
     assert key in problem.hint
     assert problem.location
 
@@ -198,13 +198,13 @@ def test_up_rejects_multi_node_role() -> None:
 def test_preflight_checks_that_a_node_fits_the_largest_pod(
     gpus: tuple[int, ...], enough: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nodes = [{"status": {"allocatable": {"amd.com/gpu": str(each)}}} for each in gpus]
+    nodes = [{"status": {"allocatable": {"amd.com/gpu": str(count)}}} for count in gpus]
     answer = {"metadata": {"labels": {}}, "items": nodes, "gitVersion": "v1.36.0"}
     done = CompletedProgram(argv=("kubectl",), code=0, stdout=json.dumps(answer), stderr="")
     monkeypatch.setattr(Cluster, "ask", lambda *_, **__: done)
-    told = {each.check: each for each in cluster_findings(cluster_plan(RDMA, CLAIM, KEY))}["nodes"]
-    assert (told.level.value == "info") is enough
-    assert told.needed == "4 amd.com/gpu on one node"
+    finding_ = {finding.check: finding for finding in cluster_findings(cluster_plan(RDMA, CLAIM, KEY))}["nodes"]
+    assert (finding_.level.value == "info") is enough
+    assert finding_.needed == "4 amd.com/gpu on one node"
 
 
 def test_prometheus_scrapes_roles_but_not_gateway(tmp_path: Path) -> None:
@@ -214,6 +214,6 @@ def test_prometheus_scrapes_roles_but_not_gateway(tmp_path: Path) -> None:
     )  # fmt: skip
     files = monitoring_files(monitored(asked, Home(tmp_path)))
     [text] = [file.content for file in files if "monitor" in file.path]
-    [selector] = [each["spec"]["selector"] for each in yaml.safe_load_all(text) if each["kind"] == "PodMonitor"]
+    [selector] = [obj["spec"]["selector"] for obj in yaml.safe_load_all(text) if obj["kind"] == "PodMonitor"]
     assert selector["matchLabels"] == {"deploy.name": CPU}
     assert selector["matchExpressions"] == [{"key": "deploy.role", "operator": "In", "values": ["prefill", "decode"]}]

@@ -48,12 +48,12 @@ def test_pod_killed_by_probe_shows_probe_message() -> None:
         event("Liveness probe failed: of a run before", "2026-11-22T09:00:00Z"),
     )
     last = {"terminated": {"exitCode": 137, "startedAt": BEGAN, "finishedAt": ENDED}}
-    said = "exited with code 137 (its livenessProbe failed: rank 1 makes no progress: no response within 20 s)"
+    text = "exited with code 137 (its livenessProbe failed: rank 1 makes no progress: no response within 20 s)"
     runs = pod(containerStatuses=server(state={"running": {"startedAt": ENDED}}, lastState=last, restartCount=1))
-    assert state_of(runs, *events).detail == f"restarted 1 times; before the last restart it {said}"
+    assert state_of(runs, *events).detail == f"restarted 1 times; before the last restart it {text}"
     assert "livenessProbe" not in state_of(runs, *events[1:]).detail
     waits = pod(containerStatuses=server(state={"waiting": {}}, lastState=last, restartCount=1))
-    assert state_of(waits, *events).detail == f"it {said}, restart pending"
+    assert state_of(waits, *events).detail == f"it {text}, restart pending"
     late = event("Container server failed startup probe, will be restarted", "2026-11-22T10:04:55Z")
     assert "because it was not ready in time; raise `timeouts.progress_deadline`" in state_of(waits, late).detail
 
@@ -134,8 +134,8 @@ REFUSED = {
 )
 def test_rejected_arguments_make_pod_unschedulable(states: dict[str, Any]) -> None:
     ended = {"exitCode": 3, "message": json.dumps({"sglang": "0.5.14", "verdicts": [{"refused": REFUSED}]})}
-    told = {key: {"terminated": ended} if "terminated" in state else state for key, state in states.items()}
-    found = state_of(pod(initContainerStatuses=[{"name": "arguments", **told}]))
+    reported = {key: {"terminated": ended} if "terminated" in state else state for key, state in states.items()}
+    found = state_of(pod(initContainerStatuses=[{"name": "arguments", **reported}]))
     assert (found.status, found.unschedulable) == (Status.PENDING, True)
     assert found.rejection is not None
     assert found.rejection.options == ("enable-eplb",)
@@ -240,9 +240,9 @@ def test_newest_pod_is_preferred_to_terminating_pod() -> None:
 
 @pytest.mark.parametrize("change", ["deploy.plan", "deploy.profile", "deploy.url"])
 def test_foreign_objects_are_not_servers(change: str) -> None:
-    said = {"deploy.name": "boxed", "deploy.plan": "0", "deploy.profile": "p", "deploy.url": "http://x:1"}
-    assert is_record(said)
-    assert not is_record({**said, change: ""})
-    assert not is_record({**said, "deploy.url": f"http://x:{'9' * 5000}"})
+    annotations = {"deploy.name": "boxed", "deploy.plan": "0", "deploy.profile": "p", "deploy.url": "http://x:1"}
+    assert is_record(annotations)
+    assert not is_record({**annotations, change: ""})
+    assert not is_record({**annotations, "deploy.url": f"http://x:{'9' * 5000}"})
     assert not is_record({"deploy.name": "boxed"})
-    assert not is_record({**said, "deploy.name": "../x"})
+    assert not is_record({**annotations, "deploy.name": "../x"})

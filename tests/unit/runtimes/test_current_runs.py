@@ -16,8 +16,8 @@ def run(name: str, *, own: bool = True, replicas: int = 0, stopped: bool = False
         )
 
     top = Path(name)
-    behind = tuple(unit(top / f"replica-{number}") for number in range(1, replicas + 1))
-    return RecordedRun(folder=top, own=unit(top) if own else None, replicas=behind, stopped=stopped)
+    replicas_ = tuple(unit(top / f"replica-{number}") for number in range(1, replicas + 1))
+    return RecordedRun(folder=top, own=unit(top) if own else None, replicas=replicas_, stopped=stopped)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def run(name: str, *, own: bool = True, replicas: int = 0, stopped: bool = False
 )
 def test_current_runs_include_last_server_or_gateway(newest_first: list[RecordedRun], live: str, expected: str) -> None:
     found = current_runs(newest_first, {Path(name) for name in live})
-    assert "".join(str(each.folder) for each in found) == expected
+    assert "".join(str(item.folder) for item in found) == expected
 
 
 def test_older_runs_are_not_read_unnecessarily() -> None:
@@ -45,4 +45,4 @@ def test_older_runs_are_not_read_unnecessarily() -> None:
         yield run("b")
         pytest.fail("the run before a server that runs was read")
 
-    assert [each.folder for each in current_runs(runs(), {Path("b")})] == [Path("b")]
+    assert [item.folder for item in current_runs(runs(), {Path("b")})] == [Path("b")]

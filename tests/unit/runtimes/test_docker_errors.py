@@ -17,13 +17,13 @@ SHIM = "failed to create shim task: OCI runtime create failed: runc create faile
 PORT = "driver failed programming external connectivity on endpoint deploy-glm (5839ac1d047d): "
 
 
-def told(said: str, profile: str = "mi355x-tp8") -> DeployError:
+def translated(text: str, profile: str = "mi355x-tp8") -> DeployError:
     artifacts = render(load(profile).plan, None, "deploy/glm:1")
-    return start_error(said, artifacts, host="ssh://a", port_holder={30000: "python3 (pid 7)"}.get)
+    return start_error(text, artifacts, host="ssh://a", port_holder={30000: "python3 (pid 7)"}.get)
 
 
 @pytest.mark.parametrize(
-    ("said", "kind", "message"),
+    ("text", "kind", "message"),
     [
         (
             'error gathering device information while adding custom device "/dev/kfd": no such file or directory',
@@ -50,14 +50,14 @@ def told(said: str, profile: str = "mi355x-tp8") -> DeployError:
         (f'{SHIM}exec: "/nope": no such file or directory', StartError, "cannot start the container"),
     ],
 )
-def test_daemon_error_is_translated(said: str, kind: type[DeployError], message: str) -> None:
-    error = told(said)
+def test_daemon_error_is_translated(text: str, kind: type[DeployError], message: str) -> None:
+    error = translated(text)
     assert type(error) is kind
     assert error.message == message
 
 
 def test_unknown_daemon_error_is_shown_verbatim() -> None:
-    assert "something new" in told("something new").details
+    assert "something new" in translated("something new").details
 
 
 @pytest.mark.parametrize("error", [DockerException("no socket"), requests.exceptions.ConnectionError("refused")])
@@ -93,7 +93,7 @@ def test_daemon_client_errors_are_not_translated() -> None:
 
 
 def test_name_conflict_of_rank_hints_at_its_host() -> None:
-    failure = told('Conflict. The container name "/deploy-owl--rank-1" is already in use by container "0a1b"')
+    failure = translated('Conflict. The container name "/deploy-owl--rank-1" is already in use by container "0a1b"')
     assert isinstance(failure, NameTakenError)
     assert failure.message == "container `deploy-owl--rank-1` exists"
     assert failure.hint.startswith("`docker --host ssh://a rm --force deploy-owl--rank-1` removes it")

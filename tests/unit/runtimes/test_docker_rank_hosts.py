@@ -86,7 +86,7 @@ def test_rank_command_has_number_and_head_address(plan: Plan) -> None:
     ]
     found = replace(found, command=replace(found.command, env=()))
     assert [dict(ranked(found, rank).command.env).get("GLOO_SOCKET_IFNAME") for rank in (0, 1)] == ["eth0", None]
-    [script] = [each.content.decode() for each in docker_run_files(artifacts, "owl")]
+    [script] = [file.content.decode() for file in docker_run_files(artifacts, "owl")]
     assert '--node-rank "${NODE_RANK:?' in script
     assert "--restart no" in script
 
@@ -108,7 +108,7 @@ def test_multi_node_plan_uses_all_hosts(monkeypatch: pytest.MonkeyPatch) -> None
         raise UsageError("asked")
 
     monkeypatch.setattr("orchestrator.cli.up.up", refuse)
-    set_ = [word for each in SETTINGS for word in ("--set", each)]
+    set_ = [word for setting in SETTINGS for word in ("--set", setting)]
     with pytest.raises(UsageError, match="asked"):
         app(["up", "mi355x-tp8", *TWO, *set_], prog_name="deploy", standalone_mode=False)
     assert (asked[0].host, *asked[0].rank_hosts) == HOSTS

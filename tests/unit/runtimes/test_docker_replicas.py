@@ -102,13 +102,13 @@ def test_containers_with_one_name_form_one_server(plan: Plan, tmp_path: Path) ->
         labels_of(plan, run),
         labels_of(first, run, "replica-1"),
     ).find()
-    assert [(each.role, each.number, each.state.status) for each in found] == [
+    assert [(server.role, server.number, server.state.status) for server in found] == [
         (Role.GATEWAY, 1, Status.RUNNING),
         (Role.SERVER, 1, Status.RUNNING),
         (Role.SERVER, 2, Status.RUNNING),
     ]
     found = servers_of(found)
-    assert [(each.url, each.plan_digest, each.run_dir) for each in found] == [
+    assert [(server.url, server.plan_digest, server.run_dir) for server in found] == [
         ("http://127.0.0.1:30000", plan.digest, str(run))
     ]
     assert [server.url for server in found[0].replicas] == ["http://127.0.0.1:30008", "http://127.0.0.1:30016"]

@@ -40,15 +40,15 @@ def test_runtime_missing_a_method_cannot_be_created(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", REGISTRY)
 def test_imported_runtime_methods_match_base_signatures(name: str) -> None:
     kind = runtime_class(name)
-    named = [each for each, value in vars(kind).items() if isinstance(value, Imported)]
+    named = [item for item, value in vars(kind).items() if isinstance(value, Imported)]
     assert {"render", "prepare"} <= {*named}
     assert not Runtime.__abstractmethods__ & {*named}  # which would be imported with the class
-    for each in named:
-        found, base = getattr(kind, each), getattr(Runtime, each)
+    for item in named:
+        found, base = getattr(kind, item), getattr(Runtime, item)
         if callable(base):
             given = [parameter.lstrip("_") for parameter in inspect.signature(base).parameters]
             taken = inspect.signature(found).parameters.values()
-            assert [parameter.name.lstrip("_") for parameter in taken][: len(given)] == given, each
-            assert all(parameter.default is not parameter.empty for parameter in list(taken)[len(given) :]), each
+            assert [parameter.name.lstrip("_") for parameter in taken][: len(given)] == given, item
+            assert all(parameter.default is not parameter.empty for parameter in list(taken)[len(given) :]), item
         else:
-            assert found, each
+            assert found, item

@@ -23,14 +23,16 @@ H200 = {
 }
 
 
-def findings(told: CompletedProgram | None, *, nvcc: str = "/usr/local/cuda/bin/nvcc", **changed: str) -> list[Finding]:
+def findings(
+    completed: CompletedProgram | None, *, nvcc: str = "/usr/local/cuda/bin/nvcc", **changed: str
+) -> list[Finding]:
     """Preflight of `h200-tiny` on a recorded H200, whose interpreter answers with `told` (None: made on the way up)."""
     machine, plan = runner_of(sections("h200-idle", **changed)), plan_of("h200-tiny", "hardware.gpus=1")
 
     def runner(argv: Sequence[str]) -> CompletedProgram:
         if argv[0] == "/opt/engine/python":
-            assert told is not None
-            return told
+            assert completed is not None
+            return completed
         if "nvcc" in argv[-1]:
             return CompletedProgram(argv=tuple(argv), code=0 if nvcc else 1, stdout=nvcc, stderr="")
         return machine(argv)
@@ -41,7 +43,7 @@ def findings(told: CompletedProgram | None, *, nvcc: str = "/usr/local/cuda/bin/
         spaces=(),
         checkpoint=None,
         in_container=False,
-        interpreter="/opt/engine/python" if told else None,
+        interpreter="/opt/engine/python" if completed else None,
     )
     return list(preflight(plan, access, runtime_class("process").checks).findings)
 
@@ -65,7 +67,7 @@ def test_suitable_interpreter_is_reported_with_versions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "check", "said"),
+    ("completed", "check", "message"),
     [
         (
             CompletedProgram(argv=(), code=127, stdout="", stderr="no `python`"),
@@ -95,10 +97,10 @@ def test_suitable_interpreter_is_reported_with_versions() -> None:
         "CUDA newer than the driver",
     ],
 )
-def test_unsuitable_interpreter_fails(told: CompletedProgram, check: str, said: str) -> None:
-    finding = row(findings(told), check)
+def test_unsuitable_interpreter_fails(completed: CompletedProgram, check: str, message: str) -> None:
+    finding = row(findings(completed), check)
     assert finding.level is Level.FAIL
-    assert said in finding.value
+    assert message in finding.value
     assert finding.hint
 
 

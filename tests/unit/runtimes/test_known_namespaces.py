@@ -21,7 +21,7 @@ RUNS = {"near": None, "blue": {"context": "one", "namespace": "web"}, "green": {
 
 
 @pytest.mark.parametrize(
-    ("name", "places"),
+    ("name", "clusters"),
     [
         ("blue", [Cluster("one", "web")]),
         ("near", []),  # it is of another runtime
@@ -29,17 +29,19 @@ RUNS = {"near": None, "blue": {"context": "one", "namespace": "web"}, "green": {
         (None, [Cluster("", "web"), Cluster("one", "web")]),
     ],
 )
-def test_only_clusters_of_the_named_server_are_queried(name: str | None, places: list[Cluster], tmp_path: Path) -> None:
+def test_only_clusters_of_the_named_server_are_queried(
+    name: str | None, clusters: list[Cluster], tmp_path: Path
+) -> None:
     home = Home(tmp_path)
-    for each, place in RUNS.items():
-        run = home.runs / each / "20261122T000000Z-00000000"
+    for run_name, cluster in RUNS.items():
+        run = home.runs / run_name / "20261122T000000Z-00000000"
         run.mkdir(parents=True)
-        (run / "plan.json").write_text(json.dumps({"kubernetes": place}))
+        (run / "plan.json").write_text(json.dumps({"kubernetes": cluster}))
         (run / "plan.json").chmod(0o600)
-    assert list(known_namespaces(home, name)) == places
+    assert list(known_namespaces(home, name)) == clusters
     (home.runs / "foreign").mkdir()
     with unreadable(home.runs / "foreign"):
-        assert list(known_namespaces(home, name)) == places
+        assert list(known_namespaces(home, name)) == clusters
         assert [*known_namespaces(home, "foreign")] == [Cluster("", "web"), Cluster("one", "web")], "it may be in each"
 
 
@@ -77,5 +79,5 @@ def test_start_reports_differing_object_name(
         about = {"name": deployment_name(name, part), "labels": {NAME: name}}
         create_deployment(Cluster("", "default"), {"metadata": about})
     called = object_name("owl-5.3")
-    said = f"note: the objects of `owl-5.3` are named `{called}`: Kubernetes allows no dots and no long names\n"
-    assert capsys.readouterr().err == 2 * said
+    message = f"note: the objects of `owl-5.3` are named `{called}`: Kubernetes allows no dots and no long names\n"
+    assert capsys.readouterr().err == 2 * message

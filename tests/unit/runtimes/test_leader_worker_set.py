@@ -21,7 +21,7 @@ CPUS = (*TWO, "layout.tp=2")
 
 
 def group_of(profile: str, *settings: str) -> dict[str, Any]:
-    [found] = [each for each in all_objects(cluster_plan(profile, *settings)) if each["kind"] == "LeaderWorkerSet"]
+    [found] = [obj for obj in all_objects(cluster_plan(profile, *settings)) if obj["kind"] == "LeaderWorkerSet"]
     return found
 
 
@@ -65,7 +65,7 @@ def test_ranks_use_host_network_of_separate_nodes() -> None:
 
 def test_only_leader_has_probes_and_drains() -> None:
     plan = cluster_plan("mi355x-tp8", *GPUS)
-    found = {each["kind"]: each for each in all_objects(plan)}
+    found = {obj["kind"]: obj for obj in all_objects(plan)}
     template = found["LeaderWorkerSet"]["spec"]["leaderWorkerTemplate"]
     [leader], [worker] = (template[name]["spec"]["containers"] for name in ("leaderTemplate", "workerTemplate"))
     assert {"startupProbe", "readinessProbe", "livenessProbe"} <= leader.keys()
@@ -79,7 +79,7 @@ def test_only_leader_has_probes_and_drains() -> None:
 def test_gateway_selects_only_leaders() -> None:
     """The other ranks have a health endpoint that always answers."""
     found = all_objects(cluster_plan("cpu-tiny", *CPUS, "replicas=2"))
-    [gateway] = [each for each in found if each["kind"] == "Deployment"]
+    [gateway] = [obj for obj in found if obj["kind"] == "Deployment"]
     args = gateway["spec"]["template"]["spec"]["containers"][0]["args"]
     assert args[args.index("--selector") + 1 :][2] == "leaderworkerset.sigs.k8s.io/worker-index=0"
 

@@ -279,8 +279,8 @@ def test_stop_succeeds_when_record_cannot_be_written(
     runtime = ProcessRuntime(home)
     runtime.stop(runtime.find()[0], grace=0)
 
-    said = capsys.readouterr().err
-    assert f"stopped `tiny`, but cannot write `{run_dir / 'process.json'}`: No space left on device" in said
+    stderr = capsys.readouterr().err
+    assert f"stopped `tiny`, but cannot write `{run_dir / 'process.json'}`: No space left on device" in stderr
 
 
 def test_name_with_path_finds_no_server(home: Home, tmp_path: Path) -> None:

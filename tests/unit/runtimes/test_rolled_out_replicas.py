@@ -45,7 +45,7 @@ def test_newest_replicas_join_gateway_of_first_run(first: Path, later: Path) -> 
     assert [server.run_dir for server in whole.replicas] == [str(first / "replica-1"), str(later / "replica-2")]
     assert (whole.run_dir, whole.log_dir, whole.url) == (str(later), str(first), "http://127.0.0.1:1")
     assert whole.plan_digest == load("cpu-tiny").plan.digest, "of the last start"
-    assert [unit.run_dir for unit in whole.units] == [str(first), *(each.run_dir for each in whole.replicas)]
+    assert [unit.run_dir for unit in whole.units] == [str(first), *(server.run_dir for server in whole.replicas)]
     assert run_dirs([whole]) == [first, later]
 
 

@@ -19,7 +19,7 @@ NOWHERE = "sbatch: error: invalid partition specified: nope\nallocation failure:
 AWAY = "allocation failure: Unable to contact slurm controller (connect failure)\n"
 
 
-def findings(*settings: str, profile: str = "mi355x-tp8", missing: str = "", **said: str) -> dict[str, Finding]:
+def findings(*settings: str, profile: str = "mi355x-tp8", missing: str = "", **outputs: str) -> dict[str, Finding]:
     """Preflight of MI355X TP2 from a login node; what Slurm has `said` of a job that has an option of that name."""
     machine, kind = runner_of(sections("h200-idle")), runtime_class("slurm")
 
@@ -28,7 +28,7 @@ def findings(*settings: str, profile: str = "mi355x-tp8", missing: str = "", **s
         if argv[:2] == ("sbatch", "--version"):
             stdout = "slurm-wlm 22.05.8\n"
         elif argv[:2] == ("sbatch", "--test-only"):
-            stderr = next((text for option, text in said.items() if f"--{option}" in " ".join(argv)), TAKEN)
+            stderr = next((text for option, text in outputs.items() if f"--{option}" in " ".join(argv)), TAKEN)
             code = int(stderr != TAKEN)
         elif argv[0] == "sinfo":
             stdout = "main*|1\nmain*|1\nshort|1\nlarge|8\n"  # a line for each state
@@ -59,16 +59,16 @@ def test_accepted_job_is_reported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "why", "hint"),
+    ("text", "reason", "hint"),
     [
         (REFUSED, "Requested node configuration is not available", "slurm.partition"),
         (NOWHERE, "Invalid partition name specified", "slurm.partition"),
         (AWAY, "Unable to contact slurm controller (connect failure)", "scontrol ping"),
     ],
 )
-def test_rejected_job_fails_with_reason(said: str, why: str, hint: str) -> None:
-    found = findings(gres=said)["job"]
-    assert (found.level, found.value, hint in found.hint) == (Level.FAIL, why, True)
+def test_rejected_job_fails_with_reason(text: str, reason: str, hint: str) -> None:
+    found = findings(gres=text)["job"]
+    assert (found.level, found.value, hint in found.hint) == (Level.FAIL, reason, True)
 
 
 def test_gateway_job_needs_its_own_node() -> None:

@@ -87,19 +87,19 @@ def test_invalid_job_output_is_rejected() -> None:
 def test_forgotten_job_is_none_but_unreachable_controller_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    said = "slurm_load_jobs error: Invalid job id specified"
-    monkeypatch.setattr(jobs, "run", lambda *_, **__: answer(stderr=said, code=1))
+    stderr = "slurm_load_jobs error: Invalid job id specified"
+    monkeypatch.setattr(jobs, "run", lambda *_, **__: answer(stderr=stderr, code=1))
     assert jobs.find_job("7") is None
-    said = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
-    monkeypatch.setattr(jobs, "run", lambda *_, **__: answer(stderr=said, code=1))
+    stderr = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+    monkeypatch.setattr(jobs, "run", lambda *_, **__: answer(stderr=stderr, code=1))
     with pytest.raises(HostError, match="Unable to contact slurm controller"):
         jobs.find_job("7")
 
 
 def test_sbatch_rejection_has_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = "sbatch: error: invalid partition specified: x\nsbatch: error: Batch job submission failed: "
-    said += "Invalid partition name specified"
-    monkeypatch.setattr(jobs, "run", lambda *_, **__: answer(stderr=said, code=1))
+    stderr = "sbatch: error: invalid partition specified: x\nsbatch: error: Batch job submission failed: "
+    stderr += "Invalid partition name specified"
+    monkeypatch.setattr(jobs, "run", lambda *_, **__: answer(stderr=stderr, code=1))
     with pytest.raises(StartError, match="rejected the job: Invalid partition name specified") as refused:
         jobs.submit(("--partition=x",), "job.sh")
     assert "--set slurm.partition=" in refused.value.hint
@@ -167,16 +167,16 @@ def test_temporary_pending_reasons_have_no_hint(reason: str) -> None:
 def test_slurm_job_state_explains_exit_code(tmp_path: Path) -> None:
     started = "2026-11-22T16:29:00+00:00"
     assert exit_reason(recorded("node-fail")) == "its node failed on n1 (NODE_FAIL)"
-    told = server_state(recorded("cancelled"), record(started=started, code=143), tmp_path)
-    assert (told.status, told.exit_code, told.detail) == (Status.EXITED, 143, "its job was cancelled (CANCELLED)")
-    told = server_state(recorded("failed"), record(started=started, code=137), tmp_path)
-    assert (told.exit_code, told.detail) == (137, "killed by SIGKILL")
+    state = server_state(recorded("cancelled"), record(started=started, code=143), tmp_path)
+    assert (state.status, state.exit_code, state.detail) == (Status.EXITED, 143, "its job was cancelled (CANCELLED)")
+    state = server_state(recorded("failed"), record(started=started, code=137), tmp_path)
+    assert (state.exit_code, state.detail) == (137, "killed by SIGKILL")
 
 
 def test_job_failed_before_start_shows_last_log_line(tmp_path: Path) -> None:
     (tmp_path / "job.log").write_text("/bin/sh: 5: /shared/python: not found\n")
-    told = server_state(recorded("failed"), None, tmp_path)
-    assert told.detail == "exit code 3: /bin/sh: 5: /shared/python: not found"
+    state = server_state(recorded("failed"), None, tmp_path)
+    assert state.detail == "exit code 3: /bin/sh: 5: /shared/python: not found"
 
 
 def test_record_from_before_requeue_is_ignored(tmp_path: Path) -> None:
@@ -188,8 +188,8 @@ def test_record_from_before_requeue_is_ignored(tmp_path: Path) -> None:
 
 
 def test_exited_server_with_running_job_is_exited(tmp_path: Path) -> None:
-    told = server_state(recorded("running"), record(started="2026-11-22T16:29:00+00:00", code=0), tmp_path)
-    assert (told.status, told.detail) == (Status.EXITED, "exit code 0")
+    state = server_state(recorded("running"), record(started="2026-11-22T16:29:00+00:00", code=0), tmp_path)
+    assert (state.status, state.detail) == (Status.EXITED, "exit code 0")
 
 
 def test_state_of_forgotten_job_comes_from_records(tmp_path: Path) -> None:
@@ -198,9 +198,9 @@ def test_state_of_forgotten_job_comes_from_records(tmp_path: Path) -> None:
     submission = Submission(job="5", comment=COMMENT, python="/p", stopped=True)
     write_fields(tmp_path / FILE, asdict(submission))
     assert read_submission(tmp_path) == submission
-    kept = saved_state(tmp_path)
-    assert kept is not None
-    assert kept.detail == "stopped"
+    content = saved_state(tmp_path)
+    assert content is not None
+    assert content.detail == "stopped"
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"job": "x"}'])
@@ -249,5 +249,5 @@ def test_stop_does_not_modify_run_of_another_job(below: str, tmp_path: Path, mon
 
 
 def test_completing_job_has_no_exit_code(tmp_path: Path) -> None:
-    told = server_state(recorded("ending"), None, tmp_path)
-    assert (told.status, told.exit_code, told.detail) == (Status.EXITED, None, "its job is completing")
+    state = server_state(recorded("ending"), None, tmp_path)
+    assert (state.status, state.exit_code, state.detail) == (Status.EXITED, None, "its job is completing")

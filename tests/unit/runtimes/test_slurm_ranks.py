@@ -67,7 +67,7 @@ def test_pyxis_is_rejected_for_multi_node_server() -> None:
 
 
 def test_rank_directories_are_inside_run_directory(run: Path) -> None:
-    assert [each.name for each in rank_dirs(run)] == ["rank-1", "rank-2"]
+    assert [directory.name for directory in rank_dirs(run)] == ["rank-1", "rank-2"]
     assert {run_root(rank_dir(run, rank)) for rank in range(3)} == {run}
     assert run_root(rank_dir(run / "replica-2", 1)) == run
 
@@ -75,8 +75,8 @@ def test_rank_directories_are_inside_run_directory(run: Path) -> None:
 def test_logs_of_all_ranks_are_included(run: Path) -> None:
     unit = Unit(runtime="slurm", name="glm", profile="p", plan_digest="d", url="", run_dir=str(run), runtime_id="5")
     logged = RunningServer.of(unit).logged
-    assert [Path(each.run_dir) for each in logged] == [run, run / "rank-1", run / "rank-2"]
-    assert {each.runtime_id for each in logged} == {"5"}
+    assert [Path(log.run_dir) for log in logged] == [run, run / "rank-1", run / "rank-2"]
+    assert {log.runtime_id for log in logged} == {"5"}
 
 
 @pytest.mark.parametrize(

@@ -90,21 +90,21 @@ def test_refusal_without_option_has_a_hint(tmp_path: Path) -> None:
 @pytest.mark.parametrize("verdict", [ACCEPTED, NO_EPLB])
 def test_verdict_is_cached_per_engine(tmp_path: Path, verdict: Mapping[str, object]) -> None:
     answers = Answers(verdict)
-    said = []
+    messages = []
     for _ in range(2):
         try:
             judge(answers, tmp_path)
-            said.append("")
+            messages.append("")
         except ProfileError as error:
-            said.append(error.problems_or_self()[0].message)
-    assert said[0] == said[1]
+            messages.append(error.problems_or_self()[0].message)
+    assert messages[0] == messages[1]
     assert len(answers.asked) == 1
     judge(Answers(ACCEPTED), tmp_path, identity="another engine")
     assert len(list((tmp_path / "argument-checks").iterdir())) == 2
 
 
 @pytest.mark.parametrize(
-    ("answers", "said"),
+    ("answers", "message"),
     [
         (Answers({"unchecked": "OSError: no draft model"}), "arguments not checked by sglang: OSError: no draft model"),
         (
@@ -114,11 +114,11 @@ def test_verdict_is_cached_per_engine(tmp_path: Path, verdict: Mapping[str, obje
     ],
 )
 def test_failed_argument_check_is_reported_and_not_cached(
-    tmp_path: Path, answers: Answers, said: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, answers: Answers, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     judge(answers, tmp_path)
     judge(answers, tmp_path)
-    assert capsys.readouterr().err.count(said) == 2
+    assert capsys.readouterr().err.count(message) == 2
     assert len(answers.asked) == 2
     assert not (tmp_path / "argument-checks").exists()
 

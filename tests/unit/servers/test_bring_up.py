@@ -148,9 +148,9 @@ def test_start_error_is_raised_when_stop_fails(
     with pytest.raises(type(failure)) as caught:
         launch.start_server(start(keep=False), Servers(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
     assert caught.value is failure
-    said = capsys.readouterr().err
-    assert "warning: `tiny` may still run: the daemon does not answer" in said
-    assert "hint: `deploy down tiny` stops it" in said
+    stderr = capsys.readouterr().err
+    assert "warning: `tiny` may still run: the daemon does not answer" in stderr
+    assert "hint: `deploy down tiny` stops it" in stderr
 
 
 def test_unreadable_log_does_not_hide_start_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -353,7 +353,7 @@ def test_unwritable_run_directory_is_a_host_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "is_reported"),
     [
         (("server.host=0.0.0.0", "server.allow_unauthenticated=true"), True),
         (("server.host=::", "server.allow_unauthenticated=true"), True),
@@ -364,7 +364,7 @@ def test_unwritable_run_directory_is_a_host_error(tmp_path: Path) -> None:
 )
 def test_public_server_without_api_key_warns(
     overrides: tuple[str, ...],
-    said: bool,
+    is_reported: bool,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -376,4 +376,4 @@ def test_public_server_without_api_key_warns(
     monkeypatch.setattr("orchestrator.servers.start.up.open_servers", far_enough)
     with pytest.raises(HostError, match="far enough"):
         up.up(request_of(*overrides), Home(tmp_path))
-    assert ("without an API key; anyone who can reach it can use it" in capsys.readouterr().err) is said
+    assert ("without an API key; anyone who can reach it can use it" in capsys.readouterr().err) is is_reported

@@ -77,15 +77,15 @@ def test_sglang_process_titles_are_translated() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gone", "said"),
+    ("gone", "message"),
     [
         ((), ""),
         (("sglang::scheduler_DP1",), "rank DP1 has ended while the server runs"),
         (("sglang::scheduler_DP0", "sglang::detokenizer"), "detokenizer, rank DP0 have ended while the server runs"),
     ],
 )
-def test_processes_dead_since_ready_are_named(handle: RunningServer, gone: tuple[str, ...], said: str) -> None:
-    assert lost_of(handle, ready=READY, running=tuple(title for title in READY if title not in gone)) == said
+def test_processes_dead_since_ready_are_named(handle: RunningServer, gone: tuple[str, ...], message: str) -> None:
+    assert lost_of(handle, ready=READY, running=tuple(title for title in READY if title not in gone)) == message
 
 
 def test_unknown_processes_are_not_reported_dead(handle: RunningServer) -> None:
@@ -125,8 +125,8 @@ def test_restarted_server_has_no_dead_processes(handle: RunningServer, run_dir: 
     record_processes(Table(READY), handle, 12.34)  # type: ignore[arg-type]
     noted = datetime.fromtimestamp((run_dir / "processes.json").stat().st_mtime, UTC)
     runtime.started = (noted + timedelta(seconds=1)).isoformat()
-    said = dead_processes(runtime, handle)  # type: ignore[arg-type]
-    assert said.startswith("restarted 0 s ago, not ready yet")
+    message = dead_processes(runtime, handle)  # type: ignore[arg-type]
+    assert message.startswith("restarted 0 s ago, not ready yet")
     runtime.started = (noted - timedelta(seconds=1)).isoformat()
     assert "rank DP0, rank DP1 have ended while the server runs" in dead_processes(runtime, handle)  # type: ignore[arg-type]
 
@@ -137,8 +137,8 @@ def test_partly_healthy_replicas_are_reported(
     """Their gateway answers all the while."""
     monkeypatch.setattr("orchestrator.servers.start.verify.is_healthy", lambda _: False)
     (run_dir / "plan.json").write_text(load("cpu-tiny", overrides=["replicas=2"]).plan.to_json())
-    behind = tuple(replace(handle, run_dir=str(run_dir / f"replica-{number}")) for number in (1, 2))
-    servers = Servers(Home(tmp_path), {"process": OneServer(replace(handle, replicas=behind), READY)})  # type: ignore[dict-item]
+    replicas = tuple(replace(handle, run_dir=str(run_dir / f"replica-{number}")) for number in (1, 2))
+    servers = Servers(Home(tmp_path), {"process": OneServer(replace(handle, replicas=replicas), READY)})  # type: ignore[dict-item]
     with pytest.raises(SmokeError, match="not all 2 replicas are healthy at its gateway"):
         require_healthy(servers, statuses(servers, "two", check_health=True), explicit=True)
 
@@ -156,9 +156,9 @@ def test_replica_without_readable_record_fails_smoke_test(
     waiting = "replica 1 of 2 is not started yet"
     assert [server.detail for server in statuses(servers, "two", check_health=True)] == [waiting]
     (run_dir / "replica-1").mkdir()
-    said = "replica 1 of 2 has no readable record"
-    assert [server.detail for server in statuses(servers, "two", check_health=True)] == [said]
-    with pytest.raises(SmokeError, match=said):
+    message = "replica 1 of 2 has no readable record"
+    assert [server.detail for server in statuses(servers, "two", check_health=True)] == [message]
+    with pytest.raises(SmokeError, match=message):
         smoke_server(servers, "two", strict_kernels=False)
     (run_dir / "replica-1/exit.json").write_text('{"asked": "removed"}')  # and added again since
     assert [server.detail for server in statuses(servers, "two", check_health=True)] == [waiting]

@@ -65,8 +65,8 @@ def test_down_all_continues_after_failures(tmp_path: Path, capsys: pytest.Captur
     assert caught.value.message == "cannot stop 3 of 5 servers"
     assert [problem.message.partition(":")[0] for problem in caught.value.problems] == ["`b`", "`c`", "`d`"]
     assert caught.value.problems[0].hint == "look"
-    said = [line.partition(":")[0] for line in capsys.readouterr().err.splitlines()]
-    assert said == ["stopping `a`", "`a` is stopped", *(f"stopping `{name}`" for name in "bcde"), "`e` is stopped"]
+    names = [line.partition(":")[0] for line in capsys.readouterr().err.splitlines()]
+    assert names == ["stopping `a`", "`a` is stopped", *(f"stopping `{name}`" for name in "bcde"), "`e` is stopped"]
 
 
 def test_unreachable_runtime_is_reported_for_explicit_host(tmp_path: Path) -> None:
@@ -116,9 +116,9 @@ def test_down_all_reports_servers_of_other_homes(tmp_path: Path, capsys: pytest.
     command.down_all(fleet(runtime, tmp_path / "mine"))
 
     assert runtime.stopped == ["0", "1"]
-    said = capsys.readouterr().err
-    assert "`theirs` was started from another home and is still running: `deploy down theirs` stops it" in said
-    assert "`gone` was started from another home" in said
+    stderr = capsys.readouterr().err
+    assert "`theirs` was started from another home and is still running: `deploy down theirs` stops it" in stderr
+    assert "`gone` was started from another home" in stderr
 
 
 def test_down_all_without_servers_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,4 +141,4 @@ def test_down_waits_for_hosts_of_all_ranks(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(command, "read_plan", lambda _: plan_of("mi355x-tp8", "layout.tp=16", "layout.nodes=2"))
     monkeypatch.setattr(command, "wait_until_released", lambda _, host_ref: waited.append(host_ref))
     command.down(replace(fleet(runtime, tmp_path), host="ssh://a"), "a")
-    assert [each.remote for each in waited[0].nodes] == ["ssh://a", "ssh://b"]
+    assert [node.remote for node in waited[0].nodes] == ["ssh://a", "ssh://b"]

@@ -68,8 +68,8 @@ class Engine:
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     engine = Engine()
     monkeypatch.setattr(program.ServerRequests, "_ask", lambda _, *words: engine.ask(*words))
-    for each in (module, program):
-        monkeypatch.setattr(each, "_POLL", 0.01)
+    for program_ in (module, program):
+        monkeypatch.setattr(program_, "_POLL", 0.01)
     return engine
 
 
@@ -103,7 +103,7 @@ def test_remaining_requests_are_aborted_after_timeout(engine: Engine, capsys: py
 
 def test_drained_requests_are_counted_per_role(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
     engine.running = 2
-    both = tuple(replace(SERVER, run_dir=f"/runs/owl/1/{each}-1") for each in ("prefill", "decode"))
+    both = tuple(replace(SERVER, run_dir=f"/runs/owl/1/{role}-1") for role in ("prefill", "decode"))
     drained(engine, replace(SERVER, replicas=both), seconds=60, ends=2)
     assert capsys.readouterr().err == "drained prefill 1: 2 requests ended\ndrained decode 1: 2 requests ended\n"
 
@@ -132,8 +132,8 @@ def test_missing_api_key_names_its_variable(
     engine.answers = 401
     monkeypatch.delenv("OWL_KEY", raising=False)
     drained(engine, replace(SERVER, run_dir=str(tmp_path)), seconds=1)
-    said = "note: cannot count the requests of `owl`: `OWL_KEY` is not set; export it to count them\n"
-    assert capsys.readouterr().err == said
+    message = "note: cannot count the requests of `owl`: `OWL_KEY` is not set; export it to count them\n"
+    assert capsys.readouterr().err == message
 
 
 def test_drain_time_is_limited_by_termination_grace(
@@ -148,8 +148,8 @@ def test_drain_time_is_limited_by_termination_grace(
     for engine.drains_on_stop, seconds in ((True, 60.0), (True, 3.0), (False, 60.0)):
         drain_and_stop(servers, server, seconds=seconds, reason="stopped")
     assert [grace - module._EXIT for grace in graces] == [7, 3, 60]
-    said = "note: `owl` aborts its requests after 7 s, `timeouts.termination_grace` of its plan\n"
-    assert capsys.readouterr().err == said
+    message = "note: `owl` aborts its requests after 7 s, `timeouts.termination_grace` of its plan\n"
+    assert capsys.readouterr().err == message
 
 
 def test_drain_also_waits_for_new_requests(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,12 +181,12 @@ def test_exited_server_is_not_queried(engine: Engine, capsys: pytest.CaptureFixt
 def test_server_without_request_count_gets_full_drain_time(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for engine.answers, why in (
+    for engine.answers, reason in (
         (401, "the server rejects the API key"),
         (500, "the load request returned HTTP 404"),
     ):
         assert drained(engine, seconds=60) <= 60
-        assert capsys.readouterr().err == f"note: cannot count the requests of `owl`: {why}\n"
+        assert capsys.readouterr().err == f"note: cannot count the requests of `owl`: {reason}\n"
     monkeypatch.setattr(engine, "ask", refuse)
     assert drained(engine, seconds=60) <= 60
     assert capsys.readouterr().err == ""
@@ -210,12 +210,12 @@ def test_pod_hook_drains_and_logs_result(engine: Engine, monkeypatch: pytest.Mon
 
 def test_pod_programs_run_standalone_on_python_3_10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a container it has the standard library, and the other file of its ConfigMap."""
-    for each in (program, first_sample, liveness):
-        text = Path(str(each.__file__)).read_text(encoding="utf-8")
+    for name in (program, first_sample, liveness):
+        text = Path(str(name.__file__)).read_text(encoding="utf-8")
         ast.parse(text, feature_version=(3, 10))
-        (tmp_path / Path(str(each.__file__)).name).write_text(text)
+        (tmp_path / Path(str(name.__file__)).name).write_text(text)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    for each in ("drain.py", "first_sample.py"):
-        found = runpy.run_path(str(tmp_path / each))
+    for name in ("drain.py", "first_sample.py"):
+        found = runpy.run_path(str(tmp_path / name))
         del sys.modules["liveness"]
         assert found["key_in"].__code__.co_filename == str(tmp_path / "liveness.py")

@@ -55,7 +55,7 @@ def handle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunningServer:
     monkeypatch.setattr(verify, "time", clock)
     monkeypatch.setattr(verify, "wait_until_ready", lambda *_, **__: 10.0)
     monkeypatch.setattr(
-        verify, "poll_until", lambda *each, **more: polls(*each, **more, clock=clock.monotonic, sleep=pass_by)
+        verify, "poll_until", lambda *item, **more: polls(*item, **more, clock=clock.monotonic, sleep=pass_by)
     )
     known = {"profile": "cpu-tiny", "plan_digest": "", "url": "", "runtime_id": "one"}
     return RunningServer(runtime="kubernetes", name="owl", run_dir=str(tmp_path), **known)

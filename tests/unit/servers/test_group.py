@@ -29,7 +29,7 @@ class Noted(Runtime):
         self.hangs = hangs
         self.ended: set[str] = set()
         self.asked: list[str] = []
-        self.units = [replace(BLANK, run_dir=str(home.root / each), runtime_id=each) for each in folders]
+        self.units = [replace(BLANK, run_dir=str(home.root / folder), runtime_id=folder) for folder in folders]
 
     @classmethod
     def render(cls, plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:

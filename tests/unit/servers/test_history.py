@@ -38,15 +38,15 @@ def servers(tmp_path: Path) -> Servers:
 def measured(run: RunDir, at: str, *, name: str = "owl") -> BenchResult:
     """A measurement of that run."""
     result = tp8()
-    stood = replace(result.run.provenance, name=name, plan_digest=run.digest + "0" * 56)
-    return replace(result, run=replace(result.run, provenance=stood, started_at=at))
+    provenance = replace(result.run.provenance, name=name, plan_digest=run.digest + "0" * 56)
+    return replace(result, run=replace(result.run, provenance=provenance, started_at=at))
 
 
 def test_history_lists_runs_newest_first(servers: Servers, tmp_path: Path) -> None:
     first = past_run(servers.home, 1)
-    second = past_run(servers.home, 2, proven=False)
+    second = past_run(servers.home, 2, verified=False)
     second.save("kernels.json", {"hits": [1, 2], "misses": [3]})
-    past_run(servers.home, 3, "server.port=2", proven=None, running=True)
+    past_run(servers.home, 3, "server.port=2", verified=None, running=True)
     past_run(servers.home, 1, name="hen")
     for run, folder in ((first, "a"), (second, "b")):
         record_result(run, save(measured(run, "2026-07-01T01:00:00Z"), tmp_path / folder).parent)
@@ -66,9 +66,9 @@ def test_history_lists_runs_newest_first(servers: Servers, tmp_path: Path) -> No
     assert str(owl[2].best[0]).startswith("wafer-20k-1k: output tok/s 1,478")
     assert str(owl[2].best[0]).endswith(" at 1.5 rps")  # its knee, and not the rate of the most tokens
     assert {start.name for start in history(servers, None)} == {"hen", "owl"}
-    told = history_table(owl)
-    assert "1 failed, 1 passed (streaming matches)" in told
-    assert "2 hits, 1 misses" in told
+    text = history_table(owl)
+    assert "1 failed, 1 passed (streaming matches)" in text
+    assert "2 hits, 1 misses" in text
 
 
 def test_recorded_results_are_found_from_any_directory(servers: Servers, tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_smoke_report_is_not_saved_in_foreign_directory(
     """Its smoke test was kept wherever the label said: of another server it made one that is known to work."""
     elsewhere = RunDir(tmp_path / "elsewhere")
     elsewhere.path.mkdir()
-    hens = past_run(servers.home, 1, name="hen", proven=None)
+    hens = past_run(servers.home, 1, name="hen", verified=None)
     (elsewhere.path / "plan.json").write_bytes((hens.path / "plan.json").read_bytes())
     report = SmokeReport(url="http://127.0.0.1:1", served_name="tiny", checks=())
     monkeypatch.setattr("orchestrator.servers.start.verify.run_smoke_test", lambda *_, **__: report)
@@ -184,13 +184,13 @@ def contents(run: RunDir) -> dict[Path, bytes]:
 
 
 def test_exit_record_is_redacted(servers: Servers) -> None:
-    run, told = past_run(servers.home, 1), "api_key='wJ4-zTq8-mMv2'"
-    died = ServerState(status=Status.EXITED, exit_code=1, restarts=0, started_at=None, detail=told)
-    for why, state in ((failure_reason(StartError(told)), None), ("stopped", died)):
-        record_exit(run, why, state)
-        kept = (run.path / EXIT_FILE).read_text()
-        assert "[REDACTED]" in kept
-        assert "wJ4" not in kept
+    run, message = past_run(servers.home, 1), "api_key='wJ4-zTq8-mMv2'"
+    died = ServerState(status=Status.EXITED, exit_code=1, restarts=0, started_at=None, detail=message)
+    for reason, state in ((failure_reason(StartError(message)), None), ("stopped", died)):
+        record_exit(run, reason, state)
+        content = (run.path / EXIT_FILE).read_text()
+        assert "[REDACTED]" in content
+        assert "wJ4" not in content
 
 
 def test_secret_equal_to_verdict_does_not_change_verdicts(servers: Servers) -> None:
@@ -226,7 +226,7 @@ def reported(*checks: CheckResult) -> SmokeReport:
 def test_soak_is_kept_until_a_failed_check(servers: Servers) -> None:
     run, soak = past_run(servers.home, 1), replace(CHECK, name="soak", seconds=3600.2)
 
-    def told() -> str:
+    def reason_shown() -> str:
         return history_table(history(servers, "owl"))
 
     save_report(run, reported(CHECK, soak))
@@ -234,13 +234,13 @@ def test_soak_is_kept_until_a_failed_check(servers: Servers) -> None:
     save_report(run, reported(CHECK, replace(soak, verdict=Verdict.SKIPPED, seconds=0.0)))
     [second] = history(servers, "owl")
     assert (second.soak_seconds, second.soaked_at) == (3600.2, first.soaked_at)
-    assert f"1 passed, 1 skipped, soak of 60 min ({first.soaked_at[:16]}Z)" in told()
+    assert f"1 passed, 1 skipped, soak of 60 min ({first.soaked_at[:16]}Z)" in reason_shown()
     save_report(run, reported(CHECK, replace(soak, verdict=Verdict.FAILED)))
-    assert "soak of" not in told()
+    assert "soak of" not in reason_shown()
     save_report(run, reported(replace(CHECK, verdict=Verdict.FAILED)))
-    assert "soak of" not in told()
+    assert "soak of" not in reason_shown()
     save_report(past_run(servers.home, 2), reported(CHECK))
-    assert "soak of" not in told()
+    assert "soak of" not in reason_shown()
 
 
 def test_knee_requests_come_from_latest_benchmark(servers: Servers, tmp_path: Path) -> None:
@@ -280,12 +280,12 @@ def as_deep(path: Path) -> None:
     path.write_text("[" * 100_000)
 
 
-def as_odd(path: Path) -> None:
+def damage(path: Path) -> None:
     path.write_text('{"checks": [7, {}], "ready_seconds": "soon", "how": 5, "hits": 7, "request": [], "ended_at": []}')
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize("make", [as_fifo, as_link, as_deep, as_odd])
+@pytest.mark.parametrize("make", [as_fifo, as_link, as_deep, damage])
 @pytest.mark.parametrize(
     "file", ["smoke.json", "processes.json", "request.json", "kernels.json", "exit.json", "plan.json", "process.json"]
 )

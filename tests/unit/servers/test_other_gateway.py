@@ -52,7 +52,7 @@ class Opened:
         return self.gateway.listed
 
     def is_routed(self, url: str, _: RunningServer) -> bool:
-        return any(each.url == url and each.ready for each in self.gateway.listed)
+        return any(server.url == url and server.ready for server in self.gateway.listed)
 
     def uncordon(self, url: str, _: RunningServer) -> None:
         self.gateway.listed = (*self.gateway.listed, worker(url, "second"))
@@ -61,7 +61,7 @@ class Opened:
 
     def drain(self, url: str, _: RunningServer) -> None:
         self.gateway.removed.append((url, self.seconds))
-        self.gateway.listed = tuple(each for each in self.gateway.listed if each.url != url)
+        self.gateway.listed = tuple(server for server in self.gateway.listed if server.url != url)
 
 
 def worker(url: str, model: str) -> GatewayWorker:
@@ -75,7 +75,7 @@ class Runtime:
     servers: list[RunningServer] = field(default_factory=list)
 
     def find(self, name: str | None = None) -> tuple[RunningServer, ...]:
-        return tuple(each for each in self.servers if name in (None, each.name))
+        return tuple(server for server in self.servers if name in (None, server.name))
 
     def state(self, server: RunningServer) -> ServerState:
         return server.state
@@ -86,7 +86,7 @@ class Runtime:
 
     def stop(self, server: RunningServer, *, grace: float) -> None:
         assert grace >= 0
-        self.servers = [each for each in self.servers if each.run_dir != server.run_dir]
+        self.servers = [item for item in self.servers if item.run_dir != server.run_dir]
 
     def logs(self, _: RunningServer, *, follow: bool) -> tuple[str, ...]:
         assert not follow
@@ -220,15 +220,15 @@ def test_failed_join_leaves_no_worker_or_server(
     with pytest.raises(raised):
         world.start_server()
     assert (world.gateway.listed, world.gateway.removed) == ((), [(URL, 0)])
-    assert [each.name for each in world.runtime.servers] == ["pair"]
+    assert [server.name for server in world.runtime.servers] == ["pair"]
 
 
 def test_restart_succeeds_without_running_gateway(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     world.pair(Status.EXITED)
     assert world.start_server(run="/runs/second/1").handle in world.runtime.servers
-    said = capsys.readouterr().err
-    assert "no gateway routes to `second`: cannot join the gateway of `pair`: `pair` is not running" in said
-    assert "`deploy restart pair` restarts it" in said
+    stderr = capsys.readouterr().err
+    assert "no gateway routes to `second`: cannot join the gateway of `pair`: `pair` is not running" in stderr
+    assert "`deploy restart pair` restarts it" in stderr
 
 
 def test_started_gateway_is_rejoined_by_compatible_servers(world: World, capsys: pytest.CaptureFixture[str]) -> None:
@@ -237,7 +237,7 @@ def test_started_gateway_is_rejoined_by_compatible_servers(world: World, capsys:
     world.add("third", *JOINS, "model.served_name=tiny")
     world.add("stopped", *JOINS, "model.served_name=other", state=Status.EXITED)
     join.join_again(pair, world.servers)
-    assert [each.url for each in world.gateway.listed] == [URL]
+    assert [server.url for server in world.gateway.listed] == [URL]
     assert "no gateway routes to `third`: cannot join the gateway of `pair`" in capsys.readouterr().err
 
 
@@ -247,7 +247,7 @@ def test_running_server_rejoins_gateway(world: World, capsys: pytest.CaptureFixt
     request = request_of(*JOINS, name="second")
     again = up._already_up(world.servers, "second", plan=joining(), request=request)
     assert again is not None
-    assert [each.url for each in world.gateway.listed] == [URL]
+    assert [server.url for server in world.gateway.listed] == [URL]
     assert "the gateway of `pair` routes the model `second` at http://127.0.0.1:" in capsys.readouterr().err
 
 

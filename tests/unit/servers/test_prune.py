@@ -86,14 +86,14 @@ def test_runs_needed_by_restart_and_rollback_are_kept(home: Home) -> None:
     """Of the newest plan nothing was proven; before it came a plan that was, and one that came up and was not."""
     for day in (1, 2):
         past_run(home, day, "server.port=1")
-    past_run(home, 3, "server.port=2", proven=False)
+    past_run(home, 3, "server.port=2", verified=False)
     for day in (4, 5, 6):
-        past_run(home, day, "server.port=3", proven=None)
+        past_run(home, day, "server.port=3", verified=None)
 
-    kept = {Path(old.run_dir).name[6:8]: old.keep_reason for old in pruned(home)}
+    keep_reason = {Path(old.run_dir).name[6:8]: old.keep_reason for old in pruned(home)}
 
     assert days(home) == [6, 3, 2]
-    assert kept == {
+    assert keep_reason == {
         "05": "",
         "04": "",
         "03": "`deploy restart` uses it",
@@ -146,26 +146,28 @@ def whole_of_another_user(run: RunDir) -> None:
     os.chown(run.path, 12345, 12345)
 
 
-ODD: list[Callable[[RunDir], None]] = [*(garbage, forged, fifo_record, no_ending, damaged_plan, whole_of_another_user)]
+UNEXPECTED: list[Callable[[RunDir], None]] = [
+    *(garbage, forged, fifo_record, no_ending, damaged_plan, whole_of_another_user)
+]
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize("make", ODD, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", UNEXPECTED, ids=lambda make: make.__name__)
 def test_unreadable_or_foreign_runs_are_kept(
     home: Home, make: Callable[[RunDir], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "another_user" in make.__name__ and os.geteuid() != 0:
         pytest.skip("only root gives a file away")
     monkeypatch.chdir("/")
-    odd = past_run(home, 1)
-    make(odd)
+    damaged = past_run(home, 1)
+    make(damaged)
     past_run(home, 2)
     past_run(home, 3)
     before = {path: what for path, what in tree(home.root.parent).items() if "20260702" not in path}
 
     found = {Path(old.run_dir): old.keep_reason for old in pruned(home)}
 
-    assert found.pop(odd.path), "it says why"
+    assert found.pop(damaged.path), "it says why"
     assert list(found.values()) == [""], "the one beside it goes all the same"
     assert tree(home.root.parent) == before
 
@@ -255,7 +257,7 @@ class Docker:
 
 
 @pytest.mark.parametrize(
-    ("answers", "ended", "listed", "kept"),
+    ("answers", "ended", "listed", "keep_reason"),
     [
         (True, "exit.json", False, ""),
         (True, "server.log", False, ""),
@@ -265,7 +267,7 @@ class Docker:
     ],
 )
 def test_container_run_is_removed_only_when_known_ended(
-    home: Home, answers: bool, ended: str, listed: bool, kept: str
+    home: Home, answers: bool, ended: str, listed: bool, keep_reason: str
 ) -> None:
     """It may run on a far machine that nobody names here, or have been started again by hand."""
     for day in (1, 2):
@@ -278,8 +280,8 @@ def test_container_run_is_removed_only_when_known_ended(
     docker = Docker(answers=answers, lists=run.path if listed else None)
     servers = Servers(home, {"docker": docker, "process": ServerGroup(ProcessRuntime(home))})  # type: ignore[dict-item]
     [old] = prune(servers, None, keep=1, since=datetime(2026, 7, 20, tzinfo=UTC))
-    assert old.keep_reason == kept
-    assert run.path.exists() == bool(kept)
+    assert old.keep_reason == keep_reason
+    assert run.path.exists() == bool(keep_reason)
 
 
 def test_unknown_name_is_rejected(home: Home) -> None:

@@ -55,10 +55,10 @@ def of_version(run: RunDir, version: object, file: str = "request.json") -> RunD
     return RunDir(run.path)
 
 
-def is_named(run: RunDir, version: int, said: str) -> bool:
+def is_named(run: RunDir, version: int, message: str) -> bool:
     """Whether a message names the run, both versions, and what to do."""
-    told = f"the run `owl/{run.path.name}`: record version {version}; this `deploy` reads version {RECORD_VERSION}"
-    return told in said and "`deploy down owl` stops its server" in said and f"rm -r {run.path}" in said
+    text = f"the run `owl/{run.path.name}`: record version {version}; this `deploy` reads version {RECORD_VERSION}"
+    return text in message and "`deploy down owl` stops its server" in message and f"rm -r {run.path}" in message
 
 
 def test_new_run_has_current_record_version(home: Home) -> None:
@@ -79,7 +79,7 @@ def test_status_reports_run_of_another_version(home: Home, version: int, capsys:
     past_run(home, 1, name="hen", running=True)
     run = of_version(past_run(home, 2, running=True), version)
     found = statuses(servers_of(home), None, check_health=False)
-    assert [(each.name, each.status) for each in found] == [("hen", "running"), ("owl", "running")]
+    assert [(status.name, status.status) for status in found] == [("hen", "running"), ("owl", "running")]
     assert is_named(run, version, capsys.readouterr().err)
 
 
@@ -118,10 +118,13 @@ def test_prune_keeps_run_of_another_version(home: Home, version: int) -> None:
     gone = past_run(home, 1, name="hen")
     for name in ("owl", "hen"):
         past_run(home, 2, name=name)
-    kept = {each.run_dir: each.keep_reason for each in prune(servers_of(home), None, keep=1, since=datetime.now(UTC))}
-    assert kept[str(gone.path)] == ""
-    assert f"record version {version}; this `deploy` reads version {RECORD_VERSION}" in kept[str(run.path)]
-    assert f"rm -r {run.path}" in kept[str(run.path)]
+    remaining = {
+        pruned_run.run_dir: pruned_run.keep_reason
+        for pruned_run in prune(servers_of(home), None, keep=1, since=datetime.now(UTC))
+    }
+    assert remaining[str(gone.path)] == ""
+    assert f"record version {version}; this `deploy` reads version {RECORD_VERSION}" in remaining[str(run.path)]
+    assert f"rm -r {run.path}" in remaining[str(run.path)]
     assert (run.path.exists(), gone.path.exists()) == (True, False)
 
 
@@ -138,11 +141,11 @@ def test_history_lists_run_of_another_version(home: Home, version: int) -> None:
 def test_process_record_of_another_version_is_unknown(home: Home, version: int) -> None:
     past_run(home, 1, name="hen", running=True)
     run = of_version(past_run(home, 2), version, "process.json")
-    found = {each.name: each for each in statuses(servers_of(home), None, check_health=False)}
+    found = {status.name: status for status in statuses(servers_of(home), None, check_health=False)}
     assert found["hen"].status == Status.RUNNING
     assert found["owl"].status == Status.UNKNOWN
-    told = f"process.json`: record version {version}; this `deploy` reads version {RECORD_VERSION}"
-    assert told in found["owl"].detail
+    message = f"process.json`: record version {version}; this `deploy` reads version {RECORD_VERSION}"
+    assert message in found["owl"].detail
     assert "`deploy down owl` stops the known processes of the server" in found["owl"].detail
     runtime = ProcessRuntime(home)
     runtime.stop(*runtime.find("owl"), grace=0)  # no process bears the mark of its run: it has ended

@@ -46,7 +46,7 @@ def test_restart_uses_last_successful_plan(tmp_path: Path, asked: list[UpRequest
 
     command.restart("owl", home)
 
-    [(name, run, replaces)] = [(each.name, Path(each.run or ""), each.replace) for each in asked]
+    [(name, run, replaces)] = [(call.name, Path(call.run or ""), call.replace) for call in asked]
     assert (name, run.name[:8], replaces) == ("owl", "20260702", True)
     source = asked[0].source(home)
     assert source.decide(Facts()) == load("cpu-tiny", overrides=["server.port=29"]).plan
@@ -85,7 +85,7 @@ ASKED = asdict(request_of())
         {},
         {"request": 7},
         {"request": {"profile": "cpu-tiny"}},
-        *({"request": {**ASKED, "overrides": each}} for each in (5, None, [5], "abc", {"a": 1})),
+        *({"request": {**ASKED, "overrides": overrides_}} for overrides_ in (5, None, [5], "abc", {"a": 1})),
         *({"request": {**ASKED, **change}} for change in ({"profile": 5}, {"keep_failed": "no"}, {"timeout": []})),
     ],
 )

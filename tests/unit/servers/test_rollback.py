@@ -46,12 +46,12 @@ def test_rollback_uses_last_known_good_run(home: Home, asked: list[UpRequest]) -
     """Of two starts of one plan the last; what came up and was not proven is none."""
     past_run(home, 1, "server.port=1")
     good = past_run(home, 2, "server.port=2")
-    past_run(home, 3, "server.port=3", proven=False)
-    past_run(home, 4, "server.port=2", proven=None)
+    past_run(home, 3, "server.port=3", verified=False)
+    past_run(home, 4, "server.port=2", verified=None)
 
     rollback("owl", home)
 
-    assert [(each.name, each.run, each.replace, each.keep_failed) for each in asked] == [
+    assert [(call.name, call.run, call.replace, call.keep_failed) for call in asked] == [
         ("owl", str(good.path), True, False)
     ]
 
@@ -64,14 +64,14 @@ def test_repeated_rollback_alternates_between_two_plans(home: Home, asked: list[
     rollback("owl", home)
     past_run(home, 4, "server.port=1")
     rollback("owl", home)
-    assert [each.run for each in asked] == [str(first.path), str(second.path).replace("20260702", "20260703")]
+    assert [call.run for call in asked] == [str(first.path), str(second.path).replace("20260702", "20260703")]
 
 
 @pytest.mark.parametrize("name", ["owl", "hen"])
 def test_rollback_without_known_good_run_is_rejected(home: Home, asked: list[UpRequest], name: str) -> None:
     past_run(home, 1)
     past_run(home, 2)
-    past_run(home, 3, proven=None, name="hen")
+    past_run(home, 3, verified=None, name="hen")
     with pytest.raises(StartError, match=f"no last known good run of `{name}`"):
         rollback(name, home)
     assert asked == []
@@ -95,7 +95,7 @@ def test_repeated_run_is_restarted_with_its_own_plan(home: Home, asked: list[UpR
     request = {**run.read("request.json")["request"], "overrides": [], "run": "/gone"}  # type: ignore[dict-item]
     run.save("request.json", {"version": RECORD_VERSION, "request": request})
     command.restart("owl", home)
-    assert [(each.run, each.replace) for each in asked] == [(str(run.path), True)]
+    assert [(call.run, call.replace) for call in asked] == [(str(run.path), True)]
 
 
 def test_recorded_command_names_the_run(home: Home) -> None:

@@ -87,7 +87,7 @@ def test_replacing_only_server_of_a_role_warns(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begun("cpu-tiny-1p1d", [2], monkeypatch)
-    said = "warning: decode 1 of 1 is replaced: requests fail until the new one is ready\n"
-    assert capsys.readouterr().err == said
+    message = "warning: decode 1 of 1 is replaced: requests fail until the new one is ready\n"
+    assert capsys.readouterr().err == message
     begun("cpu-tiny", [1, 2], monkeypatch, "replicas=2")
     assert capsys.readouterr().err == ""

@@ -62,7 +62,7 @@ class Rollout:
     def start(self, plan: Plan, *replicas: RunningServer, max_replicas: int | None = None) -> object:
         """Do the update from these replicas to a plan."""
         self.gateway = self.server(self.home.runs / "pair/1", plan)
-        replicas_of = [SimpleNamespace(plan=each) for each in replica_plans(plan)]
+        replicas_of = [SimpleNamespace(plan=replica_plan) for replica_plan in replica_plans(plan)]
         request = SimpleNamespace(drain=0, min_gsm8k=None, max_replicas=max_replicas, command=lambda _: "deploy up")
         start: Any = SimpleNamespace(
             name="pair",
@@ -110,7 +110,7 @@ class Rollout:
 
 
 @pytest.fixture
-def heard() -> Iterator[None]:
+def signal_allowed() -> Iterator[None]:
     """Let SIGINT interrupt, also where it is ignored: in the background job of a script."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
@@ -238,9 +238,9 @@ def test_unknown_state_does_not_hide_first_error(rollout: Rollout) -> None:
 def test_added_replicas_are_reported_one_by_one(rollout: Rollout, capsys: pytest.CaptureFixture[str]) -> None:
     new = planned(4)
     rollout.start(new, *(rollout.replica(number, of=new) for number in (1, 2)), max_replicas=1)
-    said = capsys.readouterr().err
-    assert "replica 3 of 4: starting\n" in said
-    assert "3 of 4 replicas have this plan, 1 is not started yet" in said
+    stderr = capsys.readouterr().err
+    assert "replica 3 of 4: starting\n" in stderr
+    assert "3 of 4 replicas have this plan, 1 is not started yet" in stderr
 
 
 def test_replica_exited_during_update_is_down(rollout: Rollout, monkeypatch: pytest.MonkeyPatch) -> None:

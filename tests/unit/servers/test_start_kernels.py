@@ -173,8 +173,8 @@ def test_archive_is_checked_before_build(plan: Plan, tmp_path: Path) -> None:
     with pytest.raises(KernelsError, match="No such file"):
         require_archive(named(slurm, reference), host_ref)
     contained = replace(slurm, slurm=SlurmSection(container="apptainer"))
-    for each in (contained, replace(plan, prebuilt_image="me/image")):
-        require_archive(named(each, reference), host_ref)  # the image has them
+    for changed in (contained, replace(plan, prebuilt_image="me/image")):
+        require_archive(named(changed, reference), host_ref)  # the image has them
 
 
 def test_slurm_ignores_driver_version_of_archive(plan: Plan, tmp_path: Path) -> None:

@@ -78,8 +78,8 @@ def test_startup_stages_are_shown_with_shares(tmp_path: Path) -> None:
 
 def test_startup_stages_are_shown_per_replica() -> None:
     one = replace(server(""), name="owl/replica-1", startup={"loading weights": 4.0})
-    told = [*_startup_notes([replace(server("healthy"), replicas=(one,))])]
-    assert told == ["`owl/replica-1` took 4 s to start: loading weights 4.0 s (100%)"]
+    notes = [*_startup_notes([replace(server("healthy"), replicas=(one,))])]
+    assert notes == ["`owl/replica-1` took 4 s to start: loading weights 4.0 s (100%)"]
 
 
 def test_invalid_startup_stages_are_ignored(tmp_path: Path) -> None:

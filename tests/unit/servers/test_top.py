@@ -212,9 +212,9 @@ def test_only_gpus_of_server_are_sampled_periodically(monkeypatch: pytest.Monkey
     reader = top.GpuReader(plan, lambda *_: None, energy)  # type: ignore[arg-type, return-value]
     seen: list[Sequence[top.GpuSample]] = [reader.read(at) for at in (0, 5, 14.9, 20, 40)]
     assert len(looks) == 3
-    assert [each.index for each in seen[0]] == [0, 1, 2, 3]  # four of the node's eight
-    assert [each.watts for each in seen[0]] == [None] * 4
+    assert [item.index for item in seen[0]] == [0, 1, 2, 3]  # four of the node's eight
+    assert [item.watts for item in seen[0]] == [None] * 4
     assert seen[2] == seen[0]
-    assert [each.watts for each in seen[3]] == [700.0, 100.0, 0.0, None]  # a counter that went back tells nothing
-    assert [each.watts for each in seen[4]] == [None] * 4
+    assert [item.watts for item in seen[3]] == [700.0, 100.0, 0.0, None]  # a counter that went back tells nothing
+    assert [item.watts for item in seen[4]] == [None] * 4
     assert seen[3][0].vram_used == 20 * GIB

@@ -79,13 +79,15 @@ def prepared(request: UpRequest, home: Home, monkeypatch: pytest.MonkeyPatch) ->
         raise Reached
 
     with pytest.raises(Reached):
-        brought_up(
+        bring_up_with(
             request, home, monkeypatch, start_server=start_server, require_ready_host=lambda plan, *_: _ready(plan)
         )
     return started[0]
 
 
-def brought_up(request: UpRequest, home: Home, monkeypatch: pytest.MonkeyPatch, **steps: Callable[..., object]) -> None:
+def bring_up_with(
+    request: UpRequest, home: Home, monkeypatch: pytest.MonkeyPatch, **steps: Callable[..., object]
+) -> None:
     """Start where everything that a start makes is there at once; `steps` replace those of `up`."""
     monkeypatch.setattr(up, "require_host", lambda *_, **__: None)
     for name, step in steps.items():
@@ -152,17 +154,17 @@ def test_repeated_run_is_not_planned_again(home: Home, decided: list[Facts], mon
 
 
 def test_only_repeated_run_has_a_fixed_plan(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[bool] = []
+    is_reported: list[bool] = []
 
     def require_archive(*_: object, of_run: bool, **__: object) -> None:
-        told.append(of_run)
+        is_reported.append(of_run)
         raise Reached
 
     monkeypatch.setattr(up, "require_archive", require_archive)
     for request in (request_of(), request_of(run=str(past_run(home, 1, "server.port=7").path))):
         with pytest.raises(Reached):
-            brought_up(request, home, monkeypatch)
-    assert told == [False, True]
+            bring_up_with(request, home, monkeypatch)
+    assert is_reported == [False, True]
 
 
 def test_missing_archive_is_rejected_before_host_inspection(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,8 +183,8 @@ def machine(**sections: str) -> Runner:
     def run(argv: Sequence[str]) -> CompletedProgram:
         names = re.findall(r"printf '\\036%s\\n' (.+?); \( ", argv[-1])
         texts = {name: sections.get(name.split()[0], "") for [name] in map(shlex.split, names)}
-        said = "".join(f"\x1e{name}\n{text}\x1f0" for name, text in texts.items())
-        return CompletedProgram(argv=tuple(argv), code=0 if names else 127, stdout=said, stderr="")
+        output = "".join(f"\x1e{name}\n{text}\x1f0" for name, text in texts.items())
+        return CompletedProgram(argv=tuple(argv), code=0 if names else 127, stdout=output, stderr="")
 
     return run
 
@@ -195,7 +197,7 @@ def refused(request: UpRequest, home: Home) -> str:
 
 
 @pytest.mark.parametrize(
-    ("profile", "sections", "said"),
+    ("profile", "sections", "message"),
     [
         ("mi355x-tp8", {}, "gpus: none"),
         ("mi355x-tp8", {"disk": "Filesystem 1024-blocks Used Available\n/dev/sda 9 8 1 89% /\n"}, "GiB for weights"),
@@ -203,11 +205,11 @@ def refused(request: UpRequest, home: Home) -> str:
     ],
 )
 def test_failed_preflight_stops_before_build_and_download(
-    home: Home, monkeypatch: pytest.MonkeyPatch, profile: str, sections: dict[str, str], said: str
+    home: Home, monkeypatch: pytest.MonkeyPatch, profile: str, sections: dict[str, str], message: str
 ) -> None:
     """438 GB were downloaded and an image built before a missing GPU, a full disk or a taken port was told."""
     monkeypatch.setattr(host, "runner_for", lambda _: machine(**sections))
-    assert said in refused(request_of("runtime=process", "engine.python=/usr/bin/python3", profile=profile), home)
+    assert message in refused(request_of("runtime=process", "engine.python=/usr/bin/python3", profile=profile), home)
 
 
 def test_disk_space_is_not_checked_without_download(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +221,7 @@ def test_disk_space_is_not_checked_without_download(home: Home, monkeypatch: pyt
 
 def test_port_of_replaced_server_does_not_fail_preflight(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     run = past_run(home, 1, "server.port=30010")
-    standing = RunningServer(
+    server = RunningServer(
         runtime="process",
         name="cpu-tiny",
         profile="cpu-tiny",
@@ -228,7 +230,7 @@ def test_port_of_replaced_server_does_not_fail_preflight(home: Home, monkeypatch
         run_dir=str(run.path),
         runtime_id="1",
     )
-    monkeypatch.setattr(Nothing, "find", lambda *_: (standing,))
+    monkeypatch.setattr(Nothing, "find", lambda *_: (server,))
     monkeypatch.setattr(up, "_replicated_server", lambda *_, **__: None)
     held = machine(sockets="  0: 0100007F:753A 00000000:0000 0A 0:0 0:0 0 0 0 7 1\n")
     monkeypatch.setattr(host, "runner_for", lambda _: held)

@@ -144,7 +144,7 @@ def test_restart_repeats_last_run_and_is_recorded_first(tmp_path: Path, asked: l
     run = started(home)
     result = restarts.restart_dead(home, "owl", run.path.name, "killed")
     assert (result.outcome, result.message) == ("failed", "not ready")
-    assert [(each.by_watch, each.run, each.replace) for each in asked] == [(True, str(run.path), True)]
+    assert [(call.by_watch, call.run, call.replace) for call in asked] == [(True, str(run.path), True)]
     assert run.read("restarts.json")["restarts"][0]["reason"] == "killed"  # type: ignore[index]
     assert len(look(home, run, KILLED).restarted_at) == 1
 
@@ -189,9 +189,9 @@ def test_restart_is_postponed_without_disk_space(
     assert (restarted.message, restarted.outcome, asked) == ("no space", "postponed", [])
 
 
-@pytest.mark.parametrize(("host", "where"), [(None, ""), ("ssh://n1", " on ssh://n1")])
+@pytest.mark.parametrize(("host", "location"), [(None, ""), ("ssh://n1", " on ssh://n1")])
 def test_restart_names_host_of_url(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str | None, where: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str | None, location: str
 ) -> None:
     home = Home(tmp_path)
     run = started(home)
@@ -200,7 +200,7 @@ def test_restart_names_host_of_url(
     done = UpResult(handle=replace(server, runtime="docker"), served_name="tiny", smoke=None, seconds=3.0)
     monkeypatch.setattr(restarts, "restart", lambda *_, **__: done)
     result = restarts.restart_dead(home, "owl", run.path.name, "killed")
-    assert result.message == f"verified at {server.url}{where}, ready after 3.0 s"
+    assert result.message == f"verified at {server.url}{location}, ready after 3.0 s"
 
 
 def test_watching_unknown_server_is_rejected(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_user_restart_is_not_counted_as_watch_restart(tmp_path: Path, monkeypatc
     monkeypatch.setattr(rollback, "up", lambda request, *_, **__: found.append(request))
     started(Home(tmp_path), by_watch=True)
     rollback.restart("owl", Home(tmp_path))
-    assert [each.by_watch for each in found] == [False]
+    assert [start.by_watch for start in found] == [False]
     assert issubclass(NameTakenError, StartError)
 
 

@@ -235,7 +235,7 @@ def test_pending_slurm_job_is_not_restarted() -> None:
     world = World(snapshot=replace(HEALTHY, status="pending", exit_reason="job 5 waits, requeued: (BeginTime)"))
     world.pass_by(world.watcher(), 1200)
     assert world.restarted_at == []
-    assert [each[1:] for each in world.events] == [(EventKind.WAITING, "job 5 waits, requeued: (BeginTime)")]
+    assert [event[1:] for event in world.events] == [(EventKind.WAITING, "job 5 waits, requeued: (BeginTime)")]
 
 
 def test_busy_or_superseded_server_is_not_restarted() -> None:

@@ -51,7 +51,7 @@ class Client:
         ids = [len(prompt) + number for number in range(tokens)]
         if self.url == "gateway":
             self.world.transfers += self.world.crosses
-            ids = [each + 1000 * (number < self.world.damaged) for number, each in enumerate(ids)]
+            ids = [token + 1000 * (number < self.world.damaged) for number, token in enumerate(ids)]
         return {
             "text": "",
             "output_ids": ids,

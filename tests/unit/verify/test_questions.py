@@ -46,7 +46,7 @@ def test_other_differences_make_an_answer_wrong(answer: str) -> None:
 
 
 def words(profile: str, *overrides: str) -> list[int]:
-    return [each.filler_words for each in plan_of(profile, *overrides).model.questions]
+    return [item.filler_words for item in plan_of(profile, *overrides).model.questions]
 
 
 @pytest.mark.parametrize(

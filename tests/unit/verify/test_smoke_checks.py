@@ -97,12 +97,12 @@ def test_correct_server_passes_every_check() -> None:
 
 def test_request_without_key_is_refused_before_its_body() -> None:
     """sglang would reset the connection, which ends `kubectl port-forward`."""
-    bodies, behind = [], over_httpx(engine(key="sk-0123456789"))
+    bodies, server = [], over_httpx(engine(key="sk-0123456789"))
 
     def recorded(request: httpx.Request) -> httpx.Response:
         if request.method == "POST" and "Authorization" not in request.headers:
             bodies.append(request.read())
-        return behind.handle_request(request)
+        return server.handle_request(request)
 
     target = dataclasses.replace(TARGET, api_key=Secret("sk-0123456789"))
     report = smoke.smoke_test(target, faults=None, seed=1, transport=httpx.MockTransport(recorded))
@@ -114,14 +114,14 @@ def test_503_during_kernel_compilation_is_retried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A prefill server compiled for 112 s on an H200, and the gateway refused each request."""
-    now, refused, behind = [0.0], iter(range(3)), over_httpx(engine())
+    now, refused, server = [0.0], iter(range(3)), over_httpx(engine())
 
     def gateway(request: httpx.Request) -> httpx.Response:
         if not now[0]:
             now[0] = 92.0  # the seconds that the first request takes
         elif next(refused, None) is not None:
             return httpx.Response(503, json={"error": {"code": "no_available_workers"}})
-        return behind.handle_request(request)
+        return server.handle_request(request)
 
     monkeypatch.setattr(smoke, "poll_until", partial(smoke.poll_until, sleep=lambda _: None))
     monkeypatch.setattr(smoke, "time", SimpleNamespace(monotonic=lambda: now[0]))
@@ -142,12 +142,12 @@ def test_503_during_kernel_compilation_is_retried(
 def test_dropped_connections_of_a_gateway_are_retried(
     drops: int, passes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left, behind = iter(range(drops)), over_httpx(engine())
+    left, server = iter(range(drops)), over_httpx(engine())
 
     def gateway(request: httpx.Request) -> httpx.Response:
         if next(left, None) is not None:
             raise httpx.RemoteProtocolError("Server disconnected without sending a response.")
-        return behind.handle_request(request)
+        return server.handle_request(request)
 
     monkeypatch.setattr(smoke, "poll_until", partial(smoke.poll_until, sleep=lambda _: None))
     report = smoke.smoke_test(
@@ -162,7 +162,7 @@ def test_dropped_connections_of_a_gateway_are_retried(
 
 def sampled_by(ask: Callable[[int], None]) -> tuple[SmokeReport, list[str]]:
     """Check a server of two ranks on a GPU; `ask` is called before a rank answers what it samples first."""
-    behind, asked = over_httpx(engine(dp=2)), list[str]()
+    server, asked = over_httpx(engine(dp=2)), list[str]()
 
     def answer(request: httpx.Request) -> httpx.Response:
         if b'"top_p"' in request.content and b'"top_k"' in request.content:
@@ -171,7 +171,7 @@ def sampled_by(ask: Callable[[int], None]) -> tuple[SmokeReport, list[str]]:
             asked.append(f"sampled {rank}")
         else:
             asked.append(request.url.path)
-        return behind.handle_request(request)
+        return server.handle_request(request)
 
     report = smoke.smoke_test(
         dataclasses.replace(TARGET, dp=2, on_gpu=True),
@@ -198,10 +198,10 @@ def test_checks_fail_when_first_sample_times_out() -> None:
     report, asked = sampled_by(silent)
     assert asked == ["sampled 0"]
     assert not report.ok
-    said = (
+    output = (
         "not run: rank 1 does not answer a sampled request: http://127.0.0.1:30000/generate: no response within 600 s"
     )
-    assert set(failures(report).values()) == {said}
+    assert set(failures(report).values()) == {output}
 
 
 PARSED = dataclasses.replace(TARGET, reasoning_parser="qwen3", tool_parser="qwen")
@@ -226,9 +226,9 @@ PARSED = dataclasses.replace(TARGET, reasoning_parser="qwen3", tool_parser="qwen
     ],
 )
 def test_wrong_parser_is_detected(behaviors: dict[str, str], check: str, verdict: Verdict, evidence: str) -> None:
-    found = {each.name: each for each in run(engine(**behaviors), PARSED).checks}[check]
+    found = {check_.name: check_ for check_ in run(engine(**behaviors), PARSED).checks}[check]
     assert (found.verdict, evidence in found.evidence) == (verdict, True), found
-    without = {each.name: each for each in run(engine(**behaviors)).checks}[check]
+    without = {check_.name: check_ for check_ in run(engine(**behaviors)).checks}[check]
     assert (without.verdict, "the profile has no `" in without.evidence) == (Verdict.SKIPPED, True)
 
 
@@ -242,10 +242,10 @@ def with_parsers(answer: Callable[[httpx.Request], httpx.Response]) -> SmokeRepo
 @pytest.mark.parametrize(("content", "asked"), [("and so on", [128]), ("", [128, 512])])
 def test_endless_model_gets_a_small_token_limit(content: str, asked: list[int]) -> None:
     """A call of 512 tokens took 123 s; only a model that is still in its reasoning gets more."""
-    tokens, behind = [], over_httpx(engine())
+    tokens, server = [], over_httpx(engine())
 
     def endless(request: httpx.Request) -> httpx.Response:
-        response = behind.handle_request(request)
+        response = server.handle_request(request)
         if b'"tools"' not in request.content:
             return response
         tokens.append(json.loads(request.content)["max_tokens"])
@@ -278,10 +278,10 @@ def test_unfinished_reasoning_does_not_verify_parser(
     reasoning: str | None, content: str | None, finish: str, verdict: Verdict, evidence: str
 ) -> None:
     """`deepseek-r1`, which takes all text for reasoning until its mark comes, passed on a model of other marks."""
-    behind = over_httpx(engine())
+    server = over_httpx(engine())
 
     def thinking(request: httpx.Request) -> httpx.Response:
-        response = behind.handle_request(request)
+        response = server.handle_request(request)
         if b'"enable_thinking": true' not in request.content and b'"enable_thinking":true' not in request.content:
             return response
         data = json.loads(response.read())
@@ -290,7 +290,7 @@ def test_unfinished_reasoning_does_not_verify_parser(
         return httpx.Response(200, json=data)
 
     report = with_parsers(thinking)
-    (found,) = (each for each in report.checks if each.name == "reasoning separated")
+    (found,) = (check_ for check_ in report.checks if check_.name == "reasoning separated")
     assert (found.verdict, evidence in found.evidence) == (verdict, True), found
 
 
@@ -542,7 +542,7 @@ def soaked(server: EngineApi, *gauges: MemoryGauge) -> CheckOutcome:
         return soak.soak(SmokeClient(dataclasses.replace(SOAKED, memory=gauges), client, seed=1, faults=None))
 
 
-ODD: tuple[object, ...] = (
+UNEXPECTED: tuple[object, ...] = (
     None,
     [],
     {},
@@ -559,8 +559,8 @@ ODD: tuple[object, ...] = (
     {"choices": [{"message": {"content": ["a", 1]}, "finish_reason": {}}], "usage": {"completion_tokens": 1}},
     {"choices": [{"message": {"content": "\ud800\x1b[2J"}, "finish_reason": 1}], "usage": {"completion_tokens": 1}},
 )
-ODD_BODIES = [
-    *(json.dumps(odd).encode() for odd in ODD),
+MALFORMED_BODIES = [
+    *(json.dumps(body).encode() for body in UNEXPECTED),
     b"",
     b"\xff\xfe",
     b"[" * 100_000,
@@ -577,7 +577,7 @@ ODD_BODIES = [
     "path",
     ["/v1/models", "/model_info", "/server_info", "/generate", "/v1/completions", "/v1/chat/completions", "/metrics"],
 )
-@pytest.mark.parametrize("body", ODD_BODIES, ids=lambda body: ascii(body[:40]))
+@pytest.mark.parametrize("body", MALFORMED_BODIES, ids=lambda body: ascii(body[:40]))
 def test_malformed_response_fails_a_check_without_exception(path: str, body: bytes) -> None:
     honest = over_httpx(engine(dp=2, accept_length=3.3))
 
@@ -596,7 +596,7 @@ def test_malformed_response_fails_a_check_without_exception(path: str, body: byt
 
 
 def named(report: SmokeReport, check: str) -> CheckResult:
-    return next(each for each in report.checks if each.name == check)
+    return next(check_ for check_ in report.checks if check_.name == check)
 
 
 def asked(server: EngineApi, target: Target = ASKING) -> CheckResult:
@@ -660,9 +660,9 @@ def test_questions_use_greedy_decoding_without_thinking() -> None:
         return knowing.handle_request(request)
 
     smoke.smoke_test(ASKING, faults=None, seed=1, transport=httpx.MockTransport(answer))
-    said = [body for body in bodies if "response_format" not in body]
-    assert [body["chat_template_kwargs"] for body in said] == [{"enable_thinking": False}] * 3
-    assert {body["temperature"] for body in said} == {0}
+    plain_bodies = [body for body in bodies if "response_format" not in body]
+    assert [body["chat_template_kwargs"] for body in plain_bodies] == [{"enable_thinking": False}] * 3
+    assert {body["temperature"] for body in plain_bodies} == {0}
 
 
 @pytest.mark.parametrize(

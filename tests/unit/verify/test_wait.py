@@ -71,7 +71,7 @@ class Server:
         return httpx.Response(200, json={"data": [{"id": self.serves}]})
 
     def wait(
-        self, *, silence: float = 60, timeout: float | None = None, api_key: Secret | None = None, about: float = 60
+        self, *, stalled: float = 60, timeout: float | None = None, api_key: Secret | None = None, about: float = 60
     ) -> float:
         starting = self.starting = StartingServer(
             url="http://127.0.0.1:30000",
@@ -83,7 +83,7 @@ class Server:
         )
         return wait_until_ready(
             starting,
-            progress_deadline=silence,
+            progress_deadline=stalled,
             timeout=timeout,
             progress=Progress(self.progress, clock=self.clock),
             clock=self.clock,
@@ -163,7 +163,7 @@ def test_exited_server_ends_the_wait_immediately() -> None:
     server = Server(log={0: LOADING, 3: ["RuntimeError: boom"]})
     server.exits_at = 3
     with pytest.raises(NotReadyError) as caught:
-        server.wait(silence=3600)
+        server.wait(stalled=3600)
     assert caught.value.message == "the server exited with code 1 while loading weights, after 3 s (OOMKilled)"
     assert caught.value.details.splitlines()[-1] == "RuntimeError: boom"
     assert server.second < 3.5
@@ -173,7 +173,7 @@ def test_removed_server_is_not_reported_as_exited() -> None:
     server = Server(log={0: LOADING})
     server.exits_at, server.end = 3, Status.NOT_FOUND
     with pytest.raises(NotReadyError, match="the server was removed by another program while loading weights"):
-        server.wait(silence=3600)
+        server.wait(stalled=3600)
 
 
 @pytest.mark.parametrize("second", [0, 5])
@@ -182,7 +182,7 @@ def test_restarted_server_ends_the_wait_immediately(second: int) -> None:
     server = Server(log={0: LOADING})
     server.restarts_at = second
     with pytest.raises(NotReadyError, match=r"died while .* and was restarted \(OOMKilled\)$"):
-        server.wait(silence=3600)
+        server.wait(stalled=3600)
     assert server.second < second + 0.5
 
 
@@ -190,20 +190,20 @@ def test_used_port_ends_the_wait_immediately() -> None:
     taken = "ERROR: [Errno 98] error while attempting to bind on address ('127.0.0.1', 30000): address already in use"
     server = Server(log={0: LOADING, 2: [taken]})
     with pytest.raises(NotReadyError, match="is in use by another process"):
-        server.wait(silence=3600)
+        server.wait(stalled=3600)
     assert server.second < 2.5
 
 
 def test_slow_start_with_progress_is_awaited() -> None:
     shards = {50 * n: [f"Loading safetensors: | {n}/40 ["] for n in range(1, 41)}
     server = Server(log={0: LOADING, **shards, 2040: READY})
-    assert server.wait(silence=60) == pytest.approx(2040, abs=1)
+    assert server.wait(stalled=60) == pytest.approx(2040, abs=1)
 
 
 def test_no_progress_ends_the_wait() -> None:
     server = Server(log={0: LOADING, 30: ["Loading safetensors: | 1/40 ["]})
     with pytest.raises(NotReadyError, match="no progress for 60 s while loading weights 1/40"):
-        server.wait(silence=60)
+        server.wait(stalled=60)
     assert server.second == pytest.approx(90, abs=0.5)
 
 
@@ -211,7 +211,7 @@ def test_foreign_health_probes_are_not_progress() -> None:
     probes = {n: [f'INFO:     10.0.0.7:{n} - "GET /health HTTP/1.1" 503 Service Unavailable'] for n in range(1, 300)}
     server = Server(log={0: LOADING, **probes})
     with pytest.raises(NotReadyError, match="no progress for 60 s"):
-        server.wait(silence=60)
+        server.wait(stalled=60)
     assert server.second == pytest.approx(60, abs=0.5)
 
 
@@ -219,7 +219,7 @@ def test_logged_health_failures_are_not_progress() -> None:
     failures = {n: ["Health check failed. Server couldn't get a response from detokenizer"] for n in range(1, 300)}
     server = Server(log={0: LOADING + READY, **failures}, health=lambda _: 503)
     with pytest.raises(NotReadyError, match="`/health`: 503"):
-        server.wait(silence=60)
+        server.wait(stalled=60)
     assert server.second == pytest.approx(60, abs=0.5)
 
 

@@ -54,7 +54,7 @@ class ModelQuantizer:
         source, made = Path(pretrained_model_path), Path(save_path)
         shutil.rmtree(made, ignore_errors=True)
         made.mkdir(parents=True)
-        places: dict[str, str] = {}
+        files: dict[str, str] = {}
         left: set[str] = set()
         for shard in sorted(source.glob("*.safetensors")):
             try:
@@ -64,7 +64,7 @@ class ModelQuantizer:
                 shutil.rmtree(made)
                 raise
             _write(made / shard.name, tensors)
-            places.update(dict.fromkeys(tensors, shard.name))
+            files.update(dict.fromkeys(tensors, shard.name))
         config = json.loads((source / "config.json").read_text())
         config["quantization_config"] = _config(sorted(left))
         (made / "config.json").write_text(json.dumps(config, ensure_ascii=False, indent=4))
@@ -144,7 +144,7 @@ _ORDER = ("U64", "I64", "F64", "F32", "U32", "I32", "BF16", "F16", "U16", "I16",
 def _write(path: Path, tensors: dict[str, Any]) -> None:
     """As safetensors does: the widest first, each width in the order of names; a header of whole 8 bytes."""
     entries, end = {}, 0
-    ordered = sorted(tensors.items(), key=lambda each: (_ORDER.index(each[1][0]), each[0]))
+    ordered = sorted(tensors.items(), key=lambda pair: (_ORDER.index(pair[1][0]), pair[0]))
     for name, (dtype, shape, data) in ordered:
         assert len(data) == prod(shape) * _BYTES.get(dtype, 1)
         entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [end, end := end + len(data)]}

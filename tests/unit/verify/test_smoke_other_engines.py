@@ -19,7 +19,7 @@ OWN = {"/generate", "/server_info", "/model_info", "/flush_cache"}  # of sglang
 REPORTED = 'vllm:cache_config_info{block_size="64"} 1.0\nvllm:num_requests_running{engine="0"} 0.0\n'
 
 
-class Foreign:
+class OtherEngine:
     """An `EngineApi` as another engine offers it; vLLM (0.32.0) adds `token_ids` to a completion if asked to."""
 
     def __init__(self, api: EngineApi, owner: str) -> None:
@@ -52,13 +52,13 @@ class Foreign:
         asked = {"text" if isinstance(prompt, str) else "input_ids": prompt, "sampling_params": sampling}
         made = json.loads(self.api.answer("/generate", json.dumps(asked).encode()).body())
         counts = made["meta_info"]
-        usage = {each: counts[each] for each in ("prompt_tokens", "completion_tokens")}
+        usage = {key: counts[key] for key in ("prompt_tokens", "completion_tokens")}
         details = {"cached_tokens": counts["cached_tokens"]}
         choice = {"token_ids": made["output_ids"], "finish_reason": "length"}
         return {"choices": [choice], "usage": {**usage, "prompt_tokens_details": details}}
 
 
-def run(server: Foreign) -> dict[str, CheckResult]:
+def run(server: OtherEngine) -> dict[str, CheckResult]:
     transport = httpx.MockTransport(server)
     with EngineClient(URL, key=None, transport=transport) as client:
         target = describe(client, url=URL, api_key=None)
@@ -74,7 +74,7 @@ LONG_PROMPTS = {"fact in a long text found", "long prefill"}
 
 
 def test_vllm_passes_every_supported_check() -> None:
-    server = Foreign(engine(), "vllm")
+    server = OtherEngine(engine(), "vllm")
     found = run(server)
     skipped = {
         "API key required",
@@ -107,18 +107,18 @@ def test_vllm_passes_every_supported_check() -> None:
     ],
 )
 def test_each_vllm_defect_fails_only_its_check(server: EngineApi, check: str) -> None:
-    assert of(run(Foreign(server, "vllm")), Verdict.FAILED) == {check}
+    assert of(run(OtherEngine(server, "vllm")), Verdict.FAILED) == {check}
 
 
 def test_vllm_ranks_are_addressed_by_header() -> None:
-    server = Foreign(engine(dp=2), "vllm")
+    server = OtherEngine(engine(dp=2), "vllm")
     assert run(server)["DP ranks"].verdict is Verdict.WARNING
     assert {"0", "1"} <= server.ranks
 
 
 @pytest.mark.parametrize(("owner", "subject"), [("someone", "the endpoint"), ("atom", "atom")])
 def test_engine_without_token_ids_skips_token_checks(owner: str, subject: str) -> None:
-    found = run(Foreign(engine(), owner))
+    found = run(OtherEngine(engine(), owner))
     assert not of(found, Verdict.FAILED)
     assert found["token counts"].evidence == f"{subject} has no `/generate` and returns no token ids"
     needed = {"served model", "streaming matches", "structured output", "bad requests rejected"}

@@ -1,4 +1,4 @@
-"""Hold GIB of memory on the first GPU until killed: `python stranger.py GIB`. Asks the driver itself, without torch."""
+"""Hold GIB of memory on the first GPU until killed: `python memory_holder.py GIB`. It asks the driver, not torch."""
 
 import ctypes
 import signal
