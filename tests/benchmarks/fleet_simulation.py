@@ -180,13 +180,13 @@ class Fleet:
     def _repaired(self, node: int) -> None:
         self.lost.remove(node)
         self.free.append(node)
-        self.place_replicas()
+        self.assign_nodes()
 
     def _wait_for_nodes(self, server: Server) -> None:
         self.waiting.append(server)
-        self.place_replicas()
+        self.assign_nodes()
 
-    def place_replicas(self) -> None:
+    def assign_nodes(self) -> None:
         """Give free nodes to the servers that wait, of the smaller pool first."""
         self.waiting.sort(key=lambda server: self.serving[server.pool])
         while self.waiting and len(self.free) >= self.layout.nodes_per_server:

@@ -58,7 +58,7 @@ def test_repaired_node_joins_smaller_pool() -> None:
     prefill, decode = fleet.servers[0], fleet.servers[1]
     fleet.serving[decode.pool] -= 1
     fleet.waiting, fleet.free = [prefill, decode], [0]
-    fleet.place_replicas()
+    fleet.assign_nodes()
     assert fleet.waiting == [prefill]
 
 
