@@ -81,7 +81,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return seen
 
 
-@pytest.mark.usefixtures("told")
+@pytest.mark.usefixtures("calls")
 def test_network_check_error_is_reported_as_finding() -> None:
     result = CliRunner().invoke(app, ["preflight", "no-such-profile", *TWO, "--json"])
     shown = json.loads(result.stdout)
@@ -153,7 +153,7 @@ def test_downloads_run_on_few_hosts_in_parallel(line: str, parallel: int | None,
     assert calls[-1] == [f"at once: {parallel}"]
 
 
-@pytest.mark.usefixtures("told")
+@pytest.mark.usefixtures("calls")
 def test_worst_exit_code_wins_and_lines_name_host() -> None:
     shown = CliRunner().invoke(app, ["status", *TWO])
     assert (shown.exit_code, shown.stdout) == (4, 'a: {"name": "x"}\na: line\nb: [1]\n')
@@ -161,7 +161,7 @@ def test_worst_exit_code_wins_and_lines_name_host() -> None:
     assert CliRunner().invoke(app, ["status", *TWO, "--host", "ssh://c"]).exit_code == 137
 
 
-@pytest.mark.usefixtures("told")
+@pytest.mark.usefixtures("calls")
 def test_json_output_is_one_document_for_all_hosts() -> None:
     shown = CliRunner().invoke(app, ["status", *TWO, "--json"])
     assert json.loads(shown.stdout) == {"a": None, "b": [1]}  # what `a` has printed is none

@@ -196,7 +196,7 @@ def interrupt() -> None:
     signal.raise_signal(signal.SIGINT)
 
 
-@pytest.mark.usefixtures("heard")
+@pytest.mark.usefixtures("signal_allowed")
 def test_second_interrupt_leaves_no_running_replica_cordoned(rollout: Rollout) -> None:
     routed: list[bool] = []
 
@@ -211,7 +211,7 @@ def test_second_interrupt_leaves_no_running_replica_cordoned(rollout: Rollout) -
     assert routed == [True]
 
 
-@pytest.mark.usefixtures("heard")
+@pytest.mark.usefixtures("signal_allowed")
 def test_interrupted_stop_counts_as_removal(rollout: Rollout) -> None:
     rollout.during["stop"] = interrupt
     new = planned(2)
