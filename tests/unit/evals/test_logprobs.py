@@ -158,7 +158,7 @@ def test_different_dtype_uses_limit_of_noisier_side(
 @pytest.mark.parametrize("way", ["batch", "again", "alone"])
 def test_rejected_logprobs_request_fails_with_server_message(ask: Ask, way: Way) -> None:
     server = engine(refuses_scores=lambda _, asked: asked == way)
-    refused = "answers 400: .*speculation does not support return_logprob yet"
+    refused = "returned HTTP 400: .*speculation does not support return_logprob yet"
     with pytest.raises(SmokeError, match=f"returns no log-probabilities: .*{refused}"):
         ask(server)
 
