@@ -172,7 +172,7 @@ def test_unrequested_content_encoding_is_rejected() -> None:
 
 def test_redirect_is_not_followed_with_key() -> None:
     moved = b"HTTP/1.1 307 Moved\r\nLocation: %s/v1/models\r\nContent-Length: 0\r\n\r\n"
-    refused = pytest.raises(UnexpectedResponseError, match="`/v1/models` answers 307")
+    refused = pytest.raises(UnexpectedResponseError, match="`/v1/models` returned HTTP 307")
     with (
         server(says(json_answer('{"data": []}'))) as (elsewhere, asked_there),
         asking(says(moved % elsewhere.encode()), key=Secret("sk-0123456789")) as (client, _),

@@ -119,7 +119,7 @@ def test_workflow_runs_makefile_targets() -> None:
 
 def test_workflow_verifies_the_pushed_image() -> None:
     """The table belongs to every `deploy build` that is not told to do without."""
-    build = steps()["Build with the tuned table, prove, push"]
+    build = steps()["Build with the tuned table, verify, push"]
     assert "deploy build --profile" in build
     assert "--allow-untuned" not in build
     assert "deploy up --profile $PROFILE --image $pushed" in build
