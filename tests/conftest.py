@@ -162,7 +162,7 @@ def pytest_terminal_summary(
     terminalreporter.section("this run")
     seconds, servers = time.monotonic() - config.stash[STARTED], config.stash[SERVERS].stop()
     option = config.option
-    whole = config.args in ([], ["tests"]) and not (option.keyword or option.markexpr or option.lf)
+    whole = config.args in ([], ["tests"]) and not (option.keyword or option.markexpr or config.getoption("lf", False))
     if whole or "KUBERNETES_RUN" in os.environ:
         record_run(reports)
     skipped = needless(terminalreporter.stats.get("skipped", []))
