@@ -39,7 +39,7 @@ FileName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]
 
 
 class Symptom(StrictModel):
-    """What goes wrong without the patch."""
+    """The fault without the patch."""
 
     log: tuple[Text, ...] = Field(description="lines as they are in the server's log")
     effect: str = Field(description="what it costs, with public measurements")
@@ -93,7 +93,7 @@ class SourceProbe(StrictModel):
 
 
 class Detect(StrictModel):
-    """How the content of the sources decides.
+    """Rules that decide from the sources whether a patch is needed.
 
     Any of `context` that is not found: not applicable. Any `present` that is found: the fix is there, from upstream or
     by this very diff. Else, all of `needed` are found: it is needed. Else, where the files of `needed` exist: a

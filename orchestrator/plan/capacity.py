@@ -50,7 +50,7 @@ class Load(StrictModel):
 
 @dataclass(frozen=True, kw_only=True)
 class LoadFit:
-    """How many requests of a load fit into one replica's cache at the same time."""
+    """The number of requests of a load that fit into one replica's cache at the same time."""
 
     load: str
     tokens: int  # of one request, without its shared prefix

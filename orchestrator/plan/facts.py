@@ -9,7 +9,7 @@ from orchestrator.plan.plan import Moe
 
 @dataclass(frozen=True, kw_only=True)
 class MoeCheckpoint:
-    """How a checkpoint stores its experts, for the rule of `orchestrator.plan.fusion`.
+    """The layout of the experts in a checkpoint, for the rule of `orchestrator.plan.fusion`.
 
     The dtypes are from the safetensors headers of the first layer where they differ, or else of the first layer with
     routed experts; None if the headers were not read.

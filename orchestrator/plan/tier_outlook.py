@@ -49,7 +49,7 @@ class LoadReuse:
 
 @dataclass(frozen=True, kw_only=True)
 class TierOutlook:
-    """What a cache tier is worth to a workload. Shares are of the prompt tokens, 0 to 1."""
+    """The benefit of a cache tier for a workload. Shares are of the prompt tokens, 0 to 1."""
 
     workload: str
     reuse_distance: int  # tokens of an LRU cache with 95 % of all possible hits; 0: nothing is used again

@@ -42,7 +42,7 @@ class KubernetesWeights(StrictModel):
 
 
 class Autoscaling(StrictModel):
-    """How many replicas KEDA keeps, and when it starts another."""
+    """Autoscaling with KEDA: the number of replicas, and when another starts."""
 
     max: int = Field(ge=2, le=64, description="most replicas")
     prometheus: Text = Field(pattern=r"^https?://", description="URL of Prometheus")
@@ -59,7 +59,7 @@ class Autoscaling(StrictModel):
 
 
 class KubernetesSection(StrictModel):
-    """How a cluster runs the server."""
+    """Settings of a server in a Kubernetes cluster."""
 
     context: Word | None = Field(default=None, description="kubeconfig context; default: the current one")
     namespace: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")] = Field(

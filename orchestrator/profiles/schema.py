@@ -40,7 +40,7 @@ class UlimitSection(StrictModel):
 
 
 class ContainerSection(StrictModel):
-    """What a container on this hardware has to be given."""
+    """Container options that this hardware needs."""
 
     devices: list[Word] = Field(default=[], description="device nodes, such as /dev/kfd")
     all_gpus: bool = Field(default=False, description="NVIDIA's `--gpus all`")
@@ -113,7 +113,7 @@ def _filler(value: object) -> object:
 
 
 class QuestionSection(StrictModel):
-    """What the smoke test asks through chat, at temperature 0 and without thinking, and the one right answer."""
+    """A question that the smoke test asks in a chat, at temperature 0 without thinking, with its only right answer."""
 
     prompt: Text = Field(min_length=1, description="prompt; filler text replaces `{filler}`")
     expected: Text = Field(min_length=1, description="answer, without regard to case, white space and final full stop")
@@ -160,7 +160,7 @@ class CompressedSection(StrictModel):
 
 
 class KvCacheSection(StrictModel):
-    """What attention keeps of a token, by the names of the checkpoint's config.json: heads, or a latent (MLA)."""
+    """The KV cache of a token, by the names of the checkpoint's config.json: heads, or a latent (MLA)."""
 
     head_dim: int | None = Field(default=None, ge=1, description="width of a key head")
     v_head_dim: int | None = Field(default=None, ge=1, description="width of a value head, if it differs")
@@ -287,14 +287,14 @@ class RoleSection(StrictModel):
 
 
 class TransferSection(StrictModel):
-    """How the KV cache crosses from prefill to decode servers."""
+    """The transfer of the KV cache from prefill to decode servers."""
 
     backend: Literal["mooncake", "nixl", "mori"] = Field(default="mooncake", description="mooncake, nixl or mori")
     network: Word = Field(description="tcp, or an RDMA NIC: ainic, thor2, connectx")
 
 
 class LayoutSection(StrictModel):
-    """How the model is spread over the GPUs."""
+    """The distribution of the model over the GPUs."""
 
     tp: CountField = Field(description="GPUs that share the weights, over all nodes")
     dp: CountField = Field(default=CountSetting(value=1, origin=Origin.INFERRED), description="data-parallel ranks")

@@ -22,7 +22,7 @@ class TimeoutsSection(StrictModel):
 
 
 class RestartPolicySection(StrictModel):
-    """What `deploy watch` does for a server that no longer serves."""
+    """The restarts by `deploy watch` of a server that is unhealthy or has ended."""
 
     unhealthy_after: int = Field(  # the timeout of sglang's own watchdog (0.5.14, `watchdog_timeout`): kernels compile
         default=300, ge=1, le=_WEEK, description="seconds without answer or progress until a rank counts as hung"

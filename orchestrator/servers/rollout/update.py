@@ -354,7 +354,7 @@ def _drain_seconds(start: StartSpec) -> float:
 
 @dataclass(kw_only=True)
 class _Step:
-    """How far the replacement of one replica has come."""
+    """The progress of the replacement of one replica."""
 
     draining: bool = False  # the gateway was asked to send no new requests
     drained: bool = False  # no request is left

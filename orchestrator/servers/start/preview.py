@@ -30,7 +30,7 @@ from orchestrator.servers.start.request import UpRequest
 
 @dataclass(frozen=True, kw_only=True)
 class Preview:
-    """What `up` would do: its steps, and the files from which it would start the server `name`."""
+    """A preview of `up`: its steps, and the files from which it would start the server `name`."""
 
     plan: Plan
     name: str

@@ -53,7 +53,7 @@ class SnapshotFailure:
 
 
 class RestartOutcome(StrEnum):
-    """How a restart ended."""
+    """The outcome of a restart."""
 
     VERIFIED = "verified"
     FAILED = "failed"  # the attempt is recorded

@@ -52,7 +52,7 @@ class Pending(Protocol[T_co]):
 
 
 class WatchBackend(Protocol):
-    """How a server is probed, inspected and restarted. No method waits."""
+    """Probes, inspects and restarts a server. No method waits."""
 
     def listens(self, snapshot: ServerSnapshot) -> bool:
         """Return whether the server's known processes run and its port accepts connections.
