@@ -33,7 +33,7 @@ class JsonOutput(Generic[Value]):
         print_json(self.data(value), one_line=self.lines)
 
     def show_or_print(self, value: Value, text: Callable[[], str], *, json: bool) -> None:
-        """Print a value as JSON, or `text` of it, which is made only then."""
+        """Print a value as JSON if `json` is set, else the result of `text`."""
         if json:
             self.show(value)
         else:

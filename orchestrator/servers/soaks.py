@@ -1,4 +1,4 @@
-"""What a run keeps of its soaks; the load of the next one, and the memory of a server that it watches."""
+"""Soaks of a run: their records, the load of the next one, and the memory of the server that it watches."""
 
 import os
 from datetime import UTC, datetime

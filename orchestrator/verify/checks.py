@@ -176,8 +176,8 @@ def token_counts(client: SmokeClient) -> CheckOutcome:
 def prefix_cache(client: SmokeClient) -> CheckOutcome:
     """Check that a repeated prefix comes from the cache.
 
-    The prompt is new to the server, so almost none of it may be cached at first. Hits round down to whole pages, the
-    last token is always computed, and speculation holds back one more.
+    The first request must have almost no cache hits, because its prompt is new. The second has fewer hits than tokens:
+    hits are rounded down to whole pages, the last token is always computed, and speculation leaves out one more.
     """
     if not client.target.prefix_cache:
         return skipped("the profile disables the prefix cache")

@@ -80,7 +80,7 @@ class SmokeClient:
 
     @property
     def is_sglang(self) -> bool:
-        """Whether the target is sglang, which has its own API in addition to OpenAI's."""
+        """Return whether the target is sglang, which has an API of its own beside OpenAI's."""
         return self.target.engine == "sglang"
 
     @property

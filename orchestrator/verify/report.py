@@ -71,7 +71,7 @@ class SmokeReport:
     @computed_field  # type: ignore[prop-decorator]  # mypy does not support a decorated property
     @property
     def ok(self) -> bool:
-        """Whether no check failed. A warning is not a failure; a skipped check is neither a failure nor a pass."""
+        """Return whether no check failed. Warnings and skipped checks are not failures."""
         return not self.failures
 
     @property
