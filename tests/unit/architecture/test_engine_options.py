@@ -1,4 +1,4 @@
-"""Options of the engine are named in `engine/` alone; everyone else reads `ServingFacts`, or sets a `Meaning`."""
+"""Test that only the `engine` package names engine options; others use `ServingFacts` or `Meaning`."""
 
 import ast
 import importlib
@@ -17,45 +17,45 @@ from orchestrator.engine.serving import _ALIASES, serving_facts
 
 PACKAGE = data_root() / "orchestrator"
 TABLES = sorted((data_root() / "profiles/engines/flags").glob("*.json"))
-# Options of one word (`host`, `port`, `model`, `dtype` …) are words of many other things.
+# Options of one word (`host`, `port`, `model`, `dtype` …) are also ordinary words.
 OPTION = re.compile(r"(?<![\w-])[a-z0-9]+(?:-[a-z0-9]+)+(?![\w-])")
 
 
 @cache
 def options() -> frozenset[str]:
-    """The options of every flag table that are more than one word."""
+    """Return the options of all flag tables that have more than one word."""
     return frozenset(name for table in TABLES for name in json.loads(table.read_text())["flags"] if "-" in name)
 
 
 def named_options(nodes: Nodes) -> Iterator[tuple[int, str]]:
-    """Each line and option that a string names, whole or within a message; docstrings may name what they like."""
+    """Yield the line and the name of each option that occurs in a string; docstrings are exempt."""
     docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
-            found = OPTION.findall(node.value.replace("--", " "))
-            yield from ((node.lineno, name) for name in found if name in options())
+            matches = OPTION.findall(node.value.replace("--", " "))
+            yield from ((node.lineno, name) for name in matches if name in options())
 
 
-def read_flags(nodes: Nodes) -> Iterator[int]:
-    """The lines that look an option of a plan up."""
+def flag_reads(nodes: Nodes) -> Iterator[int]:
+    """Yield the lines that read an option of a plan."""
     for node in nodes:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "flag":
             yield node.lineno
 
 
-def looked_up(nodes: Nodes) -> Iterator[int]:
-    """The lines that compare an imported option name, use it as a key, or loop over all."""
+def option_lookups(nodes: Nodes) -> Iterator[int]:
+    """Yield the lines that compare an imported option name, use it as a key, or iterate over the names."""
     constants = {name for node in nodes if isinstance(node, ast.ImportFrom) for name in option_constants(node)}
 
-    def names_one(node: ast.AST) -> bool:
-        if isinstance(node, ast.JoinedStr):  # `flags.NAME`: a key of a profile or of a sweep
+    def contains_option(node: ast.AST) -> bool:
+        if isinstance(node, ast.JoinedStr):  # `flags.NAME`: a key of a profile or a sweep
             return False
         of_this = isinstance(node, ast.Name) and node.id in constants
-        return of_this or any(map(names_one, ast.iter_child_nodes(node)))
+        return of_this or any(map(contains_option, ast.iter_child_nodes(node)))
 
     for statement in ast.iter_child_nodes(nodes[0]):  # `_OFF: Final = Meaning.NO_EXPERT_FUSION.value`
         match statement:
-            case ast.AnnAssign(target=ast.Name(id=name), value=ast.Attribute() as value) if names_one(value):
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.Attribute() as value) if contains_option(value):
                 constants.add(name)
     for node in nodes:
         match node:
@@ -67,11 +67,11 @@ def looked_up(nodes: Nodes) -> Iterator[int]:
                 parts = [key]
             case _:
                 continue
-        yield from (part.lineno for part in parts if names_one(part))
+        yield from (part.lineno for part in parts if contains_option(part))
 
 
 def option_constants(statement: ast.ImportFrom) -> Iterator[str]:
-    """The names that a module imports from the engine and that stand for options."""
+    """Yield the names of the option constants that a statement imports from the engine."""
     module = statement.module or ""
     if module.startswith("orchestrator.engine."):
         values = vars(importlib.import_module(module))
@@ -81,25 +81,26 @@ def option_constants(statement: ast.ImportFrom) -> Iterator[str]:
                 yield name
 
 
-def outside() -> Iterator[tuple[Path, Nodes]]:
-    """Each module outside the engine. `core` knows no engine: its `api-key` is that of any program."""
+def modules_outside_engine() -> Iterator[tuple[Path, Nodes]]:
+    """Yield each module outside the engine, except `core`, whose `api-key` belongs to no engine."""
     for path in sorted(PACKAGE.rglob("*.py")):
         if not {"core", "engine", "_data"} & set(path.relative_to(PACKAGE).parts):
             yield path.relative_to(PACKAGE), nodes_of(path)
 
 
 def test_only_engine_package_names_options() -> None:
-    assert [f"{path}:{line} {name}" for path, nodes in outside() for line, name in named_options(nodes)] == []
+    assert [
+        f"{path}:{line} {name}" for path, nodes in modules_outside_engine() for line, name in named_options(nodes)
+    ] == []
 
 
 def test_only_engine_package_reads_flags() -> None:
-    """Known issues match options by the names in their YAML."""
-    assert [str(path) for path, nodes in outside() for _ in read_flags(nodes)] == []
+    """Known issues are exempt: they match options by the names in their YAML files."""
+    assert [str(path) for path, nodes in modules_outside_engine() for _ in flag_reads(nodes)] == []
 
 
 def test_only_engine_package_looks_up_options() -> None:
-    """It may set one, and name one in a message."""
-    assert [f"{path}:{line}" for path, nodes in outside() for line in looked_up(nodes)] == []
+    assert [f"{path}:{line}" for path, nodes in modules_outside_engine() for line in option_lookups(nodes)] == []
 
 
 @pytest.mark.parametrize(
@@ -114,15 +115,15 @@ def test_only_engine_package_looks_up_options() -> None:
 )
 def test_every_form_of_option_lookup_is_detected(source: str) -> None:
     imported = "from orchestrator.engine.options import Meaning\n"
-    assert [*looked_up(nodes_in(f"{imported}{source}"))]
-    assert not [*looked_up(nodes_in(f"{imported}hint = f'raise `{{Meaning.CONTEXT}}`'"))]
+    assert [*option_lookups(nodes_in(f"{imported}{source}"))]
+    assert not [*option_lookups(nodes_in(f"{imported}hint = f'raise `{{Meaning.CONTEXT}}`'"))]
 
 
 def test_config_option_appears_only_in_aiperf_runner() -> None:
-    """aiperf has an option of that name too."""
-    written = re.compile(r"(?<!`)--config\b(?![.`])")
-    found = {str(path) for path, _ in outside() if written.search((PACKAGE / path).read_text())}
-    assert found == {"bench/aiperf/runner.py"}
+    """The string `--config` is allowed there because aiperf has an option of that name."""
+    config_option = re.compile(r"(?<!`)--config\b(?![.`])")
+    paths = {str(path) for path, _ in modules_outside_engine() if config_option.search((PACKAGE / path).read_text())}
+    assert paths == {"bench/aiperf/runner.py"}
 
 
 @pytest.mark.parametrize(
@@ -145,7 +146,6 @@ def test_other_words_are_not_taken_for_options() -> None:
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.stem)
 def test_option_aliases_match_flag_tables(table: Path) -> None:
-    """Facts follow from an option under each of its names."""
     flags = json.loads(table.read_text())["flags"]
     first = {name: spec["same_as"] for name, spec in flags.items() if "same_as" in spec}
     engine = (PACKAGE / "engine/serving.py").read_text()

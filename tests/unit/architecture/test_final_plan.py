@@ -1,4 +1,4 @@
-"""A plan is final: outside `plan/` and `planner/` no code makes one, or one from another."""
+"""Test that only `plan/` and `planner/` create plans or derive one from another."""
 
 import ast
 from collections.abc import Iterator
@@ -10,38 +10,38 @@ from sources import Nodes, nodes_in, nodes_of
 from orchestrator.core.paths import data_root
 
 PACKAGE = data_root() / "orchestrator"
-DECIDE = ("plan", "planner")
+PLANNING = ("plan", "planner")
 
 
 def modules() -> Iterator[Path]:
-    """Every module outside the packages that decide."""
+    """Yield the modules outside the planning packages."""
     for path in sorted(PACKAGE.rglob("*.py")):
-        if path.relative_to(PACKAGE).parts[0] not in (*DECIDE, "_data"):
+        if path.relative_to(PACKAGE).parts[0] not in (*PLANNING, "_data"):
             yield path
 
 
 def is_plan(annotation: ast.expr | None) -> bool:
-    """Whether an annotation speaks of a plan, in a tuple or as one of several: `tuple[ImageTables, Plan]`."""
+    """Return whether an annotation contains a plan, such as `tuple[ImageTables, Plan]`."""
     if isinstance(annotation, ast.Name):
         return annotation.id == "Plan"
     if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
         try:
             return is_plan(ast.parse(annotation.value, mode="eval").body)
-        except SyntaxError:  # of a literal
+        except SyntaxError:  # of a `Literal`
             return False
-    if isinstance(annotation, ast.Subscript):  # not what a callable takes
+    if isinstance(annotation, ast.Subscript):  # a callable's parameters do not count
         return ast.unparse(annotation.value) != "Callable" and is_plan(annotation.slice)
     parts = ast.iter_child_nodes(annotation) if annotation is not None else ()
     return any(is_plan(part) for part in parts if isinstance(part, ast.expr))
 
 
 def arguments(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> list[ast.arg]:
-    given = function.args
-    return [*given.posonlyargs, *given.args, *given.kwonlyargs]
+    parameters = function.args
+    return [*parameters.posonlyargs, *parameters.args, *parameters.kwonlyargs]
 
 
-def makes_a_plan(call: ast.Call, plans: set[str]) -> bool:
-    """`Plan(…)`, or `replace(…)` of what is called or annotated as a plan."""
+def creates_plan(call: ast.Call, plans: set[str]) -> bool:
+    """Return whether a call is `Plan(…)` or a `replace(…)` of a plan."""
     name = getattr(call.func, "attr", getattr(call.func, "id", ""))
     if name == "Plan":
         return True
@@ -56,8 +56,8 @@ def _is_dataclasses(function: ast.Attribute) -> bool:
     return isinstance(function.value, ast.Name) and function.value.id in {"dataclasses", "copy"}
 
 
-def made_in(nodes: Nodes) -> Iterator[str]:
-    """The lines that make a plan: a call that does, or a function that takes one and returns one."""
+def plan_creations(nodes: Nodes) -> Iterator[str]:
+    """Yield the calls that create a plan and the functions that take and return one."""
     annotated = {node.target.id for node in nodes if isinstance(node, ast.AnnAssign)
                  if isinstance(node.target, ast.Name) and is_plan(node.annotation)}  # fmt: skip
     for function in (node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)):
@@ -65,13 +65,13 @@ def made_in(nodes: Nodes) -> Iterator[str]:
         if is_plan(function.returns) and any(is_plan(argument.annotation) for argument in arguments(function)):
             yield f"{function.lineno}: `{function.name}` makes a plan from a plan"
     for call in (node for node in nodes if isinstance(node, ast.Call)):
-        if makes_a_plan(call, annotated):
+        if creates_plan(call, annotated):
             yield f"{call.lineno}: `{ast.unparse(call)[:60]}` makes a plan"
 
 
 def test_only_planner_creates_plans() -> None:
-    found = [f"{path.relative_to(PACKAGE)}:{name}" for path in modules() for name in made_in(nodes_of(path))]
-    assert not found
+    creations = [f"{path.relative_to(PACKAGE)}:{name}" for path in modules() for name in plan_creations(nodes_of(path))]
+    assert not creations
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_only_planner_creates_plans() -> None:
     ],
 )
 def test_plan_creation_is_detected(source: str) -> None:
-    assert [*made_in(nodes_in(source))]
+    assert [*plan_creations(nodes_in(source))]
 
 
 @pytest.mark.parametrize(
@@ -103,4 +103,4 @@ def test_plan_creation_is_detected(source: str) -> None:
     ],
 )
 def test_other_code_is_not_taken_for_plan_creation(source: str) -> None:
-    assert not [*made_in(nodes_in(source))]
+    assert not [*plan_creations(nodes_in(source))]

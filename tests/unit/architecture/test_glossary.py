@@ -1,4 +1,4 @@
-"""Retired words do not come back, neither as parts of names nor in texts: one concept has one word."""
+"""Test that retired words appear neither in names nor in texts: one concept has one word."""
 
 import ast
 import re
@@ -16,7 +16,7 @@ _GLOSSARY: Final = yaml.safe_load(Path(__file__).with_name("glossary.yaml").read
 RETIRED: Final[dict[str, str]] = _GLOSSARY["everywhere"]
 RETIRED_IN_NAMES: Final[dict[str, str]] = RETIRED | _GLOSSARY["names"]
 ESCAPE: Final = re.compile(r"\\[abfnrtv]")
-# These lead from an old name to the new one, or test that.
+# These modules map old names to new ones, or test that.
 WITH_OLD_NAMES: Final = {
     ROOT / "orchestrator/cli/commands.py",
     ROOT / "orchestrator/core/validation.py",
@@ -25,12 +25,11 @@ WITH_OLD_NAMES: Final = {
 
 
 def words(text: str) -> Iterator[str]:
-    """The words of a name or a text, in lower case; `CamelCase` and `snake_case` are split."""
+    """Return the words of a name or text in lower case; `CamelCase` and `snake_case` are split."""
     return (word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", text))
 
 
 def names_in(nodes: Nodes) -> Iterator[tuple[int, str]]:
-    """The names that a source defines, with their lines."""
     for node in nodes:
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
@@ -40,7 +39,6 @@ def names_in(nodes: Nodes) -> Iterator[tuple[int, str]]:
 
 
 def texts_in(nodes: Nodes) -> Iterator[tuple[int, str]]:
-    """The string literals of a source, with their lines."""
     for node in nodes:
         match node:
             case ast.Constant(value=str(text)):
@@ -48,21 +46,20 @@ def texts_in(nodes: Nodes) -> Iterator[tuple[int, str]]:
 
 
 def retired_in(path: Path) -> list[str]:
-    """The retired words in the names and the texts of a file."""
     source = path.read_text(encoding="utf-8")
     python = path.suffix == ".py"
-    # Few files have such a word at all; the `n` of `\n` belongs to no word.
+    # Parse only files that contain such a word; the `n` of `\n` is not part of a word.
     if RETIRED_IN_NAMES.keys().isdisjoint(words(f"{path.stem} {ESCAPE.sub(' ', source)}")):
         return []
     nodes = nodes_in(source) if python else ()
     names = [(0, path.stem), *names_in(nodes)]
     texts = texts_in(nodes) if python else enumerate(source.splitlines(), start=1)
-    # The name of a test is a sentence.
-    found = [(line, name, RETIRED if line and name.startswith("test_") else RETIRED_IN_NAMES) for line, name in names]
-    found += [(*text, RETIRED) for text in texts]
+    # The name of a test is a sentence: only the words that are retired everywhere count.
+    matches = [(line, name, RETIRED if line and name.startswith("test_") else RETIRED_IN_NAMES) for line, name in names]
+    matches += [(*text, RETIRED) for text in texts]
     return [
         f"{path}:{line}: write `{table[word]}`, not `{word}`"
-        for line, text, table in sorted(found, key=lambda item: item[0])
+        for line, text, table in sorted(matches, key=lambda item: item[0])
         for word in words(text)
         if word in table
     ]
@@ -79,7 +76,7 @@ def test_no_retired_word_is_used() -> None:
         ROOT / "Makefile",
     }
     assert len(paths) > 1000
-    assert [fault for path in sorted(paths - WITH_OLD_NAMES) for fault in retired_in(path)] == []
+    assert [problem for path in sorted(paths - WITH_OLD_NAMES) for problem in retired_in(path)] == []
 
 
 def test_retired_word_is_detected_in_names_and_text(tmp_path: Path) -> None:
@@ -89,7 +86,7 @@ def test_retired_word_is_detected_in_names_and_text(tmp_path: Path) -> None:
         '    def told(self, whose): self.why = "why"\n'
         "def test_each_vigil(each): ...\n"
     )
-    assert [fault.split(":", 1)[1] for fault in retired_in(path)] == [
+    assert [problem.split(":", 1)[1] for problem in retired_in(path)] == [
         "1: write `watcher`, not `vigil`",
         "2: write `restart`, not `heal`",
         "2: write `check the port`, not `knock`",

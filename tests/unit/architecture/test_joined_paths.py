@@ -1,4 +1,4 @@
-"""What is joined to a directory was checked when it was made: its type says so, and mypy knows the type."""
+"""Test with mypy that every value joined to a path has a type that was validated when it was created."""
 
 import ast
 import gc
@@ -23,8 +23,8 @@ ROOT: Final = data_root()
 PATHS: Final = {"pathlib.Path", "pathlib.PurePath", "pathlib.PurePosixPath"}
 CHECKED: Final = {f"orchestrator.core.safe_paths.{name}" for name in ("RelativePath", "CommitHash", "ContentHash")}
 DIVISIONS: Final = {"__truediv__", "__rtruediv__"}
-OF_A_PATH: Final = {"name", "stem", "suffix"}  # a part of a path that is one already
-# The first joins what it has checked itself; the others are programs that are alone in a container of others.
+PATH_NAMES: Final = {"name", "stem", "suffix"}  # each is a single valid path component
+# `safe_paths` validates the values itself; the others run alone in a container.
 ALLOWED: Final = {
     "orchestrator/core/safe_paths.py",
     "orchestrator/engine/liveness.py",
@@ -33,21 +33,21 @@ ALLOWED: Final = {
 }
 
 
-class Joins(Plugin):
-    """Notes each place where a value that nothing has checked becomes part of a path."""
+class JoinCheck(Plugin):
+    """A mypy plugin that collects each line where an unchecked value becomes part of a path."""
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
         self.unchecked: set[str] = set()
-        self._known: set[tuple[str, int, int]] = set()  # what is divided by, or joined: path, line, column
+        self._known: set[tuple[str, int, int]] = set()  # path, line, column of each typed operand
 
     def get_method_hook(self, fullname: str) -> Callable[[MethodContext], Type] | None:
         owner, _, method = fullname.rpartition(".")
         joins = owner in PATHS and method in {*DIVISIONS, "joinpath", "with_name", "with_stem", "with_suffix"}
-        return self._look if joins else self._pass if method in DIVISIONS else None
+        return self._check if joins else self._record if method in DIVISIONS else None
 
     def untyped(self, path: str, source: str) -> set[str]:
-        """Return each `/` of a module that mypy does not look up, as one of its sides is of type Any."""
+        """Return each `/` of a module that mypy does not check because an operand has the type Any."""
         divisions = (node for node in ast.walk(ast.parse(source)) if path not in ALLOWED and _divides(node))
         return {
             f"{path}:{node.lineno}"
@@ -56,26 +56,26 @@ class Joins(Plugin):
         }
 
     def get_function_hook(self, fullname: str) -> Callable[[FunctionContext], Type] | None:
-        return self._look_past_the_first if fullname in {*PATHS, "posixpath.join"} else None
+        return self._check_after_first if fullname in {*PATHS, "posixpath.join"} else None
 
-    def _pass(self, context: MethodContext) -> Type:
+    def _record(self, context: MethodContext) -> Type:
         self._known.update(
             (_path(context), argument.line, argument.column) for some in context.args for argument in some
         )
         return context.default_return_type
 
-    def _look(self, context: MethodContext) -> Type:
-        self._pass(context)
-        self._note(context, (argument for some in context.args for argument in some))
+    def _check(self, context: MethodContext) -> Type:
+        self._record(context)
+        self._report(context, (argument for some in context.args for argument in some))
         return context.default_return_type
 
-    def _look_past_the_first(self, context: FunctionContext) -> Type:
+    def _check_after_first(self, context: FunctionContext) -> Type:
         given = [argument for some in context.args for argument in some]
         several = ARG_STAR in [kind for some in context.arg_kinds for kind in some]
-        self._note(context, given if several or any(map(is_put_together, given[:1])) else given[1:])
+        self._report(context, given if several or any(map(is_composed, given[:1])) else given[1:])
         return context.default_return_type
 
-    def _note(self, context: MethodContext | FunctionContext, given: Iterable[Expression]) -> None:
+    def _report(self, context: MethodContext | FunctionContext, given: Iterable[Expression]) -> None:
         path = _path(context)
         ours = path.startswith(("orchestrator/", "planted.py"))
         if ours and path not in ALLOWED and not all(is_checked(argument, context) for argument in given):
@@ -87,7 +87,7 @@ def _path(context: MethodContext | FunctionContext) -> str:
 
 
 def _divides(node: ast.AST) -> TypeGuard[ast.BinOp | ast.AugAssign]:
-    """Whether it is a `/`, but for one of what can be seen to be a number."""
+    """Return whether a node is a `/` whose operands may be paths."""
     if not isinstance(node, ast.BinOp | ast.AugAssign) or not isinstance(node.op, ast.Div):
         return False
     return not any(map(_is_number, _operands(node)))
@@ -100,12 +100,12 @@ def _is_number(node: ast.expr) -> bool:
 
 
 def _operands(node: ast.BinOp | ast.AugAssign) -> list[ast.expr]:
-    """Each that mypy may look at: of a division by `__rtruediv__` it is the left one."""
+    """Return the operands that mypy may pass to the plugin; for `__rtruediv__` it is the left one."""
     return [node.right, node.left] if isinstance(node, ast.BinOp) else [node.value]
 
 
-def is_checked(node: Expression, context: MethodContext | FunctionContext) -> bool:  # noqa: PLR0911 - one a form
-    """Whether all that an expression consists of is a constant, a number or a value of a type that is checked."""
+def is_checked(node: Expression, context: MethodContext | FunctionContext) -> bool:  # noqa: PLR0911 - one return per form
+    """Return whether an expression consists of constants, numbers and values of checked types."""
     match node:
         case StrExpr():
             return True
@@ -117,22 +117,22 @@ def is_checked(node: Expression, context: MethodContext | FunctionContext) -> bo
             return all(is_checked(piece, context) for piece in pieces)
         case CallExpr(callee=MemberExpr(expr=StrExpr(value="{:{}}"), name="format"), args=[value, StrExpr()]):
             return is_checked(value, context) or has_type(value, {"builtins.int"}, context)
-        case MemberExpr() if node.name in OF_A_PATH and has_type(node.expr, PATHS, context):
-            return not isinstance(node.expr, CallExpr)  # of `Path("..")` the name is `..`
+        case MemberExpr() if node.name in PATH_NAMES and has_type(node.expr, PATHS, context):
+            return not isinstance(node.expr, CallExpr)  # the name of `Path("..")` is `..`
     return has_type(node, CHECKED, context)
 
 
-def is_put_together(node: Expression) -> bool:
-    """Whether it is a text of several: an f-string, a sum, `"/".join(…)`."""
+def is_composed(node: Expression) -> bool:
+    """Return whether an expression composes a text: an f-string, a sum or `"/".join(…)`."""
     if isinstance(node, CallExpr):
         return isinstance(node.callee, MemberExpr) and isinstance(node.callee.expr, StrExpr)
     return isinstance(node, OpExpr) and node.op in {"+", "%"}
 
 
 def has_type(node: Expression, names: set[str], context: MethodContext | FunctionContext) -> bool:
-    """Whether an expression is a constant, a member of an Enum, or has one of these among its bases."""
-    found = get_proper_type(context.api.lookup_type(node))  # type: ignore[attr-defined]  # of the checker itself
-    kinds = [get_proper_type(kind_) for kind_ in found.items] if isinstance(found, UnionType) else [found]
+    """Return whether an expression is a constant, a member of an Enum, or an instance of one of these classes."""
+    type_ = get_proper_type(context.api.lookup_type(node))  # type: ignore[attr-defined]  # only the checker has it
+    kinds = [get_proper_type(kind_) for kind_ in type_.items] if isinstance(type_, UnionType) else [type_]
     return all(
         isinstance(kind, LiteralType)
         or (
@@ -147,21 +147,21 @@ def has_type(node: Expression, names: set[str], context: MethodContext | Functio
     )
 
 
-def unchecked_joins(sources: list[BuildSource], options: Options) -> set[str]:
+def find_unchecked_joins(sources: list[BuildSource], options: Options) -> set[str]:
     options.incremental = False
-    joins = Joins(options)
+    joins = JoinCheck(options)
     result = build.build(sources, options, extra_plugins=[joins])
     assert not result.errors or options.follow_imports == "skip", result.errors[:5]
     texts = ((source.path, source.text or Path(source.path or "").read_text()) for source in sources)
     untyped = (joins.untyped(str(path).removeprefix(f"{ROOT}/"), text) for path, text in texts)
-    found = joins.unchecked.union(*untyped)
+    unchecked = joins.unchecked.union(*untyped)
     del result, joins
     gc.collect()
-    gc.freeze()  # what mypy keeps of a million objects slows no collection of a later test
-    return found
+    gc.freeze()  # the million objects of mypy would slow each later garbage collection
+    return unchecked
 
 
-def our_options() -> Options:
+def project_options() -> Options:
     options = Options()
     parse_config_file(options, lambda: None, str(ROOT / "pyproject.toml"), io.StringIO(), io.StringIO())
     return options
@@ -169,14 +169,14 @@ def our_options() -> Options:
 
 @pytest.mark.timeout(0)
 def test_every_joined_path_component_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not seen: `Path(value)` of one argument, by which a user's own path comes in."""
+    """`Path(value)` with one argument is allowed: a user's own path enters there."""
     monkeypatch.chdir(ROOT)
-    options = our_options()
-    options.follow_imports = "skip"  # what a library returns is Any then, which is never taken for checked
-    assert unchecked_joins(create_source_list(["orchestrator"], options), options) == set()
+    options = project_options()
+    options.follow_imports = "skip"  # values from libraries are then of type Any, which never counts as checked
+    assert find_unchecked_joins(create_source_list(["orchestrator"], options), options) == set()
 
 
-PLANTED = """
+SOURCE = """
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path, PurePosixPath
@@ -225,9 +225,9 @@ def test_unchecked_path_component_is_detected() -> None:
         *("Path(root, safe)", "root / root.name", 'root.with_name(f"{root.stem}.lock")', 'root / ("a" if n else safe)'),
         *("Path(value)", "root / Folder.ONE.value", 'Path(f"/proc/{n}/{commit}")', "Path(safe)"),
     )
-    text = PLANTED.format(",\n".join(("root", *wrong, *right)))
+    text = SOURCE.format(",\n".join(("root", *wrong, *right)))
     first = text[: text.index("[root")].count("\n") + 2
-    found = unchecked_joins([BuildSource("planted.py", "planted", text)], our_options())
+    unchecked = find_unchecked_joins([BuildSource("planted.py", "planted", text)], project_options())
     replaced = text[: text.index("root /= value")].count("\n") + 1
     lines = (*range(first, first + len(wrong)), replaced, replaced + 1)
-    assert found == {f"planted.py:{line}" for line in lines}
+    assert unchecked == {f"planted.py:{line}" for line in lines}

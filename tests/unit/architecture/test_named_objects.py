@@ -1,4 +1,4 @@
-"""Tests name modules and objects of the tool in strings; each of them exists."""
+"""Test that each module and object that a test names in a string exists."""
 
 import ast
 import pkgutil
@@ -11,11 +11,11 @@ from orchestrator.core.paths import data_root
 
 TESTS: Final = data_root() / "tests"
 DOTTED: Final = re.compile(r"orchestrator(\.[A-Za-z_]\w*)+")
-INVENTED: Final = {"test_named_objects.py"}  # names no module, on purpose
+EXEMPT: Final = {"test_named_objects.py"}  # contains no name of a module
 
 
-def named(path: Path) -> Iterator[tuple[int, str]]:
-    """Dotted names, and the attributes that `setattr(module, "name", …)` replaces."""
+def named_objects(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield dotted names and the attributes that `setattr(module, "name", …)` replaces."""
     nodes = [*ast.walk(ast.parse(path.read_text()))]
     modules: dict[str, str] = {}
     for node in nodes:
@@ -41,7 +41,7 @@ def exists(name: str) -> bool:
 
 
 def test_each_named_object_exists() -> None:
-    found = [(path, *name) for path in TESTS.rglob("*.py") if path.name not in INVENTED for name in named(path)]
-    assert len(found) > 100
-    missing = [f"{path.relative_to(TESTS)}:{line}: {name}" for path, line, name in found if not exists(name)]
+    names = [(path, *name) for path in TESTS.rglob("*.py") if path.name not in EXEMPT for name in named_objects(path)]
+    assert len(names) > 100
+    missing = [f"{path.relative_to(TESTS)}:{line}: {name}" for path, line, name in names if not exists(name)]
     assert missing == []

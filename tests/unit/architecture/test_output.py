@@ -1,4 +1,4 @@
-"""Output that fails is dropped in one module; everything else writes through it."""
+"""Test that only the `streams` module writes to the standard streams."""
 
 import ast
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from sources import Nodes, nodes_in, nodes_of
 from orchestrator.core.paths import data_root
 
 PACKAGE = data_root() / "orchestrator"
-# `fetch_there` is sent to remote hosts, where there is no other module of this package but `safe_paths`.
+# `remote_fetch` runs on remote hosts, where only `safe_paths` exists beside it.
 ALLOWED = {"core/streams.py", "checkpoints/remote_fetch.py"}
 STREAMS = {"stdout", "stderr", "__stdout__", "__stderr__"}
 PRINTING = {"print", "echo", "secho", "StreamHandler", "basicConfig", "print_exc", "print_exception"}
@@ -17,15 +17,15 @@ WRITING = {"write", "writelines", "flush", "buffer", "detach", "reconfigure"}
 
 
 def prints(nodes: Nodes) -> Iterator[str]:
-    """Each place that prints, or that writes to a standard stream by itself."""
+    """Yield each expression that prints or writes to a standard stream."""
     for node in nodes:
         if isinstance(node, ast.ImportFrom):
             names = {alias.name for alias in node.names}
-            found = names & STREAMS if node.module == "sys" else names & PRINTING
-            yield from (f"from {node.module} import {name}" for name in sorted(found))
+            forbidden = names & STREAMS if node.module == "sys" else names & PRINTING
+            yield from (f"from {node.module} import {name}" for name in sorted(forbidden))
         elif isinstance(node, ast.Call):
             name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-            if name in PRINTING or _writes_to_a_number(node):
+            if name in PRINTING or _writes_to_descriptor(node):
                 yield ast.unparse(node)
         elif isinstance(node, ast.Attribute | ast.Assign) and _is_stream(node.value):
             yield from () if isinstance(node, ast.Attribute) and node.attr not in WRITING else (ast.unparse(node),)
@@ -35,20 +35,20 @@ def _is_stream(node: ast.AST) -> bool:
     return isinstance(node, ast.Attribute) and node.attr in STREAMS and ast.unparse(node.value) == "sys"
 
 
-def _writes_to_a_number(call: ast.Call) -> bool:
-    """`os.write(1, …)`, `os.fdopen(2, "w")`, `open(1, "w")`."""
+def _writes_to_descriptor(call: ast.Call) -> bool:
+    """Return whether a call is like `os.write(1, …)`, `os.fdopen(2, "w")` or `open(1, "w")`."""
     first = call.args[0] if call.args else None
-    named = ast.unparse(call.func) in {"os.write", "os.fdopen", "open"}
-    return named and isinstance(first, ast.Constant) and first.value in {1, 2}
+    opens = ast.unparse(call.func) in {"os.write", "os.fdopen", "open"}
+    return opens and isinstance(first, ast.Constant) and first.value in {1, 2}
 
 
 def test_only_streams_module_prints() -> None:
-    found = {
+    printing = {
         str(path.relative_to(PACKAGE)): lines
         for path in sorted(PACKAGE.rglob("*.py"))
         if "_data" not in path.parts and (lines := [*prints(nodes_of(path))])
     }
-    assert {module: lines for module, lines in found.items() if module not in ALLOWED} == {}
+    assert {module: lines for module, lines in printing.items() if module not in ALLOWED} == {}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The architecture: which package uses which, which ones are pure, and where each thing may be done."""
+"""Test the architecture: the imports between packages, which packages are pure, and where side effects may occur."""
 
 import ast
 import re
@@ -12,7 +12,7 @@ from orchestrator.core.paths import data_root
 from orchestrator.runtimes import REGISTRY
 
 PACKAGE = data_root() / "orchestrator"
-# Each package uses packages above its own line only, so there is no cycle.
+# Each package imports only packages listed above it, so there is no cycle.
 USES: dict[str, str] = {
     "core": "",
     "engine": "core",
@@ -40,7 +40,7 @@ USES: dict[str, str] = {
     " profiles render report runs runtimes servers verify",
     "__main__": "cli core",
 }
-# Modules of a pure package that read a file, talk to a socket or ask the clock.
+# Modules of a pure package that may read files, use sockets or read the clock.
 EDGES = {
     "orchestrator.patches.ledger",
     "orchestrator.engine.flags",
@@ -64,11 +64,10 @@ READS = {
     "iterdir",
     "glob",
 }
-READS |= {"read_entry", "read_file", "read_model", "write_whole"}  # our own
-# How sglang is spoken to and what its log says: paths of its API, the header with its key, fields of its requests,
-# counters, options of its launch line, wordings that tell how far a start is. All of it stands in `engine`; a docstring
-# may name it.
-OF_SGLANG = re.compile(
+READS |= {"read_entry", "read_file", "read_model", "write_whole"}  # of the project
+# The protocol of sglang belongs to `engine`: API paths, the header with the key, request fields, counters, launch
+# options and log lines. Docstrings may name it.
+SGLANG_PROTOCOL = re.compile(
     r"/v1/|/(?:health|metrics|generate|flush_cache|server_info|model_info)\b(?!\.py)|Bearer|routed_dp_rank"
     r"|\bsglang:\w|Uvicorn running|fired up and ready|server_args=|Load weight|Memory pool end|KV Cache is allocated"
     r"|sglang\.launch_server|--model-path|--tp-size|--dp-size|--ep-size|--enable-dp-attention"
@@ -101,22 +100,21 @@ def imports(path: Path) -> Iterator[str]:
 
 
 def calls(path: Path) -> Iterator[str]:
-    """The name of each function and method that is called."""
     for node in nodes_of(path):
         if isinstance(node, ast.Call):
             yield getattr(node.func, "attr", getattr(node.func, "id", ""))
 
 
-def used_by(package: str) -> set[str]:
-    """The packages that the modules of a package import from, at the top or inside a function."""
-    found = {
+def imported_packages(package: str) -> set[str]:
+    """Return the packages that the modules of a package import, at the top or inside a function."""
+    packages = {
         package_of(imported)
         for module, path in MODULES
         if package_of(module) == package and module != "orchestrator"
         for imported in imports(path)
         if imported.startswith("orchestrator.") and imported != "orchestrator.__version__"
     }
-    return found - {package}
+    return packages - {package}
 
 
 def test_the_table_lists_every_package() -> None:
@@ -125,20 +123,19 @@ def test_the_table_lists_every_package() -> None:
 
 @pytest.mark.parametrize("package", USES)
 def test_package_imports_match_table(package: str) -> None:
-    assert used_by(package) == set(USES[package].split())
+    assert imported_packages(package) == set(USES[package].split())
 
 
 def test_packages_form_no_cycle() -> None:
     names = list(USES)
     for package, used in USES.items():
         for other in used.split():
-            assert names.index(other) < names.index(package), f"`{package}` uses `{other}`, which stands below it"
+            assert names.index(other) < names.index(package), f"`{package}` uses `{other}`, which is listed below it"
 
 
 def test_pure_packages_have_no_side_effects() -> None:
-    """No file, no clock, no environment, no network and no processes, but for the modules that are named."""
-    for module, path in [found for found in MODULES if package_of(found[0]) in PURE]:
-        if module in EDGES:
+    for module, path in MODULES:
+        if package_of(module) not in PURE or module in EDGES:
             continue
         touched = {imported.split(".")[0] for imported in imports(path)} & IMPURE_IMPORTS
         assert not touched, f"{module} imports {sorted(touched)}"
@@ -147,7 +144,7 @@ def test_pure_packages_have_no_side_effects() -> None:
 
 
 def texts(nodes: Nodes) -> Iterator[str]:
-    """Every string in the code that is not a docstring, the fixed parts of f-strings and bytes among them."""
+    """Yield each string and bytes literal that is not a docstring, with the fixed parts of f-strings."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     docstrings = {id(node.body[0].value) for node in nodes if isinstance(node, documented) and _has_doc(node)}  # type: ignore[attr-defined]
     for node in nodes:
@@ -162,13 +159,14 @@ def _has_doc(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFuncti
     return ast.get_docstring(node, clean=False) is not None
 
 
-def spoken_to_sglang(nodes: Nodes) -> list[str]:
-    return [text for text in texts(nodes) if OF_SGLANG.search(text)]
+def sglang_strings(nodes: Nodes) -> list[str]:
+    return [text for text in texts(nodes) if SGLANG_PROTOCOL.search(text)]
 
 
 def test_only_engine_package_contains_sglang_protocol() -> None:
-    for module, path in [found for found in MODULES if package_of(found[0]) != "engine"]:
-        assert not spoken_to_sglang(nodes_of(path)), f"{module} holds what belongs to `engine`"
+    for module, path in MODULES:
+        if package_of(module) != "engine":
+            assert not sglang_strings(nodes_of(path)), f"{module} contains strings that belong to `engine`"
 
 
 @pytest.mark.parametrize(
@@ -184,12 +182,12 @@ def test_only_engine_package_contains_sglang_protocol() -> None:
     ],
 )
 def test_sglang_protocol_strings_are_detected(source: str) -> None:
-    assert spoken_to_sglang(nodes_in(source))
+    assert sglang_strings(nodes_in(source))
 
 
 @pytest.mark.parametrize("source", ['"""Asks /health."""', 'p = "profiles/engines/flags/generate.py"', "metrics = 1"])
 def test_other_strings_are_not_taken_for_sglang_protocol(source: str) -> None:
-    assert not spoken_to_sglang(nodes_in(source))
+    assert not sglang_strings(nodes_in(source))
 
 
 def test_only_subprocesses_module_starts_programs() -> None:
@@ -199,9 +197,9 @@ def test_only_subprocesses_module_starts_programs() -> None:
 
 
 def test_python_modules_run_isolated_from_current_directory() -> None:
-    """`pip` was run without `-P`: a `pip.py` in the folder where the user stood ran in its place.
+    """Without `-P`, `pip` once imported a `pip.py` from the user's current directory.
 
-    sglang is run by the Python of its image, which may know no `-P`: its variable is set instead.
+    The Python of an image may not support `-P`, so `engine.launch` sets the environment variable instead.
     """
     for module, path in MODULES:
         runs = [node for node in nodes_of(path) if isinstance(node, ast.Constant) and node.value == "-m"]
@@ -209,13 +207,13 @@ def test_python_modules_run_isolated_from_current_directory() -> None:
 
 
 def test_class_names_are_unique() -> None:
-    """`Order`, `Finding` and `Verdict` stood three and four times, each with another meaning."""
-    nodes: dict[str, list[str]] = {}
+    """`Order`, `Finding` and `Verdict` once existed three or four times with different meanings."""
+    defined_in: dict[str, list[str]] = {}
     for module, path in MODULES:
         for node in nodes_of(path):
             if isinstance(node, ast.ClassDef):
-                nodes.setdefault(node.name, []).append(module)
-    assert not {name: found for name, found in nodes.items() if len(found) > 1}
+                defined_in.setdefault(node.name, []).append(module)
+    assert not {name: modules for name, modules in defined_in.items() if len(modules) > 1}
 
 
 def test_files_and_functions_stay_short() -> None:
@@ -228,8 +226,8 @@ def test_files_and_functions_stay_short() -> None:
                 assert length <= 60, f"{module}.{node.name} has {length} lines"
 
 
-def decided_by(nodes: Nodes) -> set[str]:
-    """The texts that something is compared with, matched against or looked up by."""
+def branch_texts(nodes: Nodes) -> set[str]:
+    """Return the texts that a value is compared with, matched against or looked up by."""
     compared: list[ast.AST] = []
     for node in nodes:
         if isinstance(node, ast.Compare):
@@ -243,10 +241,9 @@ def decided_by(nodes: Nodes) -> set[str]:
 
 
 def test_only_runtimes_package_branches_on_runtime_name() -> None:
-    """What differs between them stands in the folder of each; `deploy up` and the rest ask the registry."""
     for module, path in MODULES:
-        if package_of(module) not in ("runtimes", "render"):  # a broker's form has keys of its own, `docker` among them
-            assert not set(REGISTRY) & decided_by(nodes_of(path)), f"{module} branches on the name of a runtime"
+        if package_of(module) not in ("runtimes", "render"):  # launcher files have a key `docker`
+            assert not set(REGISTRY) & branch_texts(nodes_of(path)), f"{module} branches on the name of a runtime"
 
 
 @pytest.mark.parametrize(
@@ -259,21 +256,22 @@ def test_only_runtimes_package_branches_on_runtime_name() -> None:
     ],
 )
 def test_branch_on_runtime_name_is_detected(source: str) -> None:
-    assert "docker" in decided_by(nodes_in(source))
+    assert "docker" in branch_texts(nodes_in(source))
 
 
 def test_runtimes_are_accessed_only_through_registry() -> None:
-    """What reached into the folders of two runtimes would know nothing of a third one's caches."""
+    """Code that reads the folders of two runtimes would miss the caches of a third."""
     folders = tuple(f"orchestrator.runtimes.{name}" for name in REGISTRY)
-    for module, path in [found for found in MODULES if package_of(found[0]) != "runtimes"]:
-        found = [imported for imported in imports(path) if imported.startswith(folders)]
-        assert not found, f"{module} imports {found}"
+    for module, path in MODULES:
+        if package_of(module) != "runtimes":
+            forbidden = [imported for imported in imports(path) if imported.startswith(folders)]
+            assert not forbidden, f"{module} imports {forbidden}"
 
 
 def test_runtimes_do_not_import_each_other() -> None:
-    for module, path in [found for found in MODULES if package_of(found[0]) == "runtimes"]:
+    for module, path in [item for item in MODULES if package_of(item[0]) == "runtimes"]:
         for name in REGISTRY:
             folder = f"orchestrator.runtimes.{name}"
             if not module.startswith(folder) and module != "orchestrator.runtimes":
-                found = [imported for imported in imports(path) if imported.startswith(f"{folder}.")]
-                assert not found, f"{module} imports {found}"
+                forbidden = [imported for imported in imports(path) if imported.startswith(f"{folder}.")]
+                assert not forbidden, f"{module} imports {forbidden}"

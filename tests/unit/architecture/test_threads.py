@@ -1,4 +1,4 @@
-"""Signals are held for one thread (`core/signals.py`): whoever may hold them has no other that would hear them."""
+"""Test that a process that defers signals (`core/signals.py`) starts no thread that could receive them."""
 
 import ast
 from functools import cache
@@ -10,14 +10,14 @@ from sources import nodes_of
 from orchestrator.core.paths import data_root
 
 PACKAGE = data_root() / "orchestrator"
-STARTING = {"threading", "concurrent", "multiprocessing", "_thread"}
-# None of them runs in a process that holds signals: `status` holds none, the others are programs of their own.
+THREAD_MODULES = {"threading", "concurrent", "multiprocessing", "_thread"}
+# None of them runs in a process that defers signals: `status` does not, the others are separate programs.
 WITH_THREADS = {
     "servers/status.py",
     "runtimes/supervisor/main.py",
     "checkpoints/remote_fetch.py",
 }
-WITH_DEAF_THREADS = {
+WITH_BLOCKING_THREADS = {
     "bench/in_thread.py",
     "cli/exit_codes.py",
     "cli/fanout.py",
@@ -29,10 +29,15 @@ WITH_DEAF_THREADS = {
     "verify/smoke.py",
     "verify/soak.py",
 }
-HOLDING = {"bench/benchmark.py", "experiments/sweep/trial.py", "servers/start/launch.py", "runtimes/process/runtime.py"}
-HOLDING |= {"core/polling.py"}  # it imports tenacity when it needs it
-HOLDING |= {"cli/fanout.py", "servers/rollout/update.py", "runtimes/kubernetes/runtime.py"}
-HOLDING |= {
+DEFERRING = {
+    "bench/benchmark.py",
+    "experiments/sweep/trial.py",
+    "servers/start/launch.py",
+    "runtimes/process/runtime.py",
+}
+DEFERRING |= {"core/polling.py"}  # imports tenacity only when needed
+DEFERRING |= {"cli/fanout.py", "servers/rollout/update.py", "runtimes/kubernetes/runtime.py"}
+DEFERRING |= {
     "checkpoints/quantize/assemble.py",
     "runtimes/slurm/runtime.py",
     "experiments/sweep/search.py",
@@ -41,7 +46,7 @@ HOLDING |= {
 
 @cache
 def imported(file: Path) -> set[str]:
-    """What it imports: `concurrent`, `held`."""
+    """Return the names that a file imports, such as `concurrent` or `defer_signals`."""
     names = set()
     for node in nodes_of(file):
         if isinstance(node, ast.Import):
@@ -51,16 +56,15 @@ def imported(file: Path) -> set[str]:
     return names
 
 
-def modules(wanted: set[str]) -> set[str]:
-    """Those that import one of these."""
-    return {str(file.relative_to(PACKAGE)) for file in PACKAGE.rglob("*.py") if imported(file) & wanted}
+def modules(names: set[str]) -> set[str]:
+    return {str(file.relative_to(PACKAGE)) for file in PACKAGE.rglob("*.py") if imported(file) & names}
 
 
 def test_threads_block_signals_where_signals_are_deferred() -> None:
-    assert modules(STARTING) == WITH_THREADS | WITH_DEAF_THREADS
-    assert modules({"start_thread_without_signals"}) | {"core/signals.py"} == WITH_DEAF_THREADS
-    assert modules({"defer_signals"}) == HOLDING
-    for module in WITH_DEAF_THREADS - {"core/signals.py"}:
+    assert modules(THREAD_MODULES) == WITH_THREADS | WITH_BLOCKING_THREADS
+    assert modules({"start_thread_without_signals"}) | {"core/signals.py"} == WITH_BLOCKING_THREADS
+    assert modules({"defer_signals"}) == DEFERRING
+    for module in WITH_BLOCKING_THREADS - {"core/signals.py"}:
         assert ".start()" not in (PACKAGE / module).read_text(), module
 
 

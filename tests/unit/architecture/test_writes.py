@@ -1,4 +1,4 @@
-"""What changes the disk stands in two modules; everything else asks them."""
+"""Test that only two modules change the disk."""
 
 import ast
 from collections.abc import Iterator
@@ -9,11 +9,11 @@ from sources import Nodes, nodes_in, nodes_of
 from orchestrator.core.paths import data_root
 
 PACKAGE = data_root() / "orchestrator"
-# Programs in a container of somebody else's image, where they are alone: a ConfigMap brings these files.
+# `liveness` and `drain` run alone in a container of a foreign image, from a ConfigMap.
 ALLOWED = {"core/safe_paths.py", "core/files.py", "engine/liveness.py", "engine/drain.py"}
 FLAGS = {"O_CREAT", "O_TRUNC", "O_APPEND"}  # of `os.open`
 METHODS = {"unlink", "rmdir", "rename", "write_text", "write_bytes", "touch", "symlink_to", "hardlink_to", "link_to"}
-METHODS |= {"rmtree", "copytree", "make_archive", "FileHandler"}  # whatever their module is called here
+METHODS |= {"rmtree", "copytree", "make_archive", "FileHandler"}  # under any module name
 OF_OS = {
     "remove",
     "unlink",
@@ -44,13 +44,13 @@ OF_ARCHIVES = {"extractall", "extract"}
 
 
 def changes(nodes: Nodes) -> Iterator[str]:
-    """Each place that changes a file or a directory, but for making a directory and a temporary file."""
+    """Yield each expression that changes a file or directory, but not creating directories or temporary files."""
     modules = {"os": OF_OS, "shutil": OF_SHUTIL}
     for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module in modules:
             changing = modules[node.module] | {"*"}
             yield from (f"from {node.module} import {a.name}" for a in node.names if a.name in changing)
-        elif isinstance(node, ast.Import):  # by another name what follows is not seen
+        elif isinstance(node, ast.Import):  # after a renaming import, the calls would not be detected
             yield from (f"import {a.name} as {a.asname}" for a in node.names if a.name in modules and a.asname)
         elif isinstance(node, ast.Attribute):
             owner = getattr(node.value, "attr", getattr(node.value, "id", ""))
@@ -63,7 +63,9 @@ def changes(nodes: Nodes) -> Iterator[str]:
 
 
 def _removes_anything(call: ast.Call) -> bool:
-    """`remove_tree(path, within=path.parent)`, which nothing is refused by, and the programs that remove and move."""
+    """Return whether a call is `remove_tree(path, within=path.parent)`, which allows every path, or a program that
+    removes or moves files.
+    """
     if isinstance(call.func, ast.Name | ast.Attribute) and ast.unparse(call.func).endswith("remove_tree"):
         within = {ast.unparse(keyword.value) for keyword in call.keywords if keyword.arg == "within"}
         return any(f"{ast.unparse(path)}.parent" in within for path in call.args)
@@ -72,44 +74,44 @@ def _removes_anything(call: ast.Call) -> bool:
 
 
 def _writes(call: ast.Call) -> bool:
-    """Whether it opens a file by a mode that is not one for reading, `open(path, "w")` and `path.open("w")` alike.
+    """Return whether a call opens a file with a mode other than reading.
 
-    An archive in memory (`fileobj=`) is no file. A mode in a variable counts as one that writes.
+    An archive in memory (`fileobj=`) is not a file. A mode in a variable counts as writing.
     """
-    named = {keyword.arg: keyword.value for keyword in call.keywords}
+    keywords = {keyword.arg: keyword.value for keyword in call.keywords}
     match call.func:
         case ast.Name("open") | ast.Attribute(ast.Name("io" | "codecs" | "gzip" | "bz2" | "lzma" | "builtins"), "open"):
             modes = [*call.args[1:2]]
-            if any(isinstance(arg, ast.Starred) for arg in call.args) or None in named:
+            if any(isinstance(arg, ast.Starred) for arg in call.args) or None in keywords:
                 return True
         case ast.Name("ZipFile") | ast.Attribute(_, "ZipFile"):
             modes = [*call.args[1:2]]
         case ast.Attribute(owner, "open") if not (isinstance(owner, ast.Name) and owner.id in {"os", "servers"}):
-            # Something else may be opened: a server by its name; a connection, by a call or with options of its own.
+            # Other objects have `open` too: a server by its name, a connection by a call or its own options.
             kinds = ast.Constant | ast.Name | ast.IfExp | ast.JoinedStr
             modes = [mode for mode in call.args[:1] if isinstance(mode, kinds)]
-            if set(named) - {"mode", "buffering", "encoding", "errors", "newline"}:
+            if set(keywords) - {"mode", "buffering", "encoding", "errors", "newline"}:
                 return False
         case _:
             return False
-    modes += [named["mode"]] if "mode" in named else []
+    modes += [keywords["mode"]] if "mode" in keywords else []
     return any(not isinstance(mode, ast.Constant) or bool(set(str(mode.value)) & set("wax+")) for mode in modes)
 
 
 def _replaces_a_file(call: ast.Call) -> bool:
-    """`path.replace(other)`: that of a text takes two arguments, that of a dataclass is a function."""
+    """Return whether a call is `path.replace(other)`; `str.replace` takes two arguments."""
     if not isinstance(call.func, ast.Attribute) or call.func.attr != "replace" or call.keywords:
         return False
     return len(call.args) == 1 or ast.unparse(call.func.value).endswith("Path")
 
 
 def test_only_file_modules_write_to_disk() -> None:
-    found = {
+    writes = {
         str(path.relative_to(PACKAGE)): lines
         for path in sorted(PACKAGE.rglob("*.py"))
         if "_data" not in path.parts and (lines := [*changes(nodes_of(path))])
     }
-    assert {module: lines for module, lines in found.items() if module not in ALLOWED} == {}
+    assert {module: lines for module, lines in writes.items() if module not in ALLOWED} == {}
 
 
 @pytest.mark.parametrize(

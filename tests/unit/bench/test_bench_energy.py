@@ -1,4 +1,4 @@
-"""Energy: what the counters say, and when they cannot be trusted."""
+"""Test energy measurement and the detection of unreliable counters."""
 
 import json
 
@@ -19,7 +19,7 @@ def reading(*joules: float, at: float) -> EnergyReading:
     return EnergyReading(source="amd-smi", joules=joules, at_s=at)
 
 
-def printed(data: object) -> subprocesses.CompletedProgram:
+def program_output(data: object) -> subprocesses.CompletedProgram:
     return subprocesses.CompletedProgram(argv=("amd-smi",), code=0, stdout=json.dumps(data), stderr="")
 
 
@@ -51,19 +51,19 @@ def test_unreliable_energy_counter_yields_no_measurement(after: EnergyReading, r
 
 
 def test_both_amd_smi_formats_are_parsed() -> None:
-    assert parse_amd_smi(printed([gpu(1.5), gpu(2.5)])) == (1.5, 2.5)
-    assert parse_amd_smi(printed({"gpu_data": [gpu(1.5)]})) == (1.5,)
+    assert parse_amd_smi(program_output([gpu(1.5), gpu(2.5)])) == (1.5, 2.5)
+    assert parse_amd_smi(program_output({"gpu_data": [gpu(1.5)]})) == (1.5,)
 
 
 @pytest.mark.parametrize("data", [[gpu("N/A")], [gpu(1.0, "kWh")], [], [{"gpu": 0, "energy": "N/A"}], "no"])
 def test_missing_energy_counter_is_an_error(data: object) -> None:
     with pytest.raises(EnergyUnavailableError):
-        parse_amd_smi(printed(data))
+        parse_amd_smi(program_output(data))
 
 
 @pytest.fixture
 def nvml(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A machine with NVML, two GPUs and no amd-smi; every call that opens or closes NVML."""
+    """Simulate a machine with NVML, two GPUs and no amd-smi; return the list of NVML init and shutdown calls."""
 
     def missing(*_: object, **__: object) -> subprocesses.CompletedProgram:
         raise subprocesses.ProgramMissingError("amd-smi")
@@ -79,8 +79,8 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_nvml_is_used_without_amd_smi(nvml: list[str]) -> None:
-    found = read_energy()
-    assert (found.source, found.joules) == ("nvml", (1.5, 2.5))
+    energy = read_energy()
+    assert (energy.source, energy.joules) == ("nvml", (1.5, 2.5))
     assert nvml == ["init", "shutdown"]
 
 
@@ -102,10 +102,10 @@ def test_server_energy_includes_only_its_gpus() -> None:
 def test_nvml_error_yields_no_energy_reading(
     nvml: list[str], monkeypatch: pytest.MonkeyPatch, call: str, error: int, message: str
 ) -> None:
-    def fails(*_: object) -> None:
+    def fail(*_: object) -> None:
         raise pynvml.NVMLError(error)
 
-    monkeypatch.setattr(pynvml, call, fails)
+    monkeypatch.setattr(pynvml, call, fail)
     with pytest.raises(EnergyUnavailableError, match=message):
         read_energy()
     assert nvml in ([], ["init", "shutdown"])

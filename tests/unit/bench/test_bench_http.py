@@ -1,4 +1,4 @@
-"""The small HTTP client reads whatever way the bytes are cut."""
+"""Test the HTTP client of the benchmark."""
 
 import gc
 import tracemalloc
@@ -27,7 +27,7 @@ def completion(tokens: int, text: str = "x", finish: str = "null") -> str:
     )
 
 
-WHOLE = (
+RESPONSE = (
     HEAD
     + chunk(completion(1))
     + chunk(completion(4, text=""))  # an incomplete character: three tokens, no text yet
@@ -40,14 +40,14 @@ WHOLE = (
 )
 
 
-TOKENS = 6  # that were asked for
+TOKENS = 6  # requested
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 64, len(WHOLE)])
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 64, len(RESPONSE)])
 def test_response_is_parsed_for_any_fragmentation(size: int) -> None:
     answer = StreamedResponse(TOKENS)
-    for at in range(0, len(WHOLE), size):
-        answer.feed(WHOLE[at : at + size], float(at))
+    for at in range(0, len(RESPONSE), size):
+        answer.feed(RESPONSE[at : at + size], float(at))
     usage = answer.finish()
     assert answer.framing.complete
     assert answer.chunk_tokens == [1, 4, 6]
@@ -123,7 +123,7 @@ def test_body_ends_by_length_close_or_empty() -> None:
 
 
 def test_parsed_response_body_is_not_retained() -> None:
-    """No garbage is collected under load, and the counters are read every second."""
+    """Garbage collection is off under load, and the counters are read every second."""
     gc.collect()
     gc.disable()
     tracemalloc.start()
@@ -133,11 +133,11 @@ def test_parsed_response_body_is_not_retained() -> None:
                 len(ResponseFraming().feed(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" + b"x" * 100_000))
                 == 100_000
             )
-        held, _ = tracemalloc.get_traced_memory()
+        allocated, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
         gc.enable()
-    assert held < 200_000
+    assert allocated < 200_000
 
 
 @pytest.mark.parametrize("size", [1, 25, 1000])
@@ -183,7 +183,7 @@ def test_malformed_http_is_rejected(data: bytes) -> None:
 
 @pytest.mark.timeout(10)
 @pytest.mark.parametrize(
-    ("begin", "again"),
+    ("start", "repeated"),
     [
         (b"HTTP/1.1 200 OK\r\n", b"Name: " + b"x" * 1000 + b"\r\n"),
         (b"HTTP/1.1 200 OK\r\nName: ", b"x" * 1000),
@@ -193,11 +193,11 @@ def test_malformed_http_is_rejected(data: bytes) -> None:
     ],
     ids=["headers", "one header", "interim responses", "a chunk's extension", "trailers"],
 )
-def test_endless_response_sections_are_rejected(begin: bytes, again: bytes) -> None:
+def test_endless_response_sections_are_rejected(start: bytes, repeated: bytes) -> None:
     framing = ResponseFraming()
 
     def feed_all() -> None:
-        for piece in (begin, *[again] * 10_000):
+        for piece in (start, *[repeated] * 10_000):
             framing.feed(piece)
 
     with pytest.raises(MalformedError):
@@ -211,9 +211,9 @@ def test_api_key_echoed_in_error_is_redacted() -> None:
     answer = StreamedResponse(TOKENS)
     answer.fail("http-500", "no route for Authorization: Bearer wJ4-a-key-of-the-test")
     sender._finish(0, planned, (0.0, 0.0, 1.0), answer, None)
-    (sample,) = sender.records
-    assert "wJ4" not in sample.failure_example
-    assert "no route" in sample.failure_example
+    (record,) = sender.records
+    assert "wJ4" not in record.failure_example
+    assert "no route" in record.failure_example
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_missing_token_counts_are_dropped(counts: list[int | None], expected: tu
     "url", ["http://" + "a" * 64, "http://a..b", "http://x:99999", "http://[::1", "http://", "ftp://x"]
 )
 def test_invalid_endpoint_url_is_rejected(url: str) -> None:
-    """A host that no name can be was internal error once it was looked up."""
+    """An impossible hostname once caused an internal error at the lookup."""
     with pytest.raises(UsageError, match=r"is not (a|the) URL"):
         Address.from_url(url)
 

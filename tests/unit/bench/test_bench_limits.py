@@ -1,4 +1,4 @@
-"""A request that is longer than the server accepts is refused before the warm-up, with the limit."""
+"""Test that a request longer than the server accepts is rejected before the warm-up, with the limit."""
 
 from pathlib import Path
 
@@ -45,10 +45,10 @@ def test_request_exceeding_server_limit_names_the_limit(
     lengths: tuple[int, int], engine: str, message: str, option: str
 ) -> None:
     cache = 2048 if lengths[0] == 1000 else 65536
-    with pytest.raises(BenchError) as refused:
+    with pytest.raises(BenchError) as error:
         check_fits(workload(*lengths), endpoint(engine, cache_tokens=cache, prompt_tokens=32761))
-    assert refused.value.message == message
-    assert option in refused.value.hint
+    assert error.value.message == message
+    assert option in error.value.hint
 
 
 def test_longest_allowed_request_is_accepted() -> None:

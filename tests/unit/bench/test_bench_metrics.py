@@ -1,4 +1,4 @@
-"""Figures by the field's definitions, from requests whose times are known."""
+"""Test the metrics of a benchmark, computed from requests with known times."""
 
 import tracemalloc
 from array import array
@@ -37,9 +37,9 @@ WORKLOAD = load_workload("smoke-tiny").model_copy(
 def request(
     index: int, *, at: float, wait: float = 0.5, itl: float = 0.1, late: float = 0.0, **changes: object
 ) -> RequestRecord:
-    """One answer of 11 tokens, the first `wait` seconds after its planned time, the others `itl` apart."""
+    """Return a response of 11 tokens: the first `wait` seconds after its planned time, then one every `itl` seconds."""
     times = tuple(at + wait + itl * number for number in range(11))
-    sample = RequestRecord(
+    record = RequestRecord(
         index=index,
         scheduled_s=at,
         started_s=at + late,
@@ -53,7 +53,7 @@ def request(
         failure=None,
         failure_example="",
     )
-    return sample._replace(**changes)  # type: ignore[arg-type]
+    return record._replace(**changes)  # type: ignore[arg-type]
 
 
 def failed(index: int, *, at: float, kind: str = "reset") -> RequestRecord:
@@ -62,7 +62,7 @@ def failed(index: int, *, at: float, kind: str = "reset") -> RequestRecord:
 
 
 def point(
-    samples: list[RequestRecord],
+    records: list[RequestRecord],
     *,
     rate: float = 1.0,
     gpus: int | None = 8,
@@ -72,7 +72,7 @@ def point(
     observed = Observation(
         label=f"{rate:g}",
         started_at="2026-07-01T00:00:00+00:00",
-        load_result=LoadResult(records=tuple(samples), end_reason=EndReason.COMPLETE),
+        load_result=LoadResult(records=tuple(records), end_reason=EndReason.COMPLETE),
         server=None,
         energy=None,
         reports_cache=True,
@@ -119,21 +119,21 @@ def test_steady_state_throughput_is_rate_times_output_length() -> None:
 
 
 def test_window_shorter_than_request_yields_no_rate() -> None:
-    """Requests take 1.5 s in the middle: of 5 s of arrivals 2 are steady, of 4 s only 1."""
-    shown, hidden = (point([request(index, at=index / 4) for index in range(4 * seconds + 1)]) for seconds in (5, 4))
-    assert shown.window is not None
-    assert shown.window.seconds == pytest.approx(2)
-    assert hidden.full_run is not None
-    assert (hidden.window, hidden.achieved_rps) == (None, None)
+    """Requests take 1.5 s: of 5 s of arrivals, 2 s are steady; of 4 s, only 1 s."""
+    measured, short = (point([request(index, at=index / 4) for index in range(4 * seconds + 1)]) for seconds in (5, 4))
+    assert measured.window is not None
+    assert measured.window.seconds == pytest.approx(2)
+    assert short.full_run is not None
+    assert (short.window, short.achieved_rps) == (None, None)
 
 
 def test_chunks_without_counts_share_request_tokens_evenly() -> None:
-    blind = [sample._replace(chunk_tokens=()) for sample in steady()]
-    assert point(blind).full_run == point(steady()).full_run
+    without_counts = [record._replace(chunk_tokens=()) for record in steady()]
+    assert point(without_counts).full_run == point(steady()).full_run
 
 
-def late_at_the_end(count: int) -> list[RequestRecord]:
-    """40 requests, 36 of them due in the steady window, of which the last `count` take 5 s longer."""
+def late_at_end(count: int) -> list[RequestRecord]:
+    """Return 40 requests, 36 of them in the steady window; the last `count` of these take 5 s longer."""
     return [request(i, at=float(i), itl=0.1 if not 38 - count <= i <= 37 else 0.6) for i in range(40)]
 
 
@@ -147,12 +147,12 @@ def late_at_the_end(count: int) -> list[RequestRecord]:
     ],
 )
 def test_few_late_requests_do_not_fail_a_rate(late: int, sustained: bool | None, reason: str | None) -> None:
-    measured = point(late_at_the_end(late))
+    measured = point(late_at_end(late))
     assert (measured.sustained, measured.not_sustained_because) == (sustained, (reason,) if reason else ())
 
 
 def test_window_with_queue_drain_has_no_throughput() -> None:
-    """Of 100 requests, at 12 a second, the first 50 are answered after a stall, within a second; the others at once."""
+    """100 requests arrive at 12 a second; a stall delays the first 50, and all of these end within one second."""
     stalled = [request(i, at=i / 12, wait=max(0.02, 4.5 + i / 50 - i / 12), itl=0.01) for i in range(100)]
     measured = point(stalled, rate=12)
     assert (measured.window, measured.achieved_rps, measured.sustained) == (None, None, None)
@@ -188,7 +188,7 @@ def test_growing_queue_is_not_sustained_despite_ttft_within_limit(capacity: floa
 
 
 def test_slowing_decode_lowers_completion_ratio() -> None:
-    """Without a limit on running requests the first token comes at once, and the rest falls behind."""
+    """Without a limit on running requests, the first token is immediate and the following tokens are delayed."""
     slow = [request(index, at=float(index), itl=0.1 + 0.01 * index) for index in range(200)]
     measured = point(slow)
     assert measured.ttft_growth_s_per_s == pytest.approx(0.0, abs=1e-9)
@@ -199,16 +199,16 @@ def test_slowing_decode_lowers_completion_ratio() -> None:
 
 @pytest.mark.parametrize("growth", [0.0, 0.05])
 def test_ttft_growth_of_many_requests_needs_little_memory(growth: float) -> None:
-    """6,000 requests have 4.5 million slopes between two of them; every seventh answer is late for its own reasons."""
-    samples = [
+    """6,000 requests have 4.5 million pairwise slopes; every seventh response is late for another reason."""
+    records = [
         request(index, at=float(index), wait=0.5 + growth * index + (3.0 if index % 7 == 0 else 0.01 * (index % 3)))
         for index in range(6000)
     ]
     tracemalloc.start()
-    found = ttft_growth(samples)
+    computed = ttft_growth(records)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert found == pytest.approx(growth, abs=1e-4)
+    assert computed == pytest.approx(growth, abs=1e-4)
     assert peak < 4 << 20
 
 
@@ -220,14 +220,14 @@ def test_rate_with_too_few_requests_is_not_judged() -> None:
 
 
 def test_too_few_requests_are_detected_before_the_run() -> None:
-    few = load_workload("smoke-tiny").model_copy(update={"requests": 24})
-    (reason,) = unjudgeable_rates(few)
+    small = load_workload("smoke-tiny").model_copy(update={"requests": 24})
+    (reason,) = unjudgeable_rates(small)
     assert reason == "cannot judge 1, 2, 4 rps: 12 of 24 requests counted, 20 needed: send at least 40"
-    assert not unjudgeable_rates(few.model_copy(update={"requests": 40}))
+    assert not unjudgeable_rates(small.model_copy(update={"requests": 40}))
 
 
 def test_every_rate_of_shipped_workloads_can_be_judged() -> None:
-    """`short`, the default of `bench`, sent 10 requests at its first rate: each run began with a warning."""
+    """The default workload `short` once sent only 10 requests at its first rate, so each run began with a warning."""
     names = Catalog((data_root(),)).names(EntryKind.WORKLOAD)
     reported = {name: unjudgeable_rates(workload) for name in names if (workload := load_workload(name)).request_rates}
     assert reported == dict.fromkeys(reported, ())
@@ -245,7 +245,7 @@ def test_too_short_duration_is_detected_before_the_run() -> None:
 
 
 def test_rate_with_too_short_window_is_not_judged() -> None:
-    """60 requests at 24 a second have all come after 2.5 s: whether a server could go on like that is not known."""
+    """60 requests at 24 a second arrive within 2.5 s, too short to show that a server can sustain the rate."""
     burst = point([request(index, at=index / 24, wait=0.02, itl=0.001) for index in range(60)], rate=24)
     assert burst.sustained is None
     assert burst.not_sustained_because == ("2.4 s counted, 5 s needed",)
@@ -254,7 +254,7 @@ def test_rate_with_too_short_window_is_not_judged() -> None:
 
 
 def test_interrupted_rate_is_not_judged() -> None:
-    """Two requests with a TTFT above the limit, when Ctrl-C came, were a failure of the server."""
+    """Two requests above the TTFT limit at Ctrl-C once counted as a failure of the server."""
     slow = Observation(
         label="1",
         started_at="",
@@ -269,7 +269,7 @@ def test_interrupted_rate_is_not_judged() -> None:
 
 
 def test_point_without_steady_window_is_not_judged() -> None:
-    """Requests take 8 s: of 22 s of arrivals 6 are steady."""
+    """Requests take 8 s: of 22 s of arrivals, 6 s are steady."""
     measured = point([request(index, at=index / 4, itl=0.75) for index in range(4 * 22 + 1)], rate=4)
     assert measured.window is None
     assert measured.sustained is None
@@ -277,8 +277,8 @@ def test_point_without_steady_window_is_not_judged() -> None:
 
 
 def test_success_share_and_ttft_limits_are_enforced() -> None:
-    some = [request(index, at=float(index)) if index % 50 else failed(index, at=float(index)) for index in range(100)]
-    measured = point(some)
+    mixed = [request(index, at=float(index)) if index % 50 else failed(index, at=float(index)) for index in range(100)]
+    measured = point(mixed)
     assert measured.success_share == 0.98
     assert measured.failures[0].kind == "reset"
     assert measured.failures[0].count == 2
@@ -299,11 +299,11 @@ def test_success_share_and_ttft_limits_are_enforced() -> None:
     ],
 )
 def test_slo_may_limit_tpot_and_e2e(limits: dict[str, float], good: int, reason: str | None) -> None:
-    """Half of the requests have tokens 0.05 s apart and take 1 s, the others 0.1 s and 1.5 s."""
-    samples = [request(index, at=float(index), itl=0.05 if index % 2 else 0.1) for index in range(100)]
+    """Half of the requests have tokens 0.05 s apart and take 1 s; the others have tokens 0.1 s apart and take 1.5 s."""
+    records = [request(index, at=float(index), itl=0.05 if index % 2 else 0.1) for index in range(100)]
     workload = WORKLOAD.model_copy(update={"slo": SustainedLimits(**limits)})
-    measured = point(samples, workload=workload)
-    assert measured.goodput_rps == pytest.approx(good / max(sample.ended_s for sample in samples))
+    measured = point(records, workload=workload)
+    assert measured.goodput_rps == pytest.approx(good / max(record.ended_s for record in records))
     assert (reason is None) == (measured.sustained is True)
     assert reason is None or reason in measured.not_sustained_because
 
@@ -348,22 +348,22 @@ def test_percentiles_of_many_values_need_bounded_memory() -> None:
     assert measured is not None
     assert (measured.count, measured.max) == (50_000, values[-1])
     assert measured.mean == pytest.approx(4.25, rel=1e-4)
-    found = (measured.p50, measured.p90, measured.p95, measured.p99)
-    assert found == pytest.approx((4.25, 7.25, 7.625, 7.925), rel=1e-3)
+    percentiles = (measured.p50, measured.p90, measured.p95, measured.p99)
+    assert percentiles == pytest.approx((4.25, 7.25, 7.625, 7.925), rel=1e-3)
 
 
 def test_cache_share_is_measured_or_absent() -> None:
     cached = point(steady()).cache
     assert cached is not None
     assert cached.usage_share == pytest.approx(0.6)
-    silent = [sample._replace(cached_tokens=None) for sample in steady()]
-    unknown = point(silent, reports_cache=False).cache
+    without_usage = [record._replace(cached_tokens=None) for record in steady()]
+    unknown = point(without_usage, reports_cache=False).cache
     assert unknown is not None
     assert unknown.usage_share is None
-    zero = point(silent, reports_cache=True).cache
+    zero = point(without_usage, reports_cache=True).cache
     assert zero is not None
     assert zero.usage_share == 0.0
-    counted = point(silent, reports_cache=False, server=ServerCounts(prompt_tokens=200, cached_tokens=100)).cache
+    counted = point(without_usage, reports_cache=False, server=ServerCounts(prompt_tokens=200, cached_tokens=100)).cache
     assert counted is not None
     assert counted.metrics_share == 0.5
 
@@ -378,40 +378,40 @@ def issues(
     )
 
 
-def found(samples: list[RequestRecord], **provenance: object) -> set[IssueKind]:
+def kinds(records: list[RequestRecord], **provenance: object) -> set[IssueKind]:
     server = ServerProvenance(**provenance)  # type: ignore[arg-type]
-    return {mark.kind for mark in issues(point(samples), server=server)}
+    return {issue.kind for issue in issues(point(records), server=server)}
 
 
 def test_clean_result_has_no_comparability_issues() -> None:
-    assert found(steady()) == set()
+    assert kinds(steady()) == set()
 
 
 def test_each_cause_of_incomparability_is_reported() -> None:
     none = {"cached_tokens": None}
-    assert found([*steady(), failed(100, at=100.0)]) == {IssueKind.FAILED_REQUESTS}
-    assert found([sample._replace(cached_tokens=30) for sample in steady()]) == {IssueKind.CACHE_HIT_RATE_OFF_TARGET}
-    assert found([sample._replace(**none) for sample in steady()]) == {IssueKind.CACHE_HIT_RATE_OFF_TARGET}
-    assert found([request(i, at=float(i), late=0.06) for i in range(50)]) == {IssueKind.CLIENT_LAGGED}
-    assert found(steady(), kernel_gate={"hits": [], "misses": [["256", "8192"]]}) == {IssueKind.KERNEL_MISS}
-    assert found(steady(), kernel_gate={"hits": [["256", "8192"]], "misses": []}) == set()
+    assert kinds([*steady(), failed(100, at=100.0)]) == {IssueKind.FAILED_REQUESTS}
+    assert kinds([record._replace(cached_tokens=30) for record in steady()]) == {IssueKind.CACHE_HIT_RATE_OFF_TARGET}
+    assert kinds([record._replace(**none) for record in steady()]) == {IssueKind.CACHE_HIT_RATE_OFF_TARGET}
+    assert kinds([request(i, at=float(i), late=0.06) for i in range(50)]) == {IssueKind.CLIENT_LAGGED}
+    assert kinds(steady(), kernel_gate={"hits": [], "misses": [["256", "8192"]]}) == {IssueKind.KERNEL_MISS}
+    assert kinds(steady(), kernel_gate={"hits": [["256", "8192"]], "misses": []}) == set()
     env = [{"name": "SGLANG_SIMULATE_ACC_LEN", "value": "3.61"}]
-    assert found(steady(), plan={"env": env}) == {IssueKind.SIMULATED_ACCEPTANCE}
-    blind = point([sample._replace(**none) for sample in steady()], reports_cache=False)
-    assert [mark.kind for mark in issues(blind)] == [IssueKind.CACHE_HIT_RATE_UNKNOWN]
+    assert kinds(steady(), plan={"env": env}) == {IssueKind.SIMULATED_ACCEPTANCE}
+    without_usage = point([record._replace(**none) for record in steady()], reports_cache=False)
+    assert [issue.kind for issue in issues(without_usage)] == [IssueKind.CACHE_HIT_RATE_UNKNOWN]
 
 
 def test_hit_rate_limited_by_block_size_names_blocks() -> None:
-    cached = point([sample._replace(cached_tokens=51) for sample in steady()])
-    (mark,) = issues(cached, engine="vllm", page_size=128)
-    assert mark.detail.endswith("the target is 60% (the cache holds whole blocks of 128 tokens)")
+    cached = point([record._replace(cached_tokens=51) for record in steady()])
+    (issue,) = issues(cached, engine="vllm", page_size=128)
+    assert issue.detail.endswith("the target is 60% (the cache holds whole blocks of 128 tokens)")
 
 
 def test_speculation_with_random_prompts_is_a_comparability_issue() -> None:
     measured = [replace(point(steady()), server=ServerCounts(accept_length=length)) for length in (1.25, 1.5)]
-    (mark,) = issues(*measured, speculative="EAGLE 5/1/6")
-    assert mark.kind is IssueKind.RANDOM_PROMPTS
-    assert mark.detail == ("random prompts do not measure speculation (EAGLE 5/1/6): 1.25 to 1.50 tokens a step")
+    (issue,) = issues(*measured, speculative="EAGLE 5/1/6")
+    assert issue.kind is IssueKind.RANDOM_PROMPTS
+    assert issue.detail == ("random prompts do not measure speculation (EAGLE 5/1/6): 1.25 to 1.50 tokens a step")
 
 
 def test_comparability_issues_name_point_and_changed_keys() -> None:
@@ -470,7 +470,7 @@ def test_counters_are_summed_over_replicas_but_not_tp_ranks() -> None:
 
 
 def test_accept_length_excludes_first_token_of_each_request() -> None:
-    """10 requests of 64 tokens in 63 verifications each: every draft was refused, as a random MTP layer does it."""
+    """10 requests of 64 tokens take 63 verifications each: every draft is rejected, as with a random MTP layer."""
     counted = {
         "sglang:num_requests_total": 10.0,
         "sglang:generation_tokens_total": 640.0,

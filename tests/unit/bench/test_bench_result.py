@@ -1,4 +1,4 @@
-"""The result file: what is written is what is read; what was not measured is not in it."""
+"""Test the result file: it round-trips, and unmeasured metrics are absent."""
 
 import json
 from dataclasses import replace
@@ -93,9 +93,9 @@ def test_unknown_schema_and_corrupt_file_are_rejected() -> None:
 
 
 def test_comparability_issues_and_reasons_are_shown() -> None:
-    shown = result_text(RESULT)
-    assert "NOT COMPARABLE (failed-requests at 2): of 40 requests failed: 1 timeout" in shown
-    assert "2: success 97.5% is below 99%" in shown
-    assert "2: 1 x timeout: no complete response within 60 s" in shown
-    assert "knee: none found" in shown
+    text = result_text(RESULT)
+    assert "NOT COMPARABLE (failed-requests at 2): of 40 requests failed: 1 timeout" in text
+    assert "2: success 97.5% is below 99%" in text
+    assert "2: 1 x timeout: no complete response within 60 s" in text
+    assert "knee: none found" in text
     assert not RESULT.comparable

@@ -1,4 +1,4 @@
-"""From a server's name to what is known of it, and from options to the workload that is run."""
+"""Test how `bench` resolves a server name to a target, and options to a workload."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -29,15 +29,13 @@ from orchestrator.servers.servers import Servers
 from orchestrator.servers.targets import server_target, url_target
 
 
-class OneServer:
-    """A runtime that has one server."""
-
+class SingleServerRuntime:
     def __init__(self, handle: RunningServer, status: Status) -> None:
         self.handle, self.status = handle, status
 
     def state(self, _handle: RunningServer) -> ServerState:
-        ended = "killed by SIGKILL" if self.status is Status.EXITED else ""
-        return ServerState(status=self.status, exit_code=None, restarts=0, started_at=None, detail=ended)
+        detail = "killed by SIGKILL" if self.status is Status.EXITED else ""
+        return ServerState(status=self.status, exit_code=None, restarts=0, started_at=None, detail=detail)
 
     def find(self, _name: str | None = None) -> tuple[RunningServer, ...]:
         return (self.handle,)
@@ -47,7 +45,7 @@ class OneServer:
         yield MISS
 
 
-def fleet_with(profile: str, folder: Path, status: Status = Status.RUNNING) -> Servers:
+def servers_with(profile: str, folder: Path, status: Status = Status.RUNNING) -> Servers:
     plan = load(profile).plan
     (folder / "plan.json").write_text(plan.to_json())
     handle = RunningServer(
@@ -59,39 +57,39 @@ def fleet_with(profile: str, folder: Path, status: Status = Status.RUNNING) -> S
         run_dir=str(folder),
         runtime_id="1",
     )
-    return Servers(Home(folder), {plan.runtime: OneServer(handle, status)})  # type: ignore[dict-item]
+    return Servers(Home(folder), {plan.runtime: SingleServerRuntime(handle, status)})  # type: ignore[dict-item]
 
 
 def test_server_target_has_plan_and_gpu_count(tmp_path: Path) -> None:
-    target = server_target(fleet_with("mi355x-tp4dp2", tmp_path), "mine")
+    target = server_target(servers_with("mi355x-tp4dp2", tmp_path), "mine")
     assert target.url == "http://127.0.0.1:30000"
     assert target.provenance.plan_digest == load("mi355x-tp4dp2").plan.digest
     assert (target.provenance.profile, target.provenance.gpus) == ("mi355x-tp4dp2", 8)
 
 
 def test_kernel_gate_is_evaluated_on_request(tmp_path: Path) -> None:
-    gate = server_target(fleet_with("mi355x-tp4dp2", tmp_path), "mine").kernel_gate()
+    gate = server_target(servers_with("mi355x-tp4dp2", tmp_path), "mine").kernel_gate()
     assert gate is not None
     assert len(gate["misses"]) == 1  # type: ignore[arg-type]
 
 
 def test_cpu_server_has_no_gpus_and_no_kernel_gate(tmp_path: Path) -> None:
-    target = server_target(fleet_with("cpu-tiny", tmp_path), "mine")
+    target = server_target(servers_with("cpu-tiny", tmp_path), "mine")
     assert target.provenance.gpus == 0
     assert target.kernel_gate() is None
 
 
 @pytest.mark.parametrize(("runtime", "read"), [("docker", True), ("kubernetes", False)])
 def test_local_gpu_energy_is_not_read_for_pods(tmp_path: Path, runtime: str, read: bool) -> None:
-    one = next(iter(fleet_with("mi355x-tp4dp2", tmp_path).runtimes.values()))
-    one.handle = dataclasses.replace(one.handle, runtime=runtime)  # type: ignore[attr-defined]
-    target = server_target(Servers(Home(tmp_path), {runtime: one}), "mine")
+    runtime_impl = next(iter(servers_with("mi355x-tp4dp2", tmp_path).runtimes.values()))
+    runtime_impl.handle = dataclasses.replace(runtime_impl.handle, runtime=runtime)  # type: ignore[attr-defined]
+    target = server_target(Servers(Home(tmp_path), {runtime: runtime_impl}), "mine")
     assert (command._energy_reader(target) is not None) is read
 
 
 def test_benchmark_of_exited_server_names_exit_reason(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="`mine` is not running: killed by SIGKILL") as caught:
-        server_target(fleet_with("cpu-tiny", tmp_path, Status.EXITED), "mine")
+        server_target(servers_with("cpu-tiny", tmp_path, Status.EXITED), "mine")
     assert "`deploy restart mine` restarts it" in caught.value.hint
 
 
@@ -102,13 +100,13 @@ def test_any_endpoint_can_be_benchmarked_by_url() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layout", "named", "gpus"),
+    ("layout", "normalized", "gpus"),
     [("tp8", "TP8", 8), ("TP4DP2", "TP4×DP2", 8), ("tp4xdp2", "TP4×DP2", 8), ("tp4", "TP4", 4), ("tp8dp1", "TP8", 8)],
 )
-def test_claimed_hardware_and_layout_are_normalized(layout: str, named: str, gpus: int) -> None:
+def test_claimed_hardware_and_layout_are_normalized(layout: str, normalized: str, gpus: int) -> None:
     claimed = ClaimedHardware.parse(gpu="B200", gpus=None, layout=layout)
-    found = url_target("http://node:30000", claimed=claimed).provenance
-    assert (found.gpu, found.gpus, found.layout) == ("b200", gpus, named)
+    provenance = url_target("http://node:30000", claimed=claimed).provenance
+    assert (provenance.gpu, provenance.gpus, provenance.layout) == ("b200", gpus, normalized)
 
 
 @pytest.mark.parametrize(
@@ -126,9 +124,9 @@ def test_unknown_hardware_or_layout_is_rejected(gpu: str, layout: str, message: 
 
 
 def test_result_keeps_published_workload_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The name decides what it is compared with, and may hold a dot: `single-stream-10k-1.5k`."""
-    ordered: list[BenchRequest] = []
-    monkeypatch.setattr("orchestrator.bench.run.measure", lambda order, _say: ordered.append(order))
+    """A published comparison is found by the workload name, which may contain a dot: `single-stream-10k-1.5k`."""
+    requests: list[BenchRequest] = []
+    monkeypatch.setattr("orchestrator.bench.run.measure", lambda request, _say: requests.append(request))
     published = load_published("wafer-glm52")
     for name in (published.single_stream.workload, published.workload.name):
         options = BenchOptions(
@@ -144,7 +142,7 @@ def test_result_keeps_published_workload_name(tmp_path: Path, monkeypatch: pytes
         )
         target = url_target("http://node:30000", claimed=ClaimedHardware(gpus=8))
         bench(target, options, lambda _point, _text: None)
-        assert (ordered[-1].workload_name, ordered[-1].label) == (name, "mine")
+        assert (requests[-1].workload_name, requests[-1].label) == (name, "mine")
 
 
 def test_changed_rates_keep_workload_comparable_without_ramp() -> None:
@@ -166,7 +164,7 @@ def test_reduced_request_count_is_recorded_as_override() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "given"),
+    ("name", "changes"),
     [
         ("wafer-20k-1k", {"requests": 10, "duration_s": 10.0}),
         ("wafer-20k-1k", {"requests": 1}),
@@ -174,9 +172,9 @@ def test_reduced_request_count_is_recorded_as_override() -> None:
         ("single-stream-10k-1.5k", {"request_rates": (1.0,)}),
     ],
 )
-def test_change_incompatible_with_workload_is_rejected(name: str, given: dict[str, object]) -> None:
+def test_change_incompatible_with_workload_is_rejected(name: str, changes: dict[str, object]) -> None:
     with pytest.raises(UsageError):
-        apply_changes(load_workload(name), WorkloadChanges(**given))
+        apply_changes(load_workload(name), WorkloadChanges(**changes))
 
 
 @pytest.mark.parametrize(
@@ -189,7 +187,7 @@ def test_rejected_url_does_not_leak_its_password(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "again"),
+    ("command", "expected"),
     [
         (
             "deploy bench glm --workload wafer-20k-1k --requests 20 --host ssh://node",
@@ -202,13 +200,13 @@ def test_rejected_url_does_not_leak_its_password(url: str) -> None:
         ("deploy bench glm -w w '--output=my results'", "deploy bench glm -w w '--output=my results' --resume"),
     ],
 )
-def test_resume_command_repeats_all_options(command: str, again: str) -> None:
-    """Without its options the measurement would be another one, which is not resumed, or of another server."""
-    assert resume_command(command, Path("my results")) == again
+def test_resume_command_repeats_all_options(command: str, expected: str) -> None:
+    """Without its options, the command would measure another workload or another server and would resume nothing."""
+    assert resume_command(command, Path("my results")) == expected
 
 
 def test_requests_option_overrides_duration_in_workload_file() -> None:
-    """A duration in the workload's file used to decide all the same, while the result was marked as changed."""
+    """The duration in the workload file once took precedence, although the result was marked as changed."""
     timed = load_workload("wafer-20k-1k").model_copy(update={"duration_s": 8.0})
     workload, overridden = apply_changes(timed, WorkloadChanges(requests=6))
     assert workload.requests_at(2.0) == 6
@@ -249,7 +247,7 @@ def test_default_workload_is_named_and_used(default: str, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize(
-    ("asked", "hint"),
+    ("requested", "hint"),
     [
         (options(workload="smoke-tiny", tokens=(800, 64), rates=(1.0,)), "omit them, or omit `-w`"),
         (options(workload="smoke-tiny", tokens=(None, 64)), "omit them, or omit `-w`"),
@@ -258,53 +256,55 @@ def test_default_workload_is_named_and_used(default: str, capsys: pytest.Capture
         (options(workload="smoke-tinny"), "did you mean `smoke-tiny`?"),
     ],
 )
-def test_incomplete_workload_options_get_a_hint(asked: BenchOptions, hint: str) -> None:
-    with pytest.raises(UsageError) as raised:
-        command._workload(asked, "short")
+def test_incomplete_workload_options_get_a_hint(requested: BenchOptions, hint: str) -> None:
+    with pytest.raises(UsageError) as error:
+        command._workload(requested, "short")
 
-    assert hint in raised.value.hint
+    assert hint in error.value.hint
 
 
 @pytest.mark.parametrize(("workload", "marked"), [("wafer-20k-1k", ("requests",)), ("smoke-tiny", ())])
 def test_only_published_workloads_are_marked_as_changed(
     workload: str, marked: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    seen: list[BenchRequest] = []
-    monkeypatch.setattr(command, "measure", lambda request, _say: seen.append(request))
-    asked = dataclasses.replace(options(workload=workload), changes=WorkloadChanges(requests=50), directory=tmp_path)
-    command.bench(url_target("http://127.0.0.1:9"), asked, lambda *_: None)
+    requests: list[BenchRequest] = []
+    monkeypatch.setattr(command, "measure", lambda request, _say: requests.append(request))
+    requested = dataclasses.replace(
+        options(workload=workload), changes=WorkloadChanges(requests=50), directory=tmp_path
+    )
+    command.bench(url_target("http://127.0.0.1:9"), requested, lambda *_: None)
 
-    assert seen[0].overridden == marked
+    assert requests[0].overridden == marked
 
 
 def test_warning_names_unjudgeable_rates_before_the_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command, "measure", lambda _request, _say: None)
-    asked = dataclasses.replace(
+    requested = dataclasses.replace(
         options(workload="smoke-tiny"), changes=WorkloadChanges(requests=24), directory=tmp_path
     )
-    command.bench(url_target("http://127.0.0.1:9"), asked, lambda *_: None)
+    command.bench(url_target("http://127.0.0.1:9"), requested, lambda *_: None)
 
     stderr = capsys.readouterr().err
     assert "cannot judge 1, 2, 4 rps: 12 of 24 requests counted, 20 needed: send at least 40" in stderr
 
 
 def test_workload_from_options_has_no_overrides(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What the command line says of it is all there is of it: marked as changed, it could be compared with nothing."""
-    seen: list[BenchRequest] = []
-    monkeypatch.setattr(command, "measure", lambda request, _say: seen.append(request))
-    asked = options(tokens=(64, 8), rates=(4.0,))
-    changes = dataclasses.replace(asked.changes, requests=40)
+    """The command line defines the whole workload; marked as changed, it would be comparable with nothing."""
+    requests: list[BenchRequest] = []
+    monkeypatch.setattr(command, "measure", lambda request, _say: requests.append(request))
+    requested = options(tokens=(64, 8), rates=(4.0,))
+    changes = dataclasses.replace(requested.changes, requests=40)
     target = url_target("http://127.0.0.1:9", claimed=ClaimedHardware(gpu=None, layout=None))
 
-    command.bench(target, dataclasses.replace(asked, changes=changes, directory=tmp_path), lambda *_: None)
+    command.bench(target, dataclasses.replace(requested, changes=changes, directory=tmp_path), lambda *_: None)
 
-    assert (seen[0].workload.requests, seen[0].overridden) == (40, ())
+    assert (requests[0].workload.requests, requests[0].overridden) == (40, ())
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("changes", "message"),
     [
         ({"session_header": "x-key: 1"}, "is not the name of a header"),
         (
@@ -314,8 +314,8 @@ def test_workload_from_options_has_no_overrides(monkeypatch: pytest.MonkeyPatch,
         ({"tool": "aiperf", "session_header": "x-key"}, "aiperf sends each recorded arrival as a session of its own"),
     ],
 )
-def test_unsupported_session_options_are_rejected(given: dict[str, object], message: str) -> None:
+def test_unsupported_session_options_are_rejected(changes: dict[str, object], message: str) -> None:
     target = url_target("http://node:30000", claimed=ClaimedHardware(gpus=8))
-    chosen = dataclasses.replace(options(workload="trace.jsonl"), **given)  # type: ignore[arg-type]
+    requested = dataclasses.replace(options(workload="trace.jsonl"), **changes)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=message):
-        bench(target, chosen, lambda _point, _text: None)
+        bench(target, requested, lambda _point, _text: None)

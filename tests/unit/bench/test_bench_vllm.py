@@ -1,4 +1,4 @@
-"""What the measuring instrument reads of vLLM and ATOM: engine, counters, ranks, blocks; and varied prompts."""
+"""Test the metrics and facts that `bench` reads from vLLM and ATOM, and the variation of prompts."""
 
 import pytest
 
@@ -19,7 +19,7 @@ from orchestrator.engine.other_engines import (
     speculates,
 )
 
-# Written by hand with the names and labels that vLLM 0.32.0 exports with `--data-parallel-size 2`; not a recording.
+# Written by hand with the names and labels that vLLM 0.32.0 exports with `--data-parallel-size 2`; not recorded.
 METRICS = """\
 # TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{engine="0",model_name="tiny"} 3.0
@@ -36,13 +36,13 @@ vllm:time_to_first_token_seconds_count{engine="0",model_name="tiny"} 82.0
 
 
 def test_vllm_metrics_map_to_common_names() -> None:
-    read = read_metrics(METRICS.encode())
-    assert (read[Metric.RUNNING], read[Metric.QUEUED], read[Metric.REQUESTS]) == (5, 7, 82)
-    assert (read[Metric.CACHED_TOKENS], read[Metric.PROMPT_TOKENS]) == (31488, 41000)
-    assert (read[f"{Metric.TTFT}_sum"], read[f"{Metric.TTFT}_count"]) == (4.1, 82)
+    metrics = read_metrics(METRICS.encode())
+    assert (metrics[Metric.RUNNING], metrics[Metric.QUEUED], metrics[Metric.REQUESTS]) == (5, 7, 82)
+    assert (metrics[Metric.CACHED_TOKENS], metrics[Metric.PROMPT_TOKENS]) == (31488, 41000)
+    assert (metrics[f"{Metric.TTFT}_sum"], metrics[f"{Metric.TTFT}_count"]) == (4.1, 82)
 
 
-# Written by hand with the names of ROCm/ATOM, docs/metrics_guide.md at 1022e654; no ATOM was run.
+# Written by hand with the names in ROCm/ATOM, docs/metrics_guide.md at 1022e654; not recorded.
 ATOM_METRICS = """\
 atom:requests_running 3
 atom:requests_waiting 4
@@ -56,10 +56,14 @@ atom:time_to_first_token_seconds_count{streaming="true"} 82
 
 
 def test_atom_metrics_map_to_common_names() -> None:
-    read = read_metrics(ATOM_METRICS.encode())
-    assert (read[Metric.RUNNING], read[Metric.QUEUED], read[Metric.REQUESTS]) == (3, 4, 82)
-    assert (read[Metric.CACHED_TOKENS], read[Metric.PROMPT_TOKENS], read[Metric.OUTPUT_TOKENS]) == (31488, 41000, 1968)
-    assert (read[f"{Metric.TTFT}_sum"], read[f"{Metric.TTFT}_count"]) == (4.1, 82)
+    metrics = read_metrics(ATOM_METRICS.encode())
+    assert (metrics[Metric.RUNNING], metrics[Metric.QUEUED], metrics[Metric.REQUESTS]) == (3, 4, 82)
+    assert (metrics[Metric.CACHED_TOKENS], metrics[Metric.PROMPT_TOKENS], metrics[Metric.OUTPUT_TOKENS]) == (
+        31488,
+        41000,
+        1968,
+    )
+    assert (metrics[f"{Metric.TTFT}_sum"], metrics[f"{Metric.TTFT}_count"]) == (4.1, 82)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +85,7 @@ def test_ranks_and_block_size_come_from_metrics() -> None:
     assert (read_ranks(METRICS), read_block_size(METRICS), speculates(METRICS)) == (2, 128, False)
     assert (read_ranks(""), read_block_size("")) == (1, None)
     success = 'vllm:request_success_total{engine="%d",finished_reason="stop",model_name="tiny"} 0.0\n'
-    assert read_ranks(success % 0 + success % 1) == 2, "idle, with two API servers, as vLLM 0.32.0 printed it"
+    assert read_ranks(success % 0 + success % 1) == 2, "idle vLLM 0.32.0 with two API servers"
     assert speculates(METRICS + 'vllm:spec_decode_num_drafts_total{engine="0"} 0.0\n')
 
 

@@ -1,4 +1,4 @@
-"""Workload files: what they say, and where they are wrong."""
+"""Test workload files: their values and the messages about invalid ones."""
 
 import os
 from itertools import pairwise
@@ -45,7 +45,7 @@ def test_every_shipped_workload_is_valid() -> None:
 
 
 @pytest.mark.parametrize(
-    ("was", "is_", "message", "line"),
+    ("old", "new", "message", "line"),
     [
         ("requests: 40", "requests: forty", "`requests` must be a whole number, found `forty`", 14),
         ("requests: 40", "request: 40", "unknown key `request`", 14),
@@ -64,10 +64,10 @@ def test_every_shipped_workload_is_valid() -> None:
         ("load: open", "load: open\ntext_file: mine.txt", "`text_file` requires `prompts: text`", 3),
     ],
 )
-def test_workload_problem_has_line_number(was: str, is_: str, message: str, line: int, tmp_path: Path) -> None:
-    assert was in TEXT
+def test_workload_problem_has_line_number(old: str, new: str, message: str, line: int, tmp_path: Path) -> None:
+    assert old in TEXT
     path = tmp_path / "w.yaml"
-    path.write_text(TEXT.replace(was, is_))
+    path.write_text(TEXT.replace(old, new))
     with pytest.raises(ProfileError) as caught:
         load_workload(str(path))
     problems = {problem.location: problem.message for problem in caught.value.problems}
@@ -85,29 +85,29 @@ def test_unknown_workload_lists_known_names(tmp_path: Path) -> None:
 
 def test_prompts_have_exact_length_and_prefix_share() -> None:
     workload = load_workload("smoke-tiny")
-    made = [*prompts(workload, "2", 40)]
+    generated = [*prompts(workload, "2", 40)]
     prefixes = {warm.prefix for warm in warmup_prompts(workload, "2")}
     assert len(prefixes) == workload.num_prefixes
-    for prompt in made:
+    for prompt in generated:
         assert len(ids(prompt.fragments)) == 500
         assert len(ids((prompt.prefix,))) == 300
         assert prompt.prefix in prefixes
     assert workload.token_ids is not None
     first, last = workload.token_ids
-    assert all(first <= token <= last for token in ids(made[0].fragments))
+    assert all(first <= token <= last for token in ids(generated[0].fragments))
 
 
 def test_prompt_suffixes_are_never_repeated() -> None:
     workload = load_workload("smoke-tiny")
-    made = [*prompts(workload, "1", 40), *prompts(workload, "2", 40), *warmup_prompts(workload, "1")]
-    assert len({prompt.suffix for prompt in made}) == len(made)
+    generated = [*prompts(workload, "1", 40), *prompts(workload, "2", 40), *warmup_prompts(workload, "1")]
+    assert len({prompt.suffix for prompt in generated}) == len(generated)
 
 
 def test_prompts_do_not_depend_on_count() -> None:
     workload = load_workload("smoke-tiny")
-    made = [*prompts(workload, "2", 7)]
-    assert made == [*prompts(workload, "2", 40)][:7]
-    assert made != [*prompts(workload.model_copy(update={"seed": 1}), "2", 7)]
+    generated = [*prompts(workload, "2", 7)]
+    assert generated == [*prompts(workload, "2", 40)][:7]
+    assert generated != [*prompts(workload.model_copy(update={"seed": 1}), "2", 7)]
 
 
 def test_prompts_are_reproducible_across_hosts() -> None:
@@ -119,37 +119,39 @@ def test_zero_cache_hit_rate_has_no_shared_prefix() -> None:
     assert len(ids(next(prompts(workload, "2", 1)).fragments)) == 500
 
 
-WORDS = tuple(range(5000, 6500))  # the ids of a text
+TEXT_TOKENS = tuple(range(5000, 6500))
 
 
-def of_text(**changes: object) -> Workload:
+def text_workload(**changes: object) -> Workload:
     return load_workload("smoke-tiny").model_copy(update={"prompts": "text", "token_ids": None, **changes})
 
 
 def test_text_prompts_are_passages_of_exact_length() -> None:
-    made = [*prompts(of_text(), "2", 40, WORDS)]
-    assert {len(ids(prompt.fragments)) for prompt in made} == {500}
-    for part in [ids((part,)) for prompt in made for part in (prompt.prefix, prompt.suffix)]:
+    generated = [*prompts(text_workload(), "2", 40, TEXT_TOKENS)]
+    assert {len(ids(prompt.fragments)) for prompt in generated} == {500}
+    for part in [ids((part,)) for prompt in generated for part in (prompt.prefix, prompt.suffix)]:
         assert part == [5000 + (part[0] - 5000 + index) % 1500 for index in range(len(part))]
-    assert {prompt.prefix for prompt in made} <= {warm.prefix for warm in warmup_prompts(of_text(), "2", WORDS)}
+    assert {prompt.prefix for prompt in generated} <= {
+        warm.prefix for warm in warmup_prompts(text_workload(), "2", TEXT_TOKENS)
+    }
 
 
 @pytest.mark.parametrize("length", [1000, 1499, 1500, 1536])
 def test_passages_of_a_point_have_distinct_starts(length: int) -> None:
-    made = prompts(of_text(), "2", length, WORDS[:length] if length <= 1500 else range(length))
-    assert len({ids((prompt.suffix,))[0] for prompt in made}) == length
+    generated = prompts(text_workload(), "2", length, TEXT_TOKENS[:length] if length <= 1500 else range(length))
+    assert len({ids((prompt.suffix,))[0] for prompt in generated}) == length
 
 
 def test_passages_depend_on_point_and_seed_not_count() -> None:
-    made = [*prompts(of_text(), "2", 7, WORDS)]
-    assert made == [*prompts(of_text(), "2", 40, WORDS)][:7]
-    assert made != [*prompts(of_text(), "4", 7, WORDS)]
-    assert made != [*prompts(of_text(seed=1), "2", 7, WORDS)]
+    generated = [*prompts(text_workload(), "2", 7, TEXT_TOKENS)]
+    assert generated == [*prompts(text_workload(), "2", 40, TEXT_TOKENS)][:7]
+    assert generated != [*prompts(text_workload(), "4", 7, TEXT_TOKENS)]
+    assert generated != [*prompts(text_workload(seed=1), "2", 7, TEXT_TOKENS)]
 
 
 def test_passage_longer_than_text_wraps_around() -> None:
-    long = of_text(input_tokens=4000, cached_share=0.0)
-    assert len(ids(next(prompts(long, "2", 1, WORDS)).fragments)) == 4000
+    long = text_workload(input_tokens=4000, cached_share=0.0)
+    assert len(ids(next(prompts(long, "2", 1, TEXT_TOKENS)).fragments)) == 4000
 
 
 def test_shipped_text_is_the_default() -> None:
@@ -162,7 +164,7 @@ def test_shipped_text_is_the_default() -> None:
 def test_user_text_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "mine.txt"
     path.write_text("wörds")
-    assert read_text(of_text(text_file=str(path))) == "wörds"
+    assert read_text(text_workload(text_file=str(path))) == "wörds"
 
 
 @pytest.mark.parametrize(
@@ -178,21 +180,21 @@ def test_invalid_text_file_is_rejected(content: bytes | None, message: str, tmp_
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(ProfileError, match=message) as caught:
-        read_text(of_text(text_file=str(path)))
+        read_text(text_workload(text_file=str(path)))
     assert caught.value.location == str(path)
 
 
-@pytest.mark.timeout(30)  # who opens a FIFO may wait for ever
+@pytest.mark.timeout(30)  # opening a FIFO may block forever
 @pytest.mark.parametrize("endless", ["fifo", "/dev/zero"])
 def test_fifo_and_device_are_rejected_as_text_file(endless: str, tmp_path: Path) -> None:
-    """Its size is said to be 0."""
+    """Both report a size of 0."""
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(ProfileError, match="cannot read `text_file`: not a file"):
-        read_text(of_text(text_file=str(tmp_path / endless)))
+        read_text(text_workload(text_file=str(tmp_path / endless)))
 
 
 def test_workload_digest_is_stable() -> None:
-    """A measurement that an earlier version has begun goes on with `--resume`."""
+    """A changed digest would prevent `--resume` of a measurement begun by an earlier version."""
     assert load_workload("smoke-tiny").digest().startswith("8911eb3078a25a27")
 
 
@@ -206,7 +208,7 @@ def test_poisson_arrivals_have_exact_mean_and_exponential_gaps() -> None:
     assert times == sorted(times)
     gaps = [b - a for a, b in pairwise(times)]
     squares = sum((gap - 0.5) ** 2 for gap in gaps) / len(gaps)
-    assert squares**0.5 == pytest.approx(0.5, rel=0.2)  # an exponential's deviation is its mean
+    assert squares**0.5 == pytest.approx(0.5, rel=0.2)  # the standard deviation of an exponential equals its mean
 
 
 def test_poisson_arrivals_are_seeded() -> None:
@@ -233,8 +235,8 @@ def test_trace_replays_recorded_arrivals_or_concurrent_sessions() -> None:
     assert (closed.load, closed.concurrency, closed.max_context) == ("closed", 4, 9000)
     faster, _ = apply_changes(recorded, WorkloadChanges(speeds=(2.0, 1.0)))
     assert faster.speeds == (1.0, 2.0)
-    again, _ = apply_changes(faster, WorkloadChanges(concurrency=4))  # instead of the speeds of a file
-    assert (again.load, again.concurrency) == ("closed", 4)
+    closed, _ = apply_changes(faster, WorkloadChanges(concurrency=4))  # replaces the speeds
+    assert (closed.load, closed.concurrency) == ("closed", 4)
     with pytest.raises(UsageError, match="`--speed` is for recorded arrivals"):
         apply_changes(recorded, WorkloadChanges(concurrency=4, speeds=(2.0,)))
     with pytest.raises(UsageError, match="sessions have no rates"):
@@ -246,13 +248,13 @@ def test_workload_name_with_line_break_is_rejected() -> None:
         load_workload("a\nb.jsonl")
 
 
-def test_unset_limits_are_left_out_of_digest() -> None:
+def test_unset_limits_are_omitted_from_digest() -> None:
     assert load_workload("wafer-20k-1k").to_dict()["slo"] == {"ttft_p95_s": 5.0, "success_share": 0.99}
 
 
 def test_trace_digest_depends_on_content_only() -> None:
-    here, there = load_workload("a/trace.jsonl"), load_workload("b/trace.jsonl")
-    assert here.digest("1") == there.digest("1") != there.digest("2")
+    first, second = load_workload("a/trace.jsonl"), load_workload("b/trace.jsonl")
+    assert first.digest("1") == second.digest("1") != second.digest("2")
 
 
 @pytest.mark.parametrize(

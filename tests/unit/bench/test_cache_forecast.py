@@ -1,4 +1,4 @@
-"""The hit rate that a load can reach: of a workload, of a trace, and the order in which a trace is sent."""
+"""Test the forecast of the cache hit rate of workloads and traces, and the order in which a trace is sent."""
 
 import asyncio
 from collections.abc import Iterator
@@ -56,17 +56,17 @@ def test_cache_smaller_than_prefixes_lowers_forecast() -> None:
 
 
 def test_only_whole_pages_count_as_hits() -> None:
-    """800 tokens of prefix are 12 pages of 64."""
-    found = forecast_load(PREFIXES, None, endpoint(cache_tokens=None, page=64))
-    assert found is not None
-    assert found.share is None
-    assert found.unlimited_share == pytest.approx(12 * 64 / 1000)
+    """A prefix of 800 tokens has 12 full pages of 64."""
+    forecast = forecast_load(PREFIXES, None, endpoint(cache_tokens=None, page=64))
+    assert forecast is not None
+    assert forecast.share is None
+    assert forecast.unlimited_share == pytest.approx(12 * 64 / 1000)
 
 
 def test_prefix_forecast_assumes_every_replica_is_warm() -> None:
-    found = forecast_load(PREFIXES, None, endpoint(cache_tokens=100_000, replicas=3))
-    assert found is not None
-    assert found.share == pytest.approx(0.8, abs=0.01)
+    forecast = forecast_load(PREFIXES, None, endpoint(cache_tokens=100_000, replicas=3))
+    assert forecast is not None
+    assert forecast.share == pytest.approx(0.8, abs=0.01)
     assert forecast_load(PREFIXES.model_copy(update={"cache_hit_rate": 0.0}), None, endpoint(cache_tokens=9)) is None
 
 
@@ -82,45 +82,45 @@ SHAPE = SessionShape(
 
 
 def test_session_reuses_its_prompts_and_answers() -> None:
-    """Of the fourth prompt, all but the new tokens of the turn and the last of the answer's block are held."""
+    """The cache has the fourth prompt except the turn's new tokens and the last token of the answer's block."""
     shape = SHAPE.model_copy(update={"count": 1, "system_prompt_tokens": 0, "subagents": None})
-    found = hit_rates(cache_accesses(synthetic_trees(shape, 1), concurrency=1))
+    rates = hit_rates(cache_accesses(synthetic_trees(shape, 1), concurrency=1))
     prompts = [100 + 80 * turn for turn in range(4)]
-    assert found.prompt_tokens == sum(prompts)
-    assert found.unlimited * found.prompt_tokens == pytest.approx(sum(130 + 80 * turn for turn in range(3)))
+    assert rates.prompt_tokens == sum(prompts)
+    assert rates.unlimited * rates.prompt_tokens == pytest.approx(sum(130 + 80 * turn for turn in range(3)))
 
 
 def test_session_blocks_scale_with_turns_not_tokens() -> None:
-    """Blocks of 64 tokens were 30 million for this session, in its requests and again in the forecast."""
+    """With blocks of 64 tokens, this session once had 30 million of them, both in its requests and in the forecast."""
     shape = SHAPE.model_copy(
         update={"count": 1, "system_prompt_tokens": 0, "subagents": None, "turns": (500, 500), "turn_tokens": 15_000}
     )
     (session,) = synthetic_trees(shape, 1)
     assert sum(len(access.block_ids) for access in session) == 2
-    found = list(cache_accesses([session], concurrency=1))
-    assert [len(access.prompt) for access in found][1:32] == [3 + turn for turn in range(1, 32)]
-    assert len(found[-1].prompt) < 100
+    steps = list(cache_accesses([session], concurrency=1))
+    assert [len(access.prompt) for access in steps][1:32] == [3 + turn for turn in range(1, 32)]
+    assert len(steps[-1].prompt) < 100
     assert all(
         sum(tokens for _, tokens in access.prompt) == planned.input_tokens
-        for access, planned in zip(found, session, strict=True)
+        for access, planned in zip(steps, session, strict=True)
     )
 
 
 def test_forecast_steps_scale_linearly_with_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """16 sessions of 800 turns took 85 s, as each prompt had two blocks of each earlier turn; now 8 s."""
+    """16 sessions of 800 turns once took 85 s, because each prompt had two blocks for each earlier turn; now 8 s."""
 
-    def trees(turns: int) -> Iterator[CacheAccess]:
+    def cache_steps(turns: int) -> Iterator[CacheAccess]:
         shape = SHAPE.model_copy(update={"count": 8, "subagents": None, "turns": (turns, turns)})
         return cache_accesses(synthetic_trees(shape, 1), concurrency=4)
 
     def steps(turns: int) -> int:
-        return sum(len(session.held) for session in trees(turns))
+        return sum(len(session.held) for session in cache_steps(turns))
 
     assert steps(400) < 8 * steps(100)
-    grouped = hit_rates(trees(200))
-    monkeypatch.setattr(accesses, "_EXACT_BITS", 64)  # a block for each turn
+    grouped = hit_rates(cache_steps(200))
+    monkeypatch.setattr(accesses, "_EXACT_BITS", 64)  # one block per turn
     assert steps(400) > 12 * steps(100)
-    exact = hit_rates(trees(200))
+    exact = hit_rates(cache_steps(200))
     for size in (5_000, 20_000, 40_000, 80_000):
         assert grouped.at(size) == pytest.approx(exact.at(size), abs=0.01)
     assert grouped.unlimited == pytest.approx(exact.unlimited)
@@ -141,7 +141,7 @@ def sent(requests: int, drawn_share: float = 0.0) -> Point:
 CLOSED = Workload(sessions=SHAPE, load="closed", concurrency=12, duration_s=1.0)
 SESSIONS = open_sessions(CLOSED)
 assert SESSIONS is not None
-ALL = SESSIONS.totals.requests
+TOTAL = SESSIONS.totals.requests
 
 
 def forecasts(cache_tokens: int | None = 1 << 20) -> PointForecasts:
@@ -155,28 +155,28 @@ def achievable(point: Point) -> float | None:
     return point.cache.achievable_share
 
 
-def own_share(point: Point) -> float:
-    (found,) = asyncio.run(forecasts().complete((point,), lambda _text, _far: None))
-    share = achievable(found)
+def computed_share(point: Point) -> float:
+    (completed,) = asyncio.run(forecasts().complete((point,), lambda _text, _far: None))
+    share = achievable(completed)
     assert share is not None
     return share
 
 
 def test_achievable_share_uses_only_prompts_actually_sent() -> None:
-    """The first prompts of a session are new: a part of a trace cannot reach the hit rate of the whole."""
-    whole = achievable(forecasts().with_known(sent(ALL)))
-    assert whole == own_share(sent(ALL))
+    """The first prompts of a session are new, so a part of a trace reaches a lower hit rate than the whole."""
+    whole = achievable(forecasts().with_known(sent(TOTAL)))
+    assert whole == computed_share(sent(TOTAL))
     assert achievable(forecasts().with_known(sent(12))) is None
-    assert own_share(sent(12)) < whole - 0.1
-    assert achievable(forecasts().with_known(sent(ALL, 1.0))) is None
+    assert computed_share(sent(12)) < whole - 0.1
+    assert achievable(forecasts().with_known(sent(TOTAL, 1.0))) is None
     assert SESSIONS is not None
     prompts = SESSIONS.totals.input_tokens
-    answers = 30 * SESSIONS.totals.continued  # of 30 tokens each, in as many later prompts as follow
-    assert own_share(sent(ALL, 1.0)) < whole - answers / prompts + 0.02
+    answers = 30 * SESSIONS.totals.continued  # each of 30 tokens, reused by each later prompt
+    assert computed_share(sent(TOTAL, 1.0)) < whole - answers / prompts + 0.02
 
 
 def test_drawn_answers_lower_share_in_proportion() -> None:
-    whole, few, drawn = (own_share(sent(ALL, share)) for share in (0.0, 0.2, 1.0))
+    whole, few, drawn = (computed_share(sent(TOTAL, share)) for share in (0.0, 0.2, 1.0))
     assert drawn < few < whole
     assert whole - few < (whole - drawn) / 2
 
@@ -184,10 +184,10 @@ def test_drawn_answers_lower_share_in_proportion() -> None:
 def test_hit_rate_is_computed_once_for_equal_points(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    shown: list[str] = []
-    points = (sent(12), replace(sent(12), label="x2"), sent(ALL, 1.0), forecasts().with_known(sent(ALL)))
-    one, two, drawn, known = asyncio.run(forecasts().complete(points, lambda text, _far: shown.append(text)))
-    assert shown == ["closed-12: computing the achievable hit rate"] * 2
+    messages: list[str] = []
+    points = (sent(12), replace(sent(12), label="x2"), sent(TOTAL, 1.0), forecasts().with_known(sent(TOTAL)))
+    one, two, drawn, known = asyncio.run(forecasts().complete(points, lambda text, _far: messages.append(text)))
+    assert messages == ["closed-12: computing the achievable hit rate"] * 2
     assert achievable(one) == achievable(two) != achievable(drawn)
     assert known == points[-1]
     unsized = forecasts(cache_tokens=None)
@@ -200,10 +200,10 @@ def test_sampled_forecast_is_labeled_estimated(monkeypatch: pytest.MonkeyPatch) 
     assert exact is not None
     assert (exact.sampled_share, "estimated" in forecast_text(exact)) == (None, False)
     monkeypatch.setattr(cache_forecast, "hit_rates", partial(hit_rates, max_blocks=100))
-    found = forecast_load(PREFIXES, None, endpoint(cache_tokens=8_000))
-    assert found is not None
-    assert found.sampled_share == 0.25
-    assert "estimated from 25 % of the blocks" in forecast_text(found)
+    sampled = forecast_load(PREFIXES, None, endpoint(cache_tokens=8_000))
+    assert sampled is not None
+    assert sampled.sampled_share == 0.25
+    assert "estimated from 25 % of the blocks" in forecast_text(sampled)
 
 
 def test_small_cache_favors_low_concurrency() -> None:
@@ -225,7 +225,7 @@ def tree(name: str, arrival_s: float, *delays: float) -> Tree:
             block_ids=private_block_ids(name, 64, 64),
             block_tokens=64,
             input_tokens=64,
-            output_tokens=50,  # a second
+            output_tokens=50,  # one second
         )
         for position, delay in enumerate((0.0, *delays))
     )
@@ -249,9 +249,9 @@ def test_maximum_delay_changes_request_order() -> None:
 
 def test_every_request_of_a_tree_is_sent_once() -> None:
     trees = tuple(synthetic_trees(SHAPE, 1))
-    found = list(cache_accesses(trees, concurrency=3))
-    assert len(found) == sum(map(len, trees))
-    assert {access.session for access in found} == {access[0].session for access in trees}
+    steps = list(cache_accesses(trees, concurrency=3))
+    assert len(steps) == sum(map(len, trees))
+    assert {access.session for access in steps} == {access[0].session for access in trees}
 
 
 def test_point_records_forecast_hit_rate() -> None:
@@ -259,22 +259,22 @@ def test_point_records_forecast_hit_rate() -> None:
         label="1", arrivals="constant", end_reason=EndReason.COMPLETE, started_at="", requests=2, succeeded=2,
         success_share=1.0, failures=(), input_tokens=1, output_tokens=1, cache=CacheHits(wanted_share=0.8),
     )  # fmt: skip
-    found = forecast_load(PREFIXES, None, endpoint(cache_tokens=8_000))
-    assert found is not None
+    forecast = forecast_load(PREFIXES, None, endpoint(cache_tokens=8_000))
+    assert forecast is not None
     of_point = PointForecasts(
-        workload=PREFIXES, source=None, endpoint=endpoint(cache_tokens=8_000), forecast=found
+        workload=PREFIXES, source=None, endpoint=endpoint(cache_tokens=8_000), forecast=forecast
     ).with_known
-    assert achievable(of_point(point)) == found.share
+    assert achievable(of_point(point)) == forecast.share
     assert of_point(replace(point, cache=None)).cache is None
 
 
 def test_session_forecast_excludes_warmup_requests() -> None:
     workload = Workload(sessions=SHAPE, load="closed", concurrency=3, warmup_requests=10)
     cold = workload.model_copy(update={"warmup_requests": 0})
-    found = forecast_load(workload, open_sessions(workload), endpoint(cache_tokens=50_000))
+    forecast = forecast_load(workload, open_sessions(workload), endpoint(cache_tokens=50_000))
     whole = forecast_load(cold, open_sessions(cold), endpoint(cache_tokens=1))
-    assert found is not None
+    assert forecast is not None
     assert whole is not None
-    assert found.prompt_tokens < whole.prompt_tokens
-    assert found.share is not None
-    assert found.share > whole.unlimited_share
+    assert forecast.prompt_tokens < whole.prompt_tokens
+    assert forecast.share is not None
+    assert forecast.share > whole.unlimited_share

@@ -1,4 +1,4 @@
-"""The published tables, held to what was published."""
+"""Test that the published tables match their publications."""
 
 from pathlib import Path
 
@@ -37,12 +37,12 @@ def test_tokens_per_request_caveat_matches_table() -> None:
 
 
 def test_published_workload_matches_shipped_workload() -> None:
-    ours = load_workload(WAFER.workload.name)
-    assert (ours.input_tokens, ours.output_tokens, ours.cache_hit_rate) == (20000, 1000, 0.60)
-    assert {line.rate_rps for line in WAFER.rates} <= set(ours.request_rates)
-    assert ours.slo.ttft_p95_s == WAFER.knee.ttft_p95_limit_s
-    alone = load_workload(WAFER.single_stream.workload)
-    assert (alone.input_tokens, alone.output_tokens, alone.concurrency) == (10000, 1500, 1)
+    shipped = load_workload(WAFER.workload.name)
+    assert (shipped.input_tokens, shipped.output_tokens, shipped.cache_hit_rate) == (20000, 1000, 0.60)
+    assert {line.rate_rps for line in WAFER.rates} <= set(shipped.request_rates)
+    assert shipped.slo.ttft_p95_s == WAFER.knee.ttft_p95_limit_s
+    single = load_workload(WAFER.single_stream.workload)
+    assert (single.input_tokens, single.output_tokens, single.concurrency) == (10000, 1500, 1)
 
 
 def test_every_file_names_its_source_and_its_unit() -> None:

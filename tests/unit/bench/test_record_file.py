@@ -1,4 +1,4 @@
-"""The measured requests of a load in a temporary file."""
+"""Test the temporary file with the measured requests of a load."""
 
 import tempfile
 import tracemalloc
@@ -12,13 +12,13 @@ from orchestrator.bench.record_file import RecordFile, RequestRecord
 
 def record(index: int, chunks: int = 3, **changes: object) -> RequestRecord:
     times = array("d", [index + chunk / 8 for chunk in range(chunks)])
-    made = RequestRecord(
+    result = RequestRecord(
         index=index, scheduled_s=float(index), started_s=index + 0.5, ended_s=index + 9.0, chunk_s=times,
         chunk_tokens=array("i", range(1, chunks + 1)), prompt_tokens=100, output_tokens=chunks, cached_tokens=None,
         finish_reason="length", failure=None, failure_example="", session=f"session \ud800 {index}", position=1,
         is_subagent=True,
     )  # fmt: skip
-    return made._replace(**changes)  # type: ignore[arg-type]
+    return result._replace(**changes)  # type: ignore[arg-type]
 
 
 def test_records_are_read_back_in_completion_order() -> None:
@@ -37,7 +37,7 @@ def test_records_are_read_back_in_completion_order() -> None:
     assert record(5) not in records
 
 
-def test_records_take_no_memory() -> None:
+def test_memory_use_does_not_grow_with_records() -> None:
     records, first = RecordFile(), record(0, chunks=20)
     for index in range(3_000):  # Python keeps up to 2,000 tuples for reuse
         records.add(first._replace(index=index))

@@ -1,4 +1,4 @@
-"""Traces: what each format says, where a line is wrong, and what stays in memory."""
+"""Test the trace formats, the location of invalid lines and the memory use of the readers."""
 
 import json
 import tracemalloc
@@ -12,8 +12,8 @@ from orchestrator.bench.traces.trace import open_trace
 from orchestrator.bench.workload import Workload, load_workload
 from orchestrator.core.errors import ProfileError
 
-# The shape of a line of Mooncake's FAST'25 traces (kvcache-ai/Mooncake, FAST25-release/traces).
-MOONCAKE = '{"timestamp": 27482, "input_length": 1000, "output_length": 52, "hash_ids": [46, 47]}\n'
+# A line in the format of Mooncake's FAST'25 traces (kvcache-ai/Mooncake, FAST25-release/traces).
+MOONCAKE_LINE = '{"timestamp": 27482, "input_length": 1000, "output_length": 52, "hash_ids": [46, 47]}\n'
 
 
 def call(t: float, tokens: int, ids: list[int], **more: object) -> dict[str, object]:
@@ -25,8 +25,8 @@ def session(name: str, *requests: object) -> dict[str, object]:
 
 
 def subagent(t: float, *requests: object, **more: object) -> dict[str, object]:
-    known = {"agent_id": "agent_001", "subagent_type": "Explore", "status": "completed", "models": ["m"]}
-    return {"t": t, "type": "subagent", **known, "requests": list(requests), **more}
+    fields = {"agent_id": "agent_001", "subagent_type": "Explore", "status": "completed", "models": ["m"]}
+    return {"t": t, "type": "subagent", **fields, "requests": list(requests), **more}
 
 
 def write(folder: Path, *documents: object, name: str = "trace.jsonl") -> Path:
@@ -37,7 +37,7 @@ def write(folder: Path, *documents: object, name: str = "trace.jsonl") -> Path:
 
 def test_mooncake_line_is_one_session_with_arrival(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
-    path.write_text(MOONCAKE * 2)
+    path.write_text(MOONCAKE_LINE * 2)
     trace = open_trace(path)
     assert (trace.format, trace.totals.sessions, trace.totals.requests) == ("mooncake", 2, 2)
     assert trace.totals.last_arrival_s == 27.482
@@ -63,7 +63,7 @@ def test_mooncake_lines_are_grouped_by_session(tmp_path: Path) -> None:
     first, second = trees[1]
     assert (second.after, second.arrival_s, second.delay_s, second.position) == ((0,), None, 2.5, 1)
     assert second.continues
-    assert (second.input_tokens, second.output_tokens) == (720, 1)  # 600 + 20 + 100; no answer has 0 tokens
+    assert (second.input_tokens, second.output_tokens) == (720, 1)  # 600 + 20 + 100; the answer of 0 tokens counts as 1
     assert not second.block_ids
     assert not set(first.block_ids) & set(trees[2][0].block_ids)
 
@@ -91,10 +91,10 @@ def test_weka_session_keeps_delays_and_waits_for_subagents(tmp_path: Path) -> No
         ("s1", 1, (0,)),
         ("s1", 2, (3, 2)),
     ]
-    assert [request.delay_s for request in tree] == [0.0, 1.0, 0.0, 3.0, 3.0]  # 3 - 2; 3 (of 0.5) - 5; 5 - 2; 10 - 7
+    assert [request.delay_s for request in tree] == [0.0, 1.0, 0.0, 3.0, 3.0]  # 3 - 2; 0.5 counts as 3; 5 - 2; 10 - 7
     assert tree[1].parent == "s1"
     assert list(tree[3].block_ids)[:1] == list(tree[0].block_ids)
-    assert not set(tree[0].block_ids) & set(other[0].block_ids)  # hashes are valid within a session
+    assert not set(tree[0].block_ids) & set(other[0].block_ids)  # hashes are valid within one session
 
 
 def test_a_weka_trace_may_be_one_json_file_or_a_directory(tmp_path: Path) -> None:
@@ -116,13 +116,13 @@ def test_a_weka_trace_may_be_one_json_file_or_a_directory(tmp_path: Path) -> Non
 )
 def test_invalid_trace_line_names_expected_format(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "trace.jsonl"
-    path.write_text(f"{MOONCAKE}\n{line}\n")
-    with pytest.raises(ProfileError) as found:
+    path.write_text(f"{MOONCAKE_LINE}\n{line}\n")
+    with pytest.raises(ProfileError) as error:
         open_trace(path)
-    problems = found.value.problems_or_self()
+    problems = error.value.problems_or_self()
     assert problems[0].location == f"{path}:3"
-    assert message in found.value.message
-    assert found.value.hint.startswith("expected ")
+    assert message in error.value.message
+    assert error.value.hint.startswith("expected ")
 
 
 @pytest.mark.parametrize(
@@ -139,21 +139,21 @@ def test_invalid_trace_file_is_rejected(tmp_path: Path, content: str, message: s
 
 @pytest.mark.parametrize("name", ["a.json", None])
 def test_mooncake_trace_must_be_one_jsonl_file(tmp_path: Path, name: str | None) -> None:
-    """Of a directory of its files, lines of a session were read from the wrong one."""
+    """In a directory of such files, the lines of a session were once read from the wrong file."""
     line = {"session_id": "a", "timestamp": 1, "input_length": 5, "output_length": 1}
     write(tmp_path, line, name="a.json")
-    with pytest.raises(ProfileError, match="lines of one file") as found:
+    with pytest.raises(ProfileError, match="lines of one file") as error:
         open_trace(tmp_path / name if name else tmp_path)
-    assert ".jsonl" in found.value.hint
+    assert ".jsonl" in error.value.hint
 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_session_mixing_hashed_and_unhashed_lines_is_rejected(tmp_path: Path, order: int) -> None:
     turn = {"session_id": "a", "timestamp": 1, "input_length": 5, "output_length": 1}
     path = write(tmp_path, *[turn, {**turn, "hash_ids": [1]}][::order])
-    with pytest.raises(ProfileError, match="with and without `hash_ids`") as found:
+    with pytest.raises(ProfileError, match="with and without `hash_ids`") as error:
         open_trace(path)
-    assert found.value.problems_or_self()[0].location == f"{path}:2"
+    assert error.value.problems_or_self()[0].location == f"{path}:2"
 
 
 def test_session_name_invalid_as_header_is_hashed() -> None:
@@ -167,8 +167,8 @@ def test_session_name_invalid_as_header_is_hashed() -> None:
 @pytest.mark.parametrize("size", [16, 1 << 16])
 def test_block_cache_is_bounded_in_tokens(size: int) -> None:
     tokens = SessionTokens(Workload(trace="a.jsonl"), "", (), block_tokens=size)
-    most = tokens._block.cache_info().maxsize  # type: ignore[attr-defined]
-    assert (most or 0) * size == 1 << 21
+    max_blocks = tokens._block.cache_info().maxsize  # type: ignore[attr-defined]
+    assert (max_blocks or 0) * size == 1 << 21
 
 
 def test_trace_reader_uses_constant_memory(tmp_path: Path) -> None:
@@ -201,9 +201,9 @@ def test_synthetic_sessions_grow_each_turn_and_share_prefix() -> None:
     trees = list(synthetic_trees(SHAPE, seed=7))
     assert trees == list(synthetic_trees(SHAPE, seed=7))
     assert trees != list(synthetic_trees(SHAPE, seed=8))
-    own = [request for request in trees[0] if request.parent is None]
-    assert [request.input_tokens for request in own] == [180 + 28 * request.position for request in own]
-    assert [request.continues for request in own] == [request.position > 0 for request in own]
+    requests = [request for request in trees[0] if request.parent is None]
+    assert [request.input_tokens for request in requests] == [180 + 28 * request.position for request in requests]
+    assert [request.continues for request in requests] == [request.position > 0 for request in requests]
     child = next(request for request in trees[0] if request.parent is not None)
     assert (child.input_tokens, child.continues, child.parent) == (160, False, "session-0")
     assert child.block_ids[:2] == trees[1][0].block_ids[:2]
@@ -223,7 +223,7 @@ def test_synthetic_session_waits_for_its_subagents() -> None:
 
 
 def arrivals(folder: Path, *seconds: int) -> list[float | None]:
-    """When a replay of a trace with these timestamps sends its requests."""
+    """Return the send times of a replay of a trace with these timestamps."""
     plain = {"input_length": 10, "output_length": 1, "hash_ids": [1]}
     path = write(folder, *({**plain, "timestamp": 1000 * second} for second in seconds))
     source = open_sessions(load_workload(str(path)))

@@ -1,4 +1,4 @@
-"""The one reader of checkpoints: each part is read when it is asked for, and once."""
+"""Test that the checkpoint reader reads each file lazily and once."""
 
 from collections import Counter
 from pathlib import Path
@@ -14,7 +14,7 @@ from orchestrator.core.safe_paths import CheckpointFile
 
 
 class CountingFiles(LocalFiles):
-    """A directory that counts how often each file is read from its beginning."""
+    """A directory that counts how often each file is read from the start."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)

@@ -1,4 +1,4 @@
-"""What a checkpoint's own files say of it: the facts of public architectures, each with what says so."""
+"""Test that the facts of public architectures are read from their files, each with its source."""
 
 import json
 import os
@@ -24,13 +24,13 @@ from orchestrator.checkpoints.describe import Description, describe
 from orchestrator.checkpoints.summary import local_summary
 from orchestrator.core.errors import CheckpointError, CheckpointNotFoundError, DeployError
 
-LATENT = {"kv_cache.kv_lora_rank": 512, "kv_cache.qk_rope_head_dim": 64}
+MLA_CACHE = {"kv_cache.kv_lora_rank": 512, "kv_cache.qk_rope_head_dim": 64}
 EXPECTED: dict[str, dict[str, object]] = {
     "GLM-5.2-FP8": {
         "architecture": "GlmMoeDsaForCausalLM",
         "quantization": "fp8", "context_length": 1048576, "layers": 78, "attention_heads": 64,
         "sparse_attention": True, "mtp_layer": 78, "moe.hidden_size": 6144, "moe.intermediate_size": 2048,
-        "moe.routed_experts": 256, "moe.shared_experts": 1, "moe.experts_per_token": 8, **LATENT,
+        "moe.routed_experts": 256, "moe.shared_experts": 1, "moe.experts_per_token": 8, **MLA_CACHE,
         "kv_cache.index_head_dim": 128, "kv_cache.index_layers": 21, "flags.reasoning-parser": "glm45",
         "flags.tool-call-parser": "glm47",
     },
@@ -38,13 +38,13 @@ EXPECTED: dict[str, dict[str, object]] = {
         "architecture": "Glm4MoeLiteForCausalLM",
         "quantization": "bf16", "context_length": 202752, "layers": 47, "attention_heads": 20, "mtp_layer": 47,
         "moe.hidden_size": 2048, "moe.intermediate_size": 1536, "moe.routed_experts": 64, "moe.shared_experts": 1,
-        "moe.experts_per_token": 4, **LATENT, "flags.reasoning-parser": "glm45", "flags.tool-call-parser": "glm47",
+        "moe.experts_per_token": 4, **MLA_CACHE, "flags.reasoning-parser": "glm45", "flags.tool-call-parser": "glm47",
     },
     "DeepSeek-V3.2": {
         "architecture": "DeepseekV32ForCausalLM",
         "quantization": "fp8", "context_length": 163840, "layers": 61, "attention_heads": 128,
         "sparse_attention": True, "mtp_layer": 61, "moe.hidden_size": 7168, "moe.intermediate_size": 2048,
-        "moe.routed_experts": 256, "moe.shared_experts": 1, "moe.experts_per_token": 8, **LATENT,
+        "moe.routed_experts": 256, "moe.shared_experts": 1, "moe.experts_per_token": 8, **MLA_CACHE,
         "kv_cache.index_head_dim": 128, "flags.reasoning-parser": "deepseek-v3",
     },
     "Qwen3-235B-A22B": {
@@ -71,7 +71,7 @@ EXPECTED: dict[str, dict[str, object]] = {
         "architecture": "DeepseekV3ForCausalLM",
         "quantization": "fp8", "context_length": 131072, "layers": 61, "attention_heads": 64,
         "moe.hidden_size": 7168, "moe.intermediate_size": 2048, "moe.routed_experts": 384, "moe.shared_experts": 1,
-        "moe.experts_per_token": 8, **LATENT, "flags.tool-call-parser": "kimi_k2",
+        "moe.experts_per_token": 8, **MLA_CACHE, "flags.tool-call-parser": "kimi_k2",
     },
     "Llama-3.3-70B-Instruct": {
         "architecture": "LlamaForCausalLM",
@@ -83,49 +83,49 @@ EXPECTED: dict[str, dict[str, object]] = {
 
 @pytest.fixture(scope="module")
 def public(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The eight checkpoints, which tests of this module only read."""
+    """Return a folder with the eight public checkpoints; the tests must not change it."""
     folder = tmp_path_factory.mktemp("public")
     for name in PUBLIC:
         write_public(folder / name, name)
     return folder
 
 
-def described(directory: Path, *given: str) -> Description:
-    return describe(local_summary(directory), given)
+def describe_local(directory: Path, *overrides: str) -> Description:
+    return describe(local_summary(directory), overrides)
 
 
-def values(found: Description) -> dict[str, object]:
-    return {key: fact.value for key, fact in found.facts.items()}
+def values(description: Description) -> dict[str, object]:
+    return {key: fact.value for key, fact in description.facts.items()}
 
 
-def refused(directory: Path) -> list[str]:
+def rejection_messages(directory: Path) -> list[str]:
     with pytest.raises(CheckpointError) as caught:
-        described(directory)
+        describe_local(directory)
     return [problem.message for problem in caught.value.problems_or_self()]
 
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_public_checkpoint_is_described_completely(name: str, public: Path) -> None:
-    found = described(public / name)
-    facts = values(found)
-    drafting = facts.pop("mtp_weights_size", None)
+    description = describe_local(public / name)
+    facts = values(description)
+    mtp_size = facts.pop("mtp_weights_size", None)
     assert facts == {"weights_size": PUBLIC[name].weights, **EXPECTED[name]}
-    assert (drafting is not None) == ("mtp_layer" in facts)
-    assert found.missing == {}
-    assert all(fact.source for fact in found.facts.values())
+    assert (mtp_size is not None) == ("mtp_layer" in facts)
+    assert description.missing == {}
+    assert all(fact.source for fact in description.facts.values())
 
 
-CODER = "{%- for tool in tools %}<function={{ tool.name }}>\n<parameter=x>{% endfor %}"
+CODER_TEMPLATE = "{%- for tool in tools %}<function={{ tool.name }}>\n<parameter=x>{% endfor %}"
 
 
 @pytest.mark.parametrize(
     ("file", "content", "parser"),
     [
-        ("chat_template.jinja", CODER, "qwen3_coder"),
-        ("tokenizer_config.json", json.dumps({"chat_template": CODER}), "qwen3_coder"),
+        ("chat_template.jinja", CODER_TEMPLATE, "qwen3_coder"),
+        ("tokenizer_config.json", json.dumps({"chat_template": CODER_TEMPLATE}), "qwen3_coder"),
         (
             "tokenizer_config.json",
-            json.dumps({"chat_template": [{"name": "default", "template": CODER}]}),
+            json.dumps({"chat_template": [{"name": "default", "template": CODER_TEMPLATE}]}),
             "qwen3_coder",
         ),
         ("chat_template.jinja", "{{ messages }}{{ tools }}", "qwen"),
@@ -135,64 +135,69 @@ CODER = "{%- for tool in tools %}<function={{ tool.name }}>\n<parameter=x>{% end
 def test_chat_template_overrides_parser_of_architecture(file: str, content: str, parser: str, tmp_path: Path) -> None:
     write_public(tmp_path / "coder", "Qwen3-235B-A22B")
     (tmp_path / "coder" / file).write_text(content)
-    fact = described(tmp_path / "coder").facts["flags.tool-call-parser"]
+    fact = describe_local(tmp_path / "coder").facts["flags.tool-call-parser"]
     assert fact.value == parser
     assert ("chat template: `<function=`" in fact.source) == (parser == "qwen3_coder")
 
 
-CALLS = '<|im_start|>system<tool_call>{"name": <function-name>, "arguments": <args-json-object>}</tool_call>'
+JSON_TEMPLATE = '<|im_start|>system<tool_call>{"name": <function-name>, "arguments": <args-json-object>}</tool_call>'
 
 
 @pytest.mark.parametrize(
     ("template", "reasoning"),
     [
         (
-            CALLS + "{%- if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}",
+            JSON_TEMPLATE
+            + "{%- if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}",
             "qwen3",
         ),
-        (CALLS + r"{{- '<|im_start|>assistant\n<think>\n' }}", "deepseek-r1"),
+        (JSON_TEMPLATE + r"{{- '<|im_start|>assistant\n<think>\n' }}", "deepseek-r1"),
     ],
 )
 def test_qwen3_thinking_template_selects_reasoning_parser(template: str, reasoning: str, tmp_path: Path) -> None:
-    """By sglang 0.5.21's own rules: `qwen3` and `deepseek_r1_force` (srt/parser/template_detection.py)."""
+    """Source: the rules `qwen3` and `deepseek_r1_force` of sglang 0.5.21 (srt/parser/template_detection.py)."""
     write_public(tmp_path / "qwen", "Qwen3-235B-A22B")
     (tmp_path / "qwen/chat_template.jinja").write_text(template)
-    facts = values(described(tmp_path / "qwen"))
+    facts = values(describe_local(tmp_path / "qwen"))
     assert (facts["flags.reasoning-parser"], facts["flags.tool-call-parser"]) == (reasoning, "qwen")
 
 
-XML = "<|im_start|>system{{ tools }}<tool_call><function=f><parameter=p></parameter></function></tool_call>"
+XML_TEMPLATE = "<|im_start|>system{{ tools }}<tool_call><function=f><parameter=p></parameter></function></tool_call>"
 
 
 @pytest.mark.parametrize(
     ("template", "reasoning", "tools"),
     [
         (
-            XML + "{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}",
+            XML_TEMPLATE + "{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}",
             "qwen3",
             "",
         ),
-        (XML + r"{{- '<|im_start|>assistant\n<think>\n' }}", "deepseek-r1", ""),
-        (XML + "{% if not enable_thinking is defined %}{% set enable_thinking = false %}{% endif %}", "mimo", "mimo"),
+        (XML_TEMPLATE + r"{{- '<|im_start|>assistant\n<think>\n' }}", "deepseek-r1", ""),
         (
-            XML + "{% set enable_thinking = enable_thinking if enable_thinking is defined else True %}"
+            XML_TEMPLATE + "{% if not enable_thinking is defined %}{% set enable_thinking = false %}{% endif %}",
+            "mimo",
+            "mimo",
+        ),
+        (
+            XML_TEMPLATE + "{% set enable_thinking = enable_thinking if enable_thinking is defined else True %}"
             "{{ truncate_history_thinking }}",
             "nemotron_3",
             "",
         ),
-        (XML + "{{ reasoning_effort }} Reasoning: <think>", "step3p5", "step3p5"),
+        (XML_TEMPLATE + "{{ reasoning_effort }} Reasoning: <think>", "step3p5", "step3p5"),
     ],
 )
 def test_template_selects_tool_and_reasoning_parsers_independently(
     template: str, reasoning: str, tools: str, tmp_path: Path
 ) -> None:
-    """The first rule that matched named both, so a thinking model with `<function=` had no reasoning parser.
+    """One matching rule once selected both, so a thinking model with `<function=` had no reasoning parser.
 
-    By sglang 0.5.21's own rules (srt/parser/template_detection.py).
+    Source: sglang 0.5.21 (srt/parser/template_detection.py).
     """
     write_public(tmp_path / "qwen", "Qwen3-235B-A22B")
     (tmp_path / "qwen/chat_template.jinja").write_text(template)
-    facts = values(described(tmp_path / "qwen"))
+    facts = values(describe_local(tmp_path / "qwen"))
     assert (facts["flags.reasoning-parser"], facts["flags.tool-call-parser"]) == (reasoning, tools or "qwen3_coder")
 
 
@@ -201,40 +206,40 @@ def test_template_without_thinking_or_tools_has_no_parser(tmp_path: Path) -> Non
     (tmp_path / "plain/chat_template.jinja").write_text(
         "{% for message in messages %}{{ message.content }}{% endfor %}"
     )
-    found = described(tmp_path / "plain")
-    assert not {key for key in found.facts if key.startswith("flags.")}
+    description = describe_local(tmp_path / "plain")
+    assert not {key for key in description.facts if key.startswith("flags.")}
     assert (
         "no default `reasoning-parser` is known; if this model reasons: `--set flags.reasoning-parser=NAME`"
-        in found.notes
+        in description.notes
     )
     (tmp_path / "plain/chat_template.jinja").write_text("<think></think>{{ tools }}")
-    assert values(described(tmp_path / "plain"))["flags.reasoning-parser"] == "glm45"
+    assert values(describe_local(tmp_path / "plain"))["flags.reasoning-parser"] == "glm45"
 
 
 def test_shared_expert_width_counts_as_one_shared_expert(tmp_path: Path) -> None:
     write_public(tmp_path / "next", "Qwen3-235B-A22B")
     config = json.loads((tmp_path / "next/config.json").read_text())
     (tmp_path / "next/config.json").write_text(json.dumps({**config, "shared_expert_intermediate_size": 512}))
-    fact = described(tmp_path / "next").facts["moe.shared_experts"]
+    fact = describe_local(tmp_path / "next").facts["moe.shared_experts"]
     assert (fact.value, fact.source) == (1, "config.json: shared_expert_intermediate_size")
 
 
 def test_unstaged_checkpoint_is_described_from_config_and_index(tmp_path: Path) -> None:
-    whole = write_public(tmp_path / "whole", "GLM-5.2-FP8")
+    complete = write_public(tmp_path / "whole", "GLM-5.2-FP8")
     (tmp_path / "early").mkdir()
     for name in ("config.json", INDEX):
-        (tmp_path / "early" / name).write_text((whole / name).read_text())
-    index = json.loads((whole / INDEX).read_text())
+        (tmp_path / "early" / name).write_text((complete / name).read_text())
+    index = json.loads((complete / INDEX).read_text())
     index["metadata"] = {"total_size": 755_600_000_000}
     (tmp_path / "early" / INDEX).write_text(json.dumps(index))
-    found = describe(local_summary(tmp_path / "early", config_only=True), ())
+    description = describe(local_summary(tmp_path / "early", config_only=True), ())
     expected = {"weights_size": 755_600_000_000, **EXPECTED["GLM-5.2-FP8"]}
-    assert values(found) == expected
-    assert "no file with weights is present: only the config and the index were read" in found.notes
-    with pytest.raises(CheckpointError):  # to serve it, the files are needed
+    assert values(description) == expected
+    assert "no file with weights is present: only the config and the index were read" in description.notes
+    with pytest.raises(CheckpointError):  # serving requires the files
         local_summary(tmp_path / "early")
 
-    (tmp_path / "early" / INDEX).write_text((whole / INDEX).read_text())  # without the size
+    (tmp_path / "early" / INDEX).write_text((complete / INDEX).read_text())  # has no `total_size`
     early = local_summary(tmp_path / "early", config_only=True)
     problem = describe(early, ()).missing["weights_size"]
     assert f"{INDEX} has no `metadata.total_size`" in problem.message
@@ -243,18 +248,18 @@ def test_unstaged_checkpoint_is_described_from_config_and_index(tmp_path: Path) 
 
 
 def test_each_fact_names_its_source_key(public: Path) -> None:
-    facts = described(public / "GLM-5.2-FP8").facts
+    facts = describe_local(public / "GLM-5.2-FP8").facts
     assert facts["layers"].source == "config.json: num_hidden_layers"
     assert facts["sparse_attention"].source == "config.json: index_topk"
     assert facts["weights_size"].source == f"bytes of 4 files that {INDEX} names"
     assert facts["flags.tool-call-parser"].source == "sglang cookbook GLM-5.2.mdx"
-    llama = described(public / "Llama-3.3-70B-Instruct").facts
+    llama = describe_local(public / "Llama-3.3-70B-Instruct").facts
     assert llama["kv_cache.head_dim"].source == "config.json: hidden_size / num_attention_heads"
 
 
 def test_mtp_layer_size_is_counted_separately(public: Path) -> None:
-    rows = 576 + 128 + 256  # its latent, indexer and gate; beside them a norm
-    assert values(described(public / "GLM-5.2-FP8"))["mtp_weights_size"] == (rows + 1) * 6144 * 2
+    rows = 576 + 128 + 256  # latent, indexer and gate; plus one norm
+    assert values(describe_local(public / "GLM-5.2-FP8"))["mtp_weights_size"] == (rows + 1) * 6144 * 2
 
 
 @pytest.mark.parametrize(
@@ -266,8 +271,8 @@ def test_mtp_layer_size_is_counted_separately(public: Path) -> None:
         ("Kimi-K2-Instruct", "no default `reasoning-parser`"),
     ],
 )
-def test_notes_name_everything_left_out(name: str, words: str, public: Path) -> None:
-    assert any(words in note for note in described(public / name).notes)
+def test_notes_name_everything_omitted(name: str, words: str, public: Path) -> None:
+    assert any(words in note for note in describe_local(public / name).notes)
 
 
 @pytest.mark.parametrize(
@@ -282,15 +287,15 @@ def test_notes_name_everything_left_out(name: str, words: str, public: Path) -> 
     ids=str,
 )
 def test_quantization_name_matches_shipped_model_files(change: dict[str, object], word: str, tmp_path: Path) -> None:
-    assert values(described(write_config(tmp_path, {**GLM_52, **change})))["quantization"] == word
+    assert values(describe_local(write_config(tmp_path, {**GLM_52, **change})))["quantization"] == word
 
 
 def test_modelopt_file_supplies_missing_quantization(tmp_path: Path) -> None:
     folder = write_config(tmp_path, {key: value for key, value in GLM_52.items() if key != "dtype"})
-    assert "quantization" in described(folder).missing
+    assert "quantization" in describe_local(folder).missing
     (folder / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NVFP4"}}')
-    found = described(folder).facts["quantization"]
-    assert (found.value, found.source) == ("nvfp4", "hf_quant_config.json: quantization.quant_algo")
+    fact = describe_local(folder).facts["quantization"]
+    assert (fact.value, fact.source) == ("nvfp4", "hf_quant_config.json: quantization.quant_algo")
 
 
 @pytest.mark.parametrize(
@@ -303,13 +308,13 @@ def test_modelopt_file_supplies_missing_quantization(tmp_path: Path) -> None:
     ],
 )
 def test_context_length_matches_sglang(scaling: object, context: int, tmp_path: Path) -> None:
-    """srt/utils/hf_transformers/common.py, get_context_length, the same in 0.5.14 and 0.5.23."""
+    """Source: `get_context_length` in srt/utils/hf_transformers/common.py, identical in sglang 0.5.14 and 0.5.23."""
     folder = write_config(tmp_path, {**LLAMA_33_70B, "rope_scaling": scaling})
-    assert values(described(folder))["context_length"] == context
+    assert values(describe_local(folder))["context_length"] == context
 
 
 @pytest.mark.parametrize(
-    ("key", "gone"),
+    ("key", "removed"),
     [
         ("layers", ("num_hidden_layers",)),
         ("attention_heads", ("num_attention_heads", "head_dim")),
@@ -323,38 +328,38 @@ def test_context_length_matches_sglang(scaling: object, context: int, tmp_path: 
         ("kv_cache", ("architectures",)),
     ],
 )
-def test_missing_fact_hints_at_its_key(key: str, gone: tuple[str, ...], tmp_path: Path) -> None:
-    config = {name: value for name, value in GLM_52.items() if name not in gone}
+def test_missing_fact_hints_at_its_key(key: str, removed: tuple[str, ...], tmp_path: Path) -> None:
+    config = {name: value for name, value in GLM_52.items() if name not in removed}
     folder = write_config(tmp_path, config, shape=GLM_52)
-    missing = described(folder).missing
+    missing = describe_local(folder).missing
     assert f"--set {key}" in missing[key].hint
-    assert key not in described(folder, key).missing
+    assert key not in describe_local(folder, key).missing
 
 
-@pytest.mark.parametrize("gone", ["sliding_window", "layer_types"])
-def test_missing_sliding_window_fields_are_requested(gone: str, tmp_path: Path) -> None:
-    missing = described(write_public(tmp_path, "gpt-oss-120b", **{gone: None})).missing
-    key = {"layer_types": "sliding_layers"}.get(gone, gone)
+@pytest.mark.parametrize("removed", ["sliding_window", "layer_types"])
+def test_missing_sliding_window_fields_are_requested(removed: str, tmp_path: Path) -> None:
+    missing = describe_local(write_public(tmp_path, "gpt-oss-120b", **{removed: None})).missing
+    key = {"layer_types": "sliding_layers"}.get(removed, removed)
     assert [*missing] == [f"kv_cache.{key}"]
     assert missing[f"kv_cache.{key}"].hint == f"`--set kv_cache.{key}=N`"
-    assert gone in missing[f"kv_cache.{key}"].message
+    assert removed in missing[f"kv_cache.{key}"].message
 
 
 def test_unknown_architecture_suggests_similar_name(tmp_path: Path) -> None:
     folder = write_config(tmp_path, {**LLAMA_33_70B, "architectures": ["LamaForCausalLM"]})
-    problem = described(folder).missing["kv_cache"]
+    problem = describe_local(folder).missing["kv_cache"]
     assert "unknown architecture `LamaForCausalLM`" in problem.message
     assert "most similar known name is `LlamaForCausalLM`" in problem.message
     assert "--set kv_cache.head_dim=N" in problem.hint
     nameless = write_config(tmp_path, {**LLAMA_33_70B, "architectures": []})
-    assert "names no architecture" in described(nameless).missing["kv_cache"].message
+    assert "names no architecture" in describe_local(nameless).missing["kv_cache"].message
 
 
 def test_text_config_is_read_without_inheriting_its_parsers(tmp_path: Path) -> None:
-    """Kimi-K2.5 holds a `kimi_k2`, whose recipe speaks of Kimi-K2 alone."""
+    """The text model of Kimi-K2.5 is `kimi_k2`, but the recipe for its parsers covers only Kimi-K2."""
     text = {key: value for key, value in PUBLIC["Kimi-K2-Instruct"].config.items() if key != "architectures"}
     whole = {"architectures": ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25", "text_config": text}
-    facts = values(described(write_config(tmp_path, whole, prefix="language_model.model.")))
+    facts = values(describe_local(write_config(tmp_path, whole, prefix="language_model.model.")))
     assert (facts["layers"], facts["quantization"], facts["kv_cache.kv_lora_rank"]) == (61, "fp8", 512)
     assert not any(key.startswith("flags") for key in facts)
 
@@ -381,14 +386,14 @@ def test_config_contradicting_tensors_is_rejected(
     config: dict[str, object], change: dict[str, object], message: str, tmp_path: Path
 ) -> None:
     folder = write_config(tmp_path, {**config, **change}, shape=config)
-    assert any(message in problem for problem in refused(folder)), refused(folder)
+    assert any(message in problem for problem in rejection_messages(folder)), rejection_messages(folder)
 
 
 SECOND = "model-00002-of-00004.safetensors"
 
 
 @pytest.mark.parametrize(
-    ("harm", "message"),
+    ("damage", "message"),
     [
         (lambda folder: (folder / "config.json").unlink(), "no `config.json` found"),
         (lambda folder: (folder / "config.json").write_text('{"a":'), "`config.json` is not JSON"),
@@ -403,34 +408,33 @@ SECOND = "model-00002-of-00004.safetensors"
         ),
     ],
 )
-def test_incomplete_checkpoint_is_rejected(harm: Callable[[Path], object], message: str, tmp_path: Path) -> None:
+def test_incomplete_checkpoint_is_rejected(damage: Callable[[Path], object], message: str, tmp_path: Path) -> None:
     folder = write_config(tmp_path, LLAMA_33_70B)
-    harm(folder)
-    assert any(message in problem for problem in refused(folder)), refused(folder)
+    damage(folder)
+    assert any(message in problem for problem in rejection_messages(folder)), rejection_messages(folder)
 
 
 def test_missing_directory_is_not_a_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(CheckpointNotFoundError, match="directory not found"):
-        local_summary(tmp_path / "gone")
+        local_summary(tmp_path / "removed")
 
 
 def test_a_single_file_needs_no_index(tmp_path: Path) -> None:
     folder = write_config(tmp_path, LLAMA_33_70B, shards=1)
     (folder / INDEX).unlink()
     (folder / "model-00001-of-00001.safetensors").rename(folder / "model.safetensors")
-    facts = described(folder).facts
+    facts = describe_local(folder).facts
     assert (facts["layers"].value, facts["weights_size"].source) == (80, "bytes of one file")
 
 
 def test_random_config_values_never_crash(tmp_path: Path) -> None:
-    """Values of every kind at random, 60 of them; the dice fall the same each time."""
-    dice = random.Random(20)
+    rng = random.Random(20)
     folder = write_config(tmp_path, DEEPSEEK_V32)
     malformed = [None, True, -1, 0, 1 << 70, 1e308, "x", "\x1b[2J", [], {}, [None], {"factor": "x"}, {"factor": 1e308}]
     for _ in range(60):
         config = dict(DEEPSEEK_V32)
-        for key in dice.sample(sorted(config), 3):
-            config[key] = dice.choice(malformed)
+        for key in rng.sample(sorted(config), 3):
+            config[key] = rng.choice(malformed)
         (folder / "config.json").write_text(json.dumps(config))
         with suppress(DeployError):
-            described(folder)
+            describe_local(folder)

@@ -1,4 +1,4 @@
-"""What Quark will write, told from headers: the samples' digests are those of what real Quark wrote."""
+"""Test the forecast of Quark's output from headers, against digests of real Quark output."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,6 @@ AMD = "glm-5.2-amd"
 
 
 def recipe_of(sample: str) -> Recipe:
-    """A recipe of the samples, as a file would say it."""
     rules = RECIPES[sample]
     return Recipe(
         description="a sample",
@@ -31,44 +30,48 @@ def recipe_of(sample: str) -> Recipe:
     )
 
 
-def plain(folder: Path, tiny: Tiny | None = None) -> Source:
+def bf16_source(folder: Path, tiny: Tiny | None = None) -> Source:
     tiny = tiny or Tiny()
     return read_source(write_tiny(folder, tiny.config(), tiny.header()))
 
 
-def header_of(found: Forecast) -> Header:
-    return {name: (tensor.dtype, tensor.shape) for tensors in found.shards.values() for name, tensor in tensors.items()}
+def header_of(forecast_: Forecast) -> Header:
+    return {
+        name: (tensor.dtype, tensor.shape) for tensors in forecast_.shards.values() for name, tensor in tensors.items()
+    }
 
 
 @pytest.mark.parametrize("sample", [name for name in RECIPES if name != "attnfp8"])
 def test_forecast_matches_real_quark_output(sample: str, tmp_path: Path) -> None:
-    found = forecast(plain(tmp_path / "tiny"), recipe_of(sample))
+    result = forecast(bf16_source(tmp_path / "tiny"), recipe_of(sample))
     config: dict[str, Any] = dict(Tiny().quantized(sample)[0])
-    config["quantization_config"] = {**config["quantization_config"], "exclude": list(found.exclude)}
-    assert facts_digest(config, header_of(found)) == REAL[sample]
-    assert found.size == sum(map(size_of, header_of(found).values()))
+    config["quantization_config"] = {**config["quantization_config"], "exclude": list(result.exclude)}
+    assert facts_digest(config, header_of(result)) == REAL[sample]
+    assert result.size == sum(map(size_of, header_of(result).values()))
 
 
 def test_recipe_that_sglang_cannot_load_is_rejected(tmp_path: Path) -> None:
-    """One with rows of FP8 scales in its latent attention; tensors of all experts together."""
-    source = plain(tmp_path / "tiny")
+    """The first recipe leaves FP8 row scales in latent attention; the second source combines all experts."""
+    source = bf16_source(tmp_path / "tiny")
     exclude = [*RECIPES["amd52"].exclude, "*q_a_proj"]
-    half = Recipe(description="d", source="s", model_types=["glm_moe_dsa"], scheme="mxfp4", exclude=exclude)
-    half = half.model_copy(update={"exclude": [pattern for pattern in exclude if pattern != "*self_attn*"]})
+    partial = Recipe(description="d", source="s", model_types=["glm_moe_dsa"], scheme="mxfp4", exclude=exclude)
+    partial = partial.model_copy(update={"exclude": [pattern for pattern in exclude if pattern != "*self_attn*"]})
     with pytest.raises(CheckpointMismatchError, match="cannot load the output of this recipe"):
-        forecast(source, half)
+        forecast(source, partial)
     header = {name: kind for name, kind in Tiny().header().items() if ".mlp.experts." not in name}
     header["model.layers.1.mlp.experts.gate_up_proj"] = ("BF16", (8, 256, 256))
-    together = read_source(write_tiny(tmp_path / "together", Tiny().config(), header))
+    combined = read_source(write_tiny(tmp_path / "combined", Tiny().config(), header))
     with pytest.raises(CheckpointMismatchError) as caught:
-        forecast(together, load_recipe(AMD, SHIPPED))
+        forecast(combined, load_recipe(AMD, SHIPPED))
     assert "all routed experts combined" in caught.value.problems[0].message
 
 
 @pytest.mark.slow
 def test_glm_52_amd_recipe_has_expected_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """437,987,305,472: 78 layers and one that drafts, 256 experts, an indexer in 21 of them; amd/GLM-5.2-MXFP4 has
-    438,033,728,823 with headers and other files."""
+    """The size is 437,987,305,472: 78 layers and the MTP layer, 256 experts, 21 layers with an indexer.
+
+    amd/GLM-5.2-MXFP4 has 438,033,728,823 bytes with headers and other files.
+    """
     real = {"HIDDEN": 6144, "INNER": 12288, "MOE": 2048, "Q_RANK": 2048, "KV_RANK": 512, "NOPE": 192, "VALUE": 256,
             "ROPE": 64, "HEADS": 64, "INDEX_DIM": 128, "VOCABULARY": 154_880}  # fmt: skip
     for name, value in real.items():
@@ -81,7 +84,7 @@ def test_glm_52_amd_recipe_has_expected_size(tmp_path: Path, monkeypatch: pytest
 
 
 def _with_indexer_of_32_heads(header: Header) -> Header:
-    """The samples have as many heads in the indexer as in attention; and biases of the routers are in F32."""
+    """Return the header with 32 indexer heads and F32 router biases, as GLM-5.2 has."""
     changed = {}
     for name, (dtype, shape) in header.items():
         rows = {"wq_b": 32 * 128, "weights_proj": 32}.get(name.split(".")[-2], 0) if ".indexer." in name else 0
@@ -90,7 +93,7 @@ def _with_indexer_of_32_heads(header: Header) -> Header:
 
 
 def test_recipe_for_other_model_type_is_rejected(tmp_path: Path) -> None:
-    source = plain(tmp_path / "tiny")
+    source = bf16_source(tmp_path / "tiny")
     other = load_recipe(AMD, SHIPPED).model_copy(update={"model_types": ["llama"]})
     with pytest.raises(UsageError, match="the recipe is for `llama`, this model is `glm_moe_dsa`"):
         forecast(source, other)
@@ -103,10 +106,10 @@ def test_columns_not_divisible_by_group_size_are_rejected(tmp_path: Path) -> Non
         forecast(source, load_recipe(AMD, SHIPPED))
 
 
-@pytest.mark.parametrize("how", ["by its config", "by its tensors"])
-def test_quantized_source_is_rejected_with_hint(how: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("quantized_in", ["config", "tensors"])
+def test_quantized_source_is_rejected_with_hint(quantized_in: str, tmp_path: Path) -> None:
     config, header = Tiny().config(), Tiny().header()
-    if how == "by its config":
+    if quantized_in == "config":
         config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     else:
         header["model.layers.1.mlp.experts.0.up_proj.weight"] = ("F8_E4M3", (128, 256))

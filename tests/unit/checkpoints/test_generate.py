@@ -1,4 +1,4 @@
-"""Generated checkpoints: made in a place of their own."""
+"""Test the generation of models into a directory."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,20 +13,20 @@ from orchestrator.core.paths import Home
 
 
 def test_foreign_directory_is_not_emptied_for_generated_model(tmp_path: Path) -> None:
-    """Naming a model after a directory that holds something used to empty it."""
+    """A model named after a directory with files once emptied that directory."""
     generator = tmp_path / "tiny_model.py"
     generator.write_text("")
     home = Home(tmp_path / "home")
-    theirs = home.models / "tiny" / "thesis.pdf"
-    theirs.parent.mkdir(parents=True)
-    theirs.write_text("years of work")
+    user_file = home.models / "tiny" / "thesis.pdf"
+    user_file.parent.mkdir(parents=True)
+    user_file.write_text("years of work")
     with pytest.raises(BuildError, match="the directory has other files"):
         generate_model(plan_of("cpu-tiny").model, generator, python=Path("python3"), home=home, progress=Progress())
-    assert theirs.read_text() == "years of work"
+    assert user_file.read_text() == "years of work"
 
 
 def test_generator_without_output_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It used to be called internal error."""
+    """A generator without output once caused an internal error."""
     generator = tmp_path / "owl.py"
     generator.write_text("print(1)")
     monkeypatch.setattr("orchestrator.checkpoints.generate.subprocesses.follow", lambda *_: 0)
@@ -38,7 +38,7 @@ def test_generator_without_output_is_reported(tmp_path: Path, monkeypatch: pytes
 
 
 def test_generated_model_never_appears_without_its_marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed at any moment, it leaves what is whole and known as ours, or what the next one makes anew."""
+    """A kill at any moment leaves either a complete model with its marker, or nothing that prevents a new start."""
     home, generator = Home(tmp_path), tmp_path / "tiny_model.py"
     generator.write_text("")
     target = home.models / "tiny"
@@ -64,7 +64,7 @@ def test_generated_model_never_appears_without_its_marker(tmp_path: Path, monkey
 
 
 def test_full_disk_during_generation_names_target_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it prints of a write that fails names no file."""
+    """The generator's own message about a failed write names no file."""
 
     def fail(_: object, keep: Callable[[str], object]) -> int:
         keep("OSError: [Errno 28] No space left on device")

@@ -1,4 +1,4 @@
-"""The cache of a model, read from config.json, against what people wrote into the shipped model files."""
+"""Test that the KV cache read from config.json equals the values in the shipped model files."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,7 +28,7 @@ from orchestrator.core.paths import data_root
 from orchestrator.profiles.schema import KvCacheSection
 
 MODELS = data_root() / "profiles" / "models"
-SHIPPED: Mapping[str, Config] = {  # config by the name of the file, or its beginning
+SHIPPED: Mapping[str, Config] = {  # file name or its prefix → config
     "glm-5.2": GLM,
     "glm-5.3-flash": FLASH,
     "glm-5.3": GLM,
@@ -41,25 +41,27 @@ SHIPPED: Mapping[str, Config] = {  # config by the name of the file, or its begi
     "minimax-m3": M3,
     "gpt-oss": OSS,
 }
-WITHOUT = {"tiny"}  # made by images/tiny_model.py
+GENERATED = {"tiny"}  # by images/tiny_model.py
 
 
-def section(found: Description) -> KvCacheSection:
-    values = {key.removeprefix("kv_cache."): fact.value for key, fact in found.facts.items() if "kv_cache." in key}
+def section(description: Description) -> KvCacheSection:
+    values = {
+        key.removeprefix("kv_cache."): fact.value for key, fact in description.facts.items() if "kv_cache." in key
+    }
     return KvCacheSection.model_validate(values)
 
 
-@pytest.mark.parametrize("name", sorted({path.stem for path in MODELS.glob("*.yaml")} - WITHOUT))
+@pytest.mark.parametrize("name", sorted({path.stem for path in MODELS.glob("*.yaml")} - GENERATED))
 def test_kv_cache_section_matches_shipped_model_files(name: str, tmp_path: Path) -> None:
     config = next(config for start, config in SHIPPED.items() if name.startswith(start))
-    written = KvCacheSection.model_validate(yaml.safe_load((MODELS / f"{name}.yaml").read_text())["kv_cache"])
+    expected = KvCacheSection.model_validate(yaml.safe_load((MODELS / f"{name}.yaml").read_text())["kv_cache"])
     drafts = ["mtp.fc.weight"] if config is QWEN else []
-    found = described(tmp_path, config, *drafts)
-    assert section(found) == written
-    assert not [key for key in found.missing if "kv_cache" in key]
+    description = described(tmp_path, config, *drafts)
+    assert section(description) == expected
+    assert not [key for key in description.missing if "kv_cache" in key]
     model = yaml.safe_load((MODELS / f"{name}.yaml").read_text())
     if drafts:
-        assert found.facts["mtp_layer"].value == model["mtp_layer"]
+        assert description.facts["mtp_layer"].value == model["mtp_layer"]
 
 
 @pytest.mark.parametrize(
@@ -80,18 +82,18 @@ def test_linear_attention_and_mamba_states_are_read(config: Config, expected: st
     state = cache.linear
     assert state is not None
     size = f"{state.head_dim} x {state.key_dim}" if state.key_dim else f"{state.head_dim}"
-    found = f"{width}{layers}, {state.layers} states of {state.key_heads} + {state.value_heads} heads of {size}"
-    assert found == expected
+    summary = f"{width}{layers}, {state.layers} states of {state.key_heads} + {state.value_heads} heads of {size}"
+    assert summary == expected
 
 
-def test_the_source_of_each_fact_is_named(tmp_path: Path) -> None:
-    found = described(tmp_path, NEXT, "mtp.fc.weight").facts
-    assert found["kv_cache.linear"].source == "config.json: full_attention_interval, linear_*"
-    assert found["kv_cache.counts_draft"].value is False
-    assert found["kv_cache.counts_draft"].source.endswith("(sglang 0.5.23, spec_aux_hidden_state.py:172)")
-    assert found["mtp_layer"].value == 48
-    assert "kv_cache.counts_draft" not in described(tmp_path, NEXT).facts, "there is no draft"
-    assert "kv_cache.counts_draft" not in described(tmp_path, GLM).facts, "the config names its draft"
+def test_each_fact_has_its_source(tmp_path: Path) -> None:
+    facts = described(tmp_path, NEXT, "mtp.fc.weight").facts
+    assert facts["kv_cache.linear"].source == "config.json: full_attention_interval, linear_*"
+    assert facts["kv_cache.counts_draft"].value is False
+    assert facts["kv_cache.counts_draft"].source.endswith("(sglang 0.5.23, spec_aux_hidden_state.py:172)")
+    assert facts["mtp_layer"].value == 48
+    assert "kv_cache.counts_draft" not in described(tmp_path, NEXT).facts, "the checkpoint has no draft layer"
+    assert "kv_cache.counts_draft" not in described(tmp_path, GLM).facts, "the config names its draft layer"
 
 
 @pytest.mark.parametrize(
@@ -108,11 +110,13 @@ def test_the_source_of_each_fact_is_named(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("value", [None, "many", -1, [], {}], ids=repr)
 def test_config_without_layer_sizes_has_no_kv_cache(config: Config, key: str, value: object, tmp_path: Path) -> None:
-    found = described(tmp_path, {**config, key: value})
-    assert not [fact for fact in found.facts if "kv_cache" in fact]
-    assert f"`{config['architectures'][0]}` has layers that config.json does not describe: no `" in "".join(found.notes)
+    description = described(tmp_path, {**config, key: value})
+    assert not [fact for fact in description.facts if "kv_cache" in fact]
+    assert f"`{config['architectures'][0]}` has layers that config.json does not describe: no `" in "".join(
+        description.notes
+    )
 
 
 def test_shared_experts_are_read_from_either_key(tmp_path: Path) -> None:
-    """Kimi-Linear and Kimi-K3 write `num_shared_experts`, DeepSeek `n_shared_experts`."""
+    """Kimi-Linear and Kimi-K3 have `num_shared_experts`, DeepSeek has `n_shared_experts`."""
     assert described(tmp_path, LINEAR).facts["moe.shared_experts"].value == 1

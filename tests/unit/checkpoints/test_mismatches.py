@@ -1,4 +1,4 @@
-"""What a checkpoint's headers say against its config: fourteen of Quark's kind, and the other methods."""
+"""Test the comparison of a checkpoint's headers with its config: 14 checkpoints of Quark's kind, and other methods."""
 
 import json
 import os
@@ -37,11 +37,11 @@ from orchestrator.cli.main import app
 from orchestrator.core.errors import CheckpointMismatchError
 from orchestrator.plan.plan import Model
 
-APART = "shared experts are stored as {}, routed ones as U8 (layer 1): they cannot be fused"
+NOT_FUSIBLE = "shared experts are stored as {}, routed ones as U8 (layer 1): they cannot be fused"
 EXPERT = "model.layers.1.mlp.experts.0.gate_proj.weight"
 
 
-def look(folder: Path, config: dict[str, Any], header: Header, *, drafts: bool = True) -> tuple[Mismatch, ...]:
+def compare(folder: Path, config: dict[str, Any], header: Header, *, drafts: bool = True) -> tuple[Mismatch, ...]:
     return compare_with_config(local_summary(write_tiny(folder, config, header)), drafts=drafts)
 
 
@@ -51,18 +51,18 @@ def test_samples_match_real_quark_output(recipe: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "refused_by", "messages"),
+    ("name", "rejecting_versions", "messages"),
     [
         ("default", "", ()),
         ("amd52", "", ()),
-        ("glm5", "", (APART.format("BF16"),)),
-        ("wafer", "", (APART.format("BF16"),)),
-        ("wafer-mx", "", (APART.format("BF16"),)),
+        ("glm5", "", (NOT_FUSIBLE.format("BF16"),)),
+        ("wafer", "", (NOT_FUSIBLE.format("BF16"),)),
+        ("wafer-mx", "", (NOT_FUSIBLE.format("BF16"),)),
         ("mtpfp8", "0.5.14 0.5.16", ("`layer_quant_config` names the MTP layer as `*layers.4.*`",)),
         (
             "sharedfp8",
             "0.5.14 0.5.16",
-            ("9 tensors are of shared experts in Quark's FP8, which", APART.format("F8_E4M3")),
+            ("9 tensors are of shared experts in Quark's FP8, which", NOT_FUSIBLE.format("F8_E4M3")),
         ),
         ("attnfp8", "0.5.14 0.5.16", ("5 tensors are stored as FP8 with a one-dimensional scale",)),
         ("bf16, not quantized", "", ()),
@@ -90,12 +90,14 @@ def test_samples_match_real_quark_output(recipe: str) -> None:
     ],
 )
 def test_sample_checkpoints_yield_expected_mismatches(
-    name: str, refused_by: str, messages: tuple[str, ...], tmp_path: Path
+    name: str, rejecting_versions: str, messages: tuple[str, ...], tmp_path: Path
 ) -> None:
-    found = look(tmp_path / "tiny", *CHECKPOINTS[name]())
-    refused = [version for version in ("0.5.14", "0.5.16") if any(mismatch.is_fatal_in(version) for mismatch in found)]
-    assert " ".join(refused) == refused_by
-    texts = [mismatch.message for mismatch in found]
+    mismatches = compare(tmp_path / "tiny", *CHECKPOINTS[name]())
+    rejecting = [
+        version for version in ("0.5.14", "0.5.16") if any(mismatch.is_fatal_in(version) for mismatch in mismatches)
+    ]
+    assert " ".join(rejecting) == rejecting_versions
+    texts = [mismatch.message for mismatch in mismatches]
     assert all(any(message.startswith(start) for message in texts) for start in messages), texts
     assert bool(texts) == bool(messages), texts
 
@@ -103,7 +105,7 @@ def test_sample_checkpoints_yield_expected_mismatches(
 def test_exclude_count_of_78_layers_matches_quark() -> None:
     assert len(CHECKPOINTS) == 14
     config, _ = CHECKPOINTS["amd52, of 78 layers"]()
-    assert len(config["quantization_config"]["exclude"]) == 575  # as Quark's real list for such a model has
+    assert len(config["quantization_config"]["exclude"]) == 575  # as in Quark's list for a real model
 
 
 @pytest.mark.parametrize(
@@ -117,11 +119,11 @@ def test_exclude_count_of_78_layers_matches_quark() -> None:
 def test_mismatch_is_fatal_only_in_affected_versions(
     recipe: str, message: str, fatal: str, not_fatal: str, tmp_path: Path
 ) -> None:
-    every = look(tmp_path / recipe, *Tiny().quantized(recipe))
-    found = next(mismatch for mismatch in every if mismatch.message.startswith(message))
-    assert (APART.format("F8_E4M3") in [mismatch.message for mismatch in every]) == (recipe == "sharedfp8")
-    assert found.is_fatal_in(fatal)
-    assert not found.is_fatal_in(not_fatal)
+    mismatches = compare(tmp_path / recipe, *Tiny().quantized(recipe))
+    mismatch = next(item for item in mismatches if item.message.startswith(message))
+    assert (NOT_FUSIBLE.format("F8_E4M3") in [mismatch.message for mismatch in mismatches]) == (recipe == "sharedfp8")
+    assert mismatch.is_fatal_in(fatal)
+    assert not mismatch.is_fatal_in(not_fatal)
 
 
 def changed(name: str, dtype: str, *shape: int) -> Callable[[Header], Header]:
@@ -156,17 +158,17 @@ def test_tensors_that_sglang_would_misload_are_fatal(
     change: Callable[[Header], Header], message: str, tmp_path: Path
 ) -> None:
     config, header = Tiny().quantized("amd52")
-    found = look(tmp_path / "tiny", config, change(header))
-    assert any(mismatch.message.startswith(message) and mismatch.fatal for mismatch in found), found
+    mismatches = compare(tmp_path / "tiny", config, change(header))
+    assert any(mismatch.message.startswith(message) and mismatch.fatal for mismatch in mismatches), mismatches
 
 
 def test_mismatch_in_unused_mtp_layer_is_not_fatal(tmp_path: Path) -> None:
     config, header = Tiny().quantized("amd52")
-    found = look(tmp_path / "tiny", config, without(".layers.4.eh_proj")(header), drafts=False)
-    assert [mismatch.fatal for mismatch in found] == [False]
+    mismatches = compare(tmp_path / "tiny", config, without(".layers.4.eh_proj")(header), drafts=False)
+    assert [mismatch.fatal for mismatch in mismatches] == [False]
     assert (
         "speculative decoding with it is impossible"
-        in look(tmp_path / "none", config, without(".layers.4.")(header))[0].message
+        in compare(tmp_path / "none", config, without(".layers.4.")(header))[0].message
     )
 
 
@@ -175,16 +177,16 @@ def test_fused_modules_must_share_one_scheme(tmp_path: Path) -> None:
     name = "model.layers.1.mlp.shared_experts.up_proj"
     config["quantization_config"]["exclude"].append(name)
     header = {**without(f"{name}.weight_scale")(header), f"{name}.weight": ("BF16", (128, 256))}
-    found = look(tmp_path / "tiny", config, header)
-    assert (found[0].fatal, "sglang fuses them with" in found[0].message) == (True, True)
+    mismatches = compare(tmp_path / "tiny", config, header)
+    assert (mismatches[0].fatal, "sglang fuses them with" in mismatches[0].message) == (True, True)
 
 
 def test_individually_excluded_experts_are_treated_as_quantized(tmp_path: Path) -> None:
-    """sglang asks for `…mlp.experts`; `re:` may match it, and a pattern without `re:` matches nothing."""
+    """sglang looks up `…mlp.experts`: an entry equals it or matches with `re:`; other patterns match nothing."""
     config, header = Tiny().quantized("default")
     bf16 = {name: kind for name, kind in Tiny().header().items() if ".layers.1.mlp.experts." in name}
     header = {**without(".layers.1.mlp.experts.")(header), **bf16}
-    given = config["quantization_config"]
+    section = config["quantization_config"]
     single = [name.removesuffix(".weight") for name in bf16]
     for number, (entries, fatal) in enumerate(
         [
@@ -194,16 +196,16 @@ def test_individually_excluded_experts_are_treated_as_quantized(tmp_path: Path) 
             (["*layers.1.mlp.experts*"], True),
         ]
     ):
-        quantized = {**config, "quantization_config": {**given, "exclude": [*given["exclude"], *entries]}}
-        assert any(mismatch.fatal for mismatch in look(tmp_path / str(number), quantized, header)) is fatal, entries
+        quantized = {**config, "quantization_config": {**section, "exclude": [*section["exclude"], *entries]}}
+        assert any(mismatch.fatal for mismatch in compare(tmp_path / str(number), quantized, header)) is fatal, entries
 
 
-def quantized_as(given: dict[str, Any], *tensors: tuple[str, str, tuple[int, ...]]) -> tuple[dict[str, Any], Header]:
-    """A layer of Llama whose `down_proj` is stored so, and whose `o_proj` is not quantized."""
-    config = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1, "quantization_config": given}
-    at = "model.layers.0."
-    header: Header = {f"{at}mlp.down_proj.{leaf}": (dtype, shape) for leaf, dtype, shape in tensors}
-    return config, {**header, f"{at}self_attn.o_proj.weight": ("BF16", (256, 256))}
+def quantized_as(section: dict[str, Any], *tensors: tuple[str, str, tuple[int, ...]]) -> tuple[dict[str, Any], Header]:
+    """Return a Llama layer whose `down_proj` has these tensors and whose `o_proj` is not quantized."""
+    config = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1, "quantization_config": section}
+    prefix = "model.layers.0."
+    header: Header = {f"{prefix}mlp.down_proj.{leaf}": (dtype, shape) for leaf, dtype, shape in tensors}
+    return config, {**header, f"{prefix}self_attn.o_proj.weight": ("BF16", (256, 256))}
 
 
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128], "modules_to_not_convert": ["self_attn"]}
@@ -215,7 +217,7 @@ PACKED = {
 
 
 @pytest.mark.parametrize(
-    ("given", "tensors", "wrong"),
+    ("section", "tensors", "wrong_scale"),
     [
         (FP8, [("weight", "F8_E4M3", (256, 600)), ("weight_scale_inv", "F32", (2, 5))], ("F32", (2, 4))),
         (PACKED, [("weight_packed", "I32", (256, 64)), ("weight_scale", "BF16", (256, 16))], ("BF16", (256, 8))),
@@ -223,116 +225,120 @@ PACKED = {
     ids=["fp8", "compressed-tensors"],
 )
 def test_other_quantization_methods_follow_sglang(
-    given: dict[str, Any],
+    section: dict[str, Any],
     tensors: list[tuple[str, str, tuple[int, ...]]],
-    wrong: tuple[str, tuple[int, ...]],
+    wrong_scale: tuple[str, tuple[int, ...]],
     tmp_path: Path,
 ) -> None:
-    assert look(tmp_path / "right", *quantized_as(given, *tensors)) == ()
+    assert compare(tmp_path / "right", *quantized_as(section, *tensors)) == ()
     matrix, (scale, *_) = tensors
-    (found,) = look(tmp_path / "scale", *quantized_as(given, matrix, (scale, *wrong)))
-    assert (found.fatal, "scales of" in found.message) == (True, True)
-    (found,) = look(tmp_path / "plain", *quantized_as(given, ("weight", "BF16", (256, 512))))
-    assert (found.fatal, "stored as BF16" in found.message) == (True, True)
-    listed = {key: value for key, value in given.items() if key not in {"ignore", "modules_to_not_convert"}}
-    (found,) = look(tmp_path / "listed", *quantized_as(listed, *tensors))
-    assert "self_attn.o_proj.weight" in found.message, "what is not excluded is expected to be quantized"
+    (mismatch,) = compare(tmp_path / "scale", *quantized_as(section, matrix, (scale, *wrong_scale)))
+    assert (mismatch.fatal, "scales of" in mismatch.message) == (True, True)
+    (mismatch,) = compare(tmp_path / "plain", *quantized_as(section, ("weight", "BF16", (256, 512))))
+    assert (mismatch.fatal, "stored as BF16" in mismatch.message) == (True, True)
+    without_exclude = {key: value for key, value in section.items() if key not in {"ignore", "modules_to_not_convert"}}
+    (mismatch,) = compare(tmp_path / "without_exclude", *quantized_as(without_exclude, *tensors))
+    assert "self_attn.o_proj.weight" in mismatch.message, "tensors outside the exclude list must be quantized"
 
 
 def test_unknown_quantization_method_or_scheme_is_not_checked(tmp_path: Path) -> None:
-    (found,) = look(tmp_path / "hqq", *quantized_as({"quant_method": "hqq"}, ("weight", "U8", (256, 256))))
-    assert (found.message, found.fatal) == (
+    (mismatch,) = compare(tmp_path / "hqq", *quantized_as({"quant_method": "hqq"}, ("weight", "U8", (256, 256))))
+    assert (mismatch.message, mismatch.fatal) == (
         "the storage of tensors is not checked: unknown quantization method `hqq`",
         False,
     )
-    (found,) = look(tmp_path / "nvfp4", *quantized_as({"quant_algo": "NVFP4"}, ("weight", "U8", (256, 256))))
-    assert "unknown quantization method `modelopt`" in found.message
+    (mismatch,) = compare(tmp_path / "nvfp4", *quantized_as({"quant_algo": "NVFP4"}, ("weight", "U8", (256, 256))))
+    assert "unknown quantization method `modelopt`" in mismatch.message
     config, header = Tiny().quantized("default")
     config["quantization_config"]["global_quant_config"]["weight"] |= {"dtype": "int3"}
-    (found,) = look(tmp_path / "int3", config, header)
-    assert (found.fatal, "not checked, with the unknown scheme `int3 per_group`" in found.message) == (False, True)
+    (mismatch,) = compare(tmp_path / "int3", config, header)
+    assert (mismatch.fatal, "not checked, with the unknown scheme `int3 per_group`" in mismatch.message) == (
+        False,
+        True,
+    )
 
 
 def test_unknown_architecture_is_reported_but_not_rejected(tmp_path: Path) -> None:
     config, header = Tiny().quantized("default")
-    found = look(tmp_path / "tiny", {**config, "architectures": ["TinyForCausalLM"]}, promised(header))
-    assert [mismatch.fatal for mismatch in found] == [False] * len(found)
-    assert "stored as BF16" in found[0].message
+    mismatches = compare(tmp_path / "tiny", {**config, "architectures": ["TinyForCausalLM"]}, promised(header))
+    assert [mismatch.fatal for mismatch in mismatches] == [False] * len(mismatches)
+    assert "stored as BF16" in mismatches[0].message
 
 
 # --- in `stage`, `up` and `inspect` -----------------------------------------------------------------------------------
 
 
-PROMISED_OF = replace(
-    model("", mtp_layer=4), layers=4, quantization="quark-mxfp4", context_length=4096, sparse_attention=True
-)
+SPEC = replace(model("", mtp_layer=4), layers=4, quantization="quark-mxfp4", context_length=4096, sparse_attention=True)
 
 
 @pytest.fixture
-def unlike(tmp_path: Path) -> tuple[Path, Model]:
-    """A checkpoint whose config promises what its tensors are not, and the profile's word of it."""
+def mismatched(tmp_path: Path) -> tuple[Path, Model]:
+    """Return a checkpoint whose config does not match its tensors, and the model section of its profile."""
     config, header = Tiny().quantized("default")
     folder = write_tiny(tmp_path / "tiny", config, promised(header))
-    return folder, replace(PROMISED_OF, checkpoint=replace(PROMISED_OF.checkpoint, path=str(folder)))
+    return folder, replace(SPEC, checkpoint=replace(SPEC.checkpoint, path=str(folder)))
 
 
-def staged(folder: Path, of: Model, *, accept: bool) -> tuple[Mismatch, ...]:
-    asked = VerifyOptions(layer=4, revision=None, sizes={}, sglang="0.5.14", allow_mismatch=accept)
-    nowhere = Hub(endpoint=None, token=None)
-    return stage_checkpoint(of, folder, asked, hub=nowhere, progress=lambda _: None).mismatches
+def staged(folder: Path, spec: Model, *, accept: bool) -> tuple[Mismatch, ...]:
+    options = VerifyOptions(layer=4, revision=None, sizes={}, sglang="0.5.14", allow_mismatch=accept)
+    hub = Hub(endpoint=None, token=None)
+    return stage_checkpoint(spec, folder, options, hub=hub, progress=lambda _: None).mismatches
 
 
-def test_mismatch_is_rejected_until_accepted(unlike: tuple[Path, Model]) -> None:
-    folder, of = unlike
-    for attempt in (lambda: staged(folder, of, accept=False), lambda: verify_checkpoint(folder, of, speculative=True)):
+def test_mismatch_is_rejected_until_accepted(mismatched: tuple[Path, Model]) -> None:
+    folder, spec = mismatched
+    for attempt in (
+        lambda: staged(folder, spec, accept=False),
+        lambda: verify_checkpoint(folder, spec, speculative=True),
+    ):
         with pytest.raises(
             CheckpointMismatchError, match=r"the tensors of `small` do not match its `config\.json`"
         ) as caught:
             attempt()
         assert "--allow-mismatch" in caught.value.hint
         assert read_receipt(folder) is None
-    assert any(mismatch.fatal for mismatch in staged(folder, of, accept=True))
-    again = verify_checkpoint(folder, of, speculative=True)
-    assert again.from_receipt
-    assert any(mismatch.fatal for mismatch in again.mismatches), "what was accepted is told each time"
+    assert any(mismatch.fatal for mismatch in staged(folder, spec, accept=True))
+    verified = verify_checkpoint(folder, spec, speculative=True)
+    assert verified.from_receipt
+    assert any(mismatch.fatal for mismatch in verified.mismatches), "accepted mismatches are reported each time"
     os.utime(folder / "model.safetensors", (1, 1))
     with pytest.raises(CheckpointMismatchError):
-        verify_checkpoint(folder, of, speculative=True)
+        verify_checkpoint(folder, spec, speculative=True)
 
 
 def test_receipt_does_not_cover_another_sglang_version(tmp_path: Path) -> None:
     folder = write_tiny(tmp_path / "tiny", *Tiny().quantized("attnfp8"))
-    of = replace(PROMISED_OF, checkpoint=replace(PROMISED_OF.checkpoint, path=str(folder)))
-    verify_checkpoint(folder, of, speculative=True, sglang="0.5.18")
-    assert verify_checkpoint(folder, of, speculative=True, sglang="0.5.18").from_receipt
+    spec = replace(SPEC, checkpoint=replace(SPEC.checkpoint, path=str(folder)))
+    verify_checkpoint(folder, spec, speculative=True, sglang="0.5.18")
+    assert verify_checkpoint(folder, spec, speculative=True, sglang="0.5.18").from_receipt
     with pytest.raises(CheckpointMismatchError) as caught:
-        verify_checkpoint(folder, of, speculative=True, sglang="0.5.16")
+        verify_checkpoint(folder, spec, speculative=True, sglang="0.5.16")
     assert "use sglang 0.5.18 or newer" in caught.value.problems[0].hint
 
 
 def test_weights_size_is_compared_with_profile(tmp_path: Path) -> None:
     folder = write_tiny(tmp_path / "tiny", *Tiny().quantized("amd52"))
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    of = replace(PROMISED_OF, checkpoint=replace(PROMISED_OF.checkpoint, path=str(folder)))
-    (found,) = verify_checkpoint(folder, of, speculative=True).mismatches
-    assert found.hint.startswith(f"`--set model.weights_size={size}`")
-    for again in (replace(of, weight_bytes=size), replace(of, weight_bytes=int(size * 1.01))):
-        assert verify_checkpoint(folder, again, speculative=True).mismatches == ()
+    spec = replace(SPEC, checkpoint=replace(SPEC.checkpoint, path=str(folder)))
+    (mismatch,) = verify_checkpoint(folder, spec, speculative=True).mismatches
+    assert mismatch.hint.startswith(f"`--set model.weights_size={size}`")
+    for corrected in (replace(spec, weight_bytes=size), replace(spec, weight_bytes=int(size * 1.01))):
+        assert verify_checkpoint(folder, corrected, speculative=True).mismatches == ()
 
 
-def test_inspect_shows_storage_formats_and_mismatches(unlike: tuple[Path, Model], tmp_path: Path) -> None:
-    shown = CliRunner().invoke(app, ["inspect", str(write_tiny(tmp_path / "amd52", *Tiny().quantized("amd52")))])
-    assert shown.exit_code == 0
-    assert "GlmMoeDsaForCausalLM, quark-mxfp4, 2 shards" in shown.output
-    assert re.search(r"mlp\.experts\.up_proj +8 BF16, 24 U8", shown.output)
+def test_inspect_shows_storage_formats_and_mismatches(mismatched: tuple[Path, Model], tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["inspect", str(write_tiny(tmp_path / "amd52", *Tiny().quantized("amd52")))])
+    assert result.exit_code == 0
+    assert "GlmMoeDsaForCausalLM, quark-mxfp4, 2 shards" in result.output
+    assert re.search(r"mlp\.experts\.up_proj +8 BF16, 24 U8", result.output)
     with pytest.raises(CheckpointMismatchError) as caught:
-        view_checkpoint(unlike[0]).require()
+        view_checkpoint(mismatched[0]).require()
     assert "but MXFP4 in" in caught.value.problems[0].message
 
 
 @pytest.mark.slow
 def test_verifying_282_shards_takes_seconds_and_little_memory(tmp_path: Path) -> None:
-    """GLM-5.2's own numbers: 78 layers of 256 experts and the MTP layer, at a dimension that files can be sparse of."""
+    """The counts are those of GLM-5.2 (78 layers of 256 experts, and the MTP layer), in sparse files."""
     config, header = Tiny(layers=78, dense=3, experts=256).quantized("amd52")
     folder = tmp_path / "large"
     write_tiny(folder, config, {})
@@ -340,14 +346,14 @@ def test_verifying_282_shards_takes_seconds_and_little_memory(tmp_path: Path) ->
     weight_map = {}
     for number in range(files):
         file = f"model-{number:05d}.safetensors"
-        own = {name: header[name] for name in names[number::files]}
-        fill = (438_000_000_000 // files - sum(map(size_of, own.values())),)
-        write_tensors(folder / file, {**own, f"model.filler.{number}": ("U8", fill)})
-        weight_map |= dict.fromkeys(own, file)
+        shard = {name: header[name] for name in names[number::files]}
+        fill = (438_000_000_000 // files - sum(map(size_of, shard.values())),)
+        write_tensors(folder / file, {**shard, f"model.filler.{number}": ("U8", fill)})
+        weight_map |= dict.fromkeys(shard, file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    of = replace(PROMISED_OF, layers=78, mtp_layer=78, checkpoint=replace(PROMISED_OF.checkpoint, path=str(folder)))
+    spec = replace(SPEC, layers=78, mtp_layer=78, checkpoint=replace(SPEC.checkpoint, path=str(folder)))
     begin = time.process_time()
-    found = verify_checkpoint(folder, of, speculative=True)
+    verified = verify_checkpoint(folder, spec, speculative=True)
     assert time.process_time() - begin < 5
-    assert (found.shards, found.tensors > 117_000, found.size > 437 * 10**9) == (files, True, True)
-    assert len(found.mismatches) == 1, "the size alone, which the sample's profile does not say"
+    assert (verified.shards, verified.tensors > 117_000, verified.size > 437 * 10**9) == (files, True, True)
+    assert len(verified.mismatches) == 1, "only the size, which the sample's profile does not have"

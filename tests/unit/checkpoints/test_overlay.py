@@ -1,4 +1,4 @@
-"""The overlay of a checkpoint: a config.json of its own, links to everything else."""
+"""Test the overlay of a checkpoint: a patched config.json with links to all other files."""
 
 import json
 import struct
@@ -42,12 +42,12 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def test_overlay_patches_config_and_links_other_files(checkpoint: Path, tmp_path: Path) -> None:
-    written = write_overlay(checkpoint, tmp_path / "overlays/glm", EXCLUDE)
+    message = write_overlay(checkpoint, tmp_path / "overlays/glm", EXCLUDE)
 
     overlay = tmp_path / "overlays/glm"
     patched = json.loads((overlay / "config.json").read_text())["quantization_config"]["exclude"]
     assert patched == ["model.layers.78.eh_proj", "model.eh_proj", "model.decoder.mlp.experts"]
-    assert written == "1 entries of `model.layers.78` repeated under the names sglang builds that layer with"
+    assert message == "1 entries of `model.layers.78` repeated under the names sglang builds that layer with"
     links = {path.name: path.readlink() for path in overlay.iterdir() if path.is_symlink()}
     assert links == {path.name: path for path in checkpoint.iterdir() if path.name != "config.json"}
 
@@ -59,9 +59,9 @@ def test_the_original_is_never_touched(checkpoint: Path, tmp_path: Path) -> None
 
 
 def test_config_is_unchanged_if_sources_need_no_patch(checkpoint: Path, tmp_path: Path) -> None:
-    written = write_overlay(checkpoint, tmp_path / "overlay", ())
+    message = write_overlay(checkpoint, tmp_path / "overlay", ())
 
-    assert written == "the engine's sources need no patched config; config.json is unchanged"
+    assert message == "the engine's sources need no patched config; config.json is unchanged"
     assert json.loads((tmp_path / "overlay/config.json").read_text()) == CONFIG
 
 
@@ -80,7 +80,7 @@ def test_only_shards_of_mtp_layer_are_opened(checkpoint: Path, tmp_path: Path) -
     write_overlay(checkpoint, tmp_path / "overlay", EXCLUDE)
 
     patched = json.loads((tmp_path / "overlay/config.json").read_text())["quantization_config"]["exclude"]
-    assert "model.decoder.mlp.experts" in patched, "the header of the other shard tells it"
+    assert "model.decoder.mlp.experts" in patched, "the other shard has the MTP layer"
 
 
 def test_unreadable_shard_leaves_no_partial_overlay(checkpoint: Path, tmp_path: Path) -> None:
@@ -97,9 +97,9 @@ def test_config_is_patched_unless_sources_do_not_need_it(checkpoint: Path, tmp_p
     home.models.mkdir(parents=True)
     (home.models / plan.model.name).symlink_to(checkpoint)
 
-    without = frozenset({"mtp-shared-expert-exclude"} if not_needed else ())
-    prepared = PreparedRun(artifacts=render_artifacts(plan), records={}, not_needed=without)
+    not_needed_patches = frozenset({"mtp-shared-expert-exclude"} if not_needed else ())
+    prepared = PreparedRun(artifacts=render_artifacts(plan), records={}, not_needed=not_needed_patches)
     prepare.prepare_overlay(prepared, HostRef(home=home))
 
-    written = json.loads((home.root / str(overlay_path(plan))).read_text())
-    assert (written == CONFIG) == not_needed
+    config = json.loads((home.root / str(overlay_path(plan))).read_text())
+    assert (config == CONFIG) == not_needed

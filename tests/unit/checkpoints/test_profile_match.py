@@ -1,4 +1,4 @@
-"""What a profile says of a model is true of the checkpoint, as far as its config.json says."""
+"""Test that the model facts of a profile match the checkpoint's config.json."""
 
 import json
 from dataclasses import replace
@@ -13,7 +13,7 @@ from orchestrator.checkpoints.verify import verify_checkpoint
 from orchestrator.core.errors import CheckpointMismatchError
 from orchestrator.plan.plan import Model
 
-# As zai-org publishes the configuration of its GLM-5 family (transformers, `glm_moe_dsa`), with the profile's values.
+# The configuration that zai-org publishes for GLM-5 (transformers, `glm_moe_dsa`), with the profile's values.
 GLM = {
     "architectures": ["GlmMoeDsaForCausalLM"],
     "num_hidden_layers": 78,
@@ -36,24 +36,24 @@ def glm() -> Model:
     return plan_of("mi355x-tp8").model
 
 
-def difference_texts(folder: Path, of: Model, **config: object) -> list[str]:
+def mismatch_messages(folder: Path, model_: Model, **config: object) -> list[str]:
     (folder / "config.json").write_text(json.dumps({name: value for name, value in config.items() if value != "gone"}))
     with pytest.raises(CheckpointMismatchError) as caught:
-        require_profile_match(folder, of)
+        require_profile_match(folder, model_)
     assert {problem.location for problem in caught.value.problems} == {f"{folder}/config.json"}
     return [problem.message for problem in caught.value.problems]
 
 
-def agrees(folder: Path, of: Model, **config: object) -> bool:
+def matches(folder: Path, model_: Model, **config: object) -> bool:
     (folder / "config.json").write_text(json.dumps(config))
-    require_profile_match(folder, of)
+    require_profile_match(folder, model_)
     return True
 
 
 def test_matching_facts_are_not_reported(tmp_path: Path, glm: Model) -> None:
-    assert agrees(tmp_path, glm, **GLM)
-    assert agrees(tmp_path, glm, text_config=GLM)
-    assert agrees(tmp_path, glm, model_type="small")
+    assert matches(tmp_path, glm, **GLM)
+    assert matches(tmp_path, glm, text_config=GLM)
+    assert matches(tmp_path, glm, model_type="small")
 
 
 @pytest.mark.parametrize(
@@ -95,23 +95,23 @@ def test_matching_facts_are_not_reported(tmp_path: Path, glm: Model) -> None:
 def test_each_mismatch_names_key_and_both_values(
     change: dict[str, object], message: str, tmp_path: Path, glm: Model
 ) -> None:
-    assert message in difference_texts(tmp_path, glm, **{**GLM, **change})
+    assert message in mismatch_messages(tmp_path, glm, **{**GLM, **change})
 
 
 def test_quantization_mismatch_with_plain_weights_is_reported(tmp_path: Path, glm: Model) -> None:
-    (message,) = difference_texts(tmp_path, replace(glm, quantization="bf16"), **GLM)
+    (message,) = mismatch_messages(tmp_path, replace(glm, quantization="bf16"), **GLM)
     assert message.startswith("`model.quantization` is `bf16`")
     modelopt = {**GLM, "quantization_config": {"quant_method": "modelopt"}}
-    assert agrees(tmp_path, replace(glm, quantization="nvfp4"), **modelopt)
+    assert matches(tmp_path, replace(glm, quantization="nvfp4"), **modelopt)
 
 
 def test_context_with_rope_scaling_is_not_checked(tmp_path: Path, glm: Model) -> None:
     scaled = {**GLM, "max_position_embeddings": 4096, "rope_scaling": {"rope_type": "yarn", "factor": 40}}
-    assert agrees(tmp_path, glm, **scaled)
+    assert matches(tmp_path, glm, **scaled)
 
 
 def test_receipt_does_not_hide_changed_profile_fact(tmp_path: Path) -> None:
-    """`stage` has called it whole; `--set model.layers=99` speaks of another checkpoint."""
+    """The receipt of `stage` does not cover a later `--set model.layers=99`."""
     folder = write_checkpoint(tmp_path / "small")
     (folder / "config.json").write_text('{"num_hidden_layers": 3}')
     small = model(str(folder))

@@ -1,4 +1,4 @@
-"""`deploy quantize`: what is refused before anything is made."""
+"""Test that `deploy quantize` rejects invalid requests before it creates anything."""
 
 import shutil
 from dataclasses import replace
@@ -27,16 +27,16 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path / "home")
 
 
-def refused(request: QuantizationRequest, home: Home, kind: type[UsageError] | type[HostError]) -> str:
+def rejection(request: QuantizationRequest, home: Home, kind: type[UsageError] | type[HostError]) -> str:
     with pytest.raises(kind) as caught:
         quantize(request, home)
-    assert not request.target.with_name("mxfp4.quantizing").exists(), "nothing was begun"
+    assert not request.target.with_name("mxfp4.quantizing").exists(), "the work directory must not exist"
     return f"{caught.value.message} | {caught.value.hint}"
 
 
 def test_existing_target_is_rejected(request_: QuantizationRequest, home: Home) -> None:
     request_.target.symlink_to("nowhere")
-    assert refused(request_, home, UsageError).startswith("the target exists")
+    assert rejection(request_, home, UsageError).startswith("the target exists")
 
 
 def test_root_directory_is_rejected_as_target(request_: QuantizationRequest, home: Home) -> None:
@@ -47,14 +47,14 @@ def test_root_directory_is_rejected_as_target(request_: QuantizationRequest, hom
 
 def test_target_inside_source_is_rejected(request_: QuantizationRequest, home: Home) -> None:
     inside = QuantizationRequest(source=request_.source, target=request_.source / "new", recipe="glm-5.2-amd")
-    assert refused(inside, home, UsageError).startswith("the target is inside the source")
+    assert rejection(inside, home, UsageError).startswith("the target is inside the source")
 
 
 def test_insufficient_disk_space_is_rejected(
     request_: QuantizationRequest, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 40, 1 << 40, 1_000_000_000))  # type: ignore[attr-defined]
-    assert refused(request_, home, HostError).startswith("not enough disk space: 1.1 GB needed, 1.0 GB free")
+    assert rejection(request_, home, HostError).startswith("not enough disk space: 1.1 GB needed, 1.0 GB free")
 
 
 def test_disk_space_check_includes_copied_files(
@@ -64,14 +64,14 @@ def test_disk_space_check_includes_copied_files(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 40, 1 << 40, free))  # type: ignore[attr-defined]
     with (request_.source / "consolidated.pth").open("wb") as file:
         file.truncate(2_000_000_000)
-    assert "not enough disk space" in refused(request_, home, HostError)
+    assert "not enough disk space" in rejection(request_, home, HostError)
 
 
 def test_missing_compiler_is_rejected(
     request_: QuantizationRequest, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    assert "no C++ compiler found" in refused(request_, home, HostError)
+    assert "no C++ compiler found" in rejection(request_, home, HostError)
 
 
 @pytest.mark.parametrize(
@@ -99,27 +99,27 @@ def test_missing_fact_skips_model_entry_with_hint(
     home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = {key: value for key, value in Tiny().config().items() if key != "max_position_embeddings"}
-    made = write_tiny(tmp_path / "made", config, Tiny().header())
-    assert command._added_model(made, "made", home) is None
-    assert f"hint: `deploy add model {made}` names each missing value" in capsys.readouterr().err
+    checkpoint = write_tiny(tmp_path / "made", config, Tiny().header())
+    assert command._added_model(checkpoint, "made", home) is None
+    assert f"hint: `deploy add model {checkpoint}` names each missing value" in capsys.readouterr().err
 
 
 def test_model_of_catalog_gets_no_second_entry(home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The shipped entry for `glm-5.2-mxfp4` names where the checkpoint is made."""
+    """The shipped entry for `glm-5.2-mxfp4` refers to the checkpoint that `quantize` creates."""
     assert command._added_model(tmp_path / "made", "tiny", home) is None
     assert capsys.readouterr().err == "note: the catalog has a model `tiny`; no entry is written\n"
 
 
-@pytest.mark.parametrize(("asked", "containers"), [(None, 8), (20, 8), (3, 3)])
+@pytest.mark.parametrize(("requested", "containers"), [(None, 8), (20, 8), (3, 3)])
 def test_container_workers_are_limited_to_gpu_count(
-    asked: int | None,
+    requested: int | None,
     containers: int,
     request_: QuantizationRequest,
     home: Home,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(command, "quark_version", lambda _: "0.13")
-    on_gpus = replace(request_, plan=plan_of("mi355x-tp8"), workers=asked)
+    on_gpus = replace(request_, plan=plan_of("mi355x-tp8"), workers=requested)
     folder = WorkDir(request_.target)
     pool = command._pool(on_gpus, read_source(request_.source), folder, home, left=282)
     assert len(pool.commands) == len(pool.containers) == containers

@@ -1,9 +1,9 @@
-"""Recipes: read strictly, the user's own first, and those that ship are the ones they name."""
+"""Test recipes: strict parsing, user recipes before shipped ones, and the shipped patterns."""
 
 from pathlib import Path
 
 import pytest
-from quark_samples import RECIPES as WRITTEN
+from quark_samples import RECIPES as SAMPLE_RECIPES
 
 from orchestrator.checkpoints.quantize.recipe import load_recipe
 from orchestrator.core.catalog import Catalog, EntryKind
@@ -30,19 +30,19 @@ def test_unknown_recipe_suggests_nearest_name() -> None:
 
 
 def test_user_recipe_overrides_shipped_one(tmp_path: Path) -> None:
-    own = tmp_path / "profiles" / "recipes" / "glm-5.2-amd.yaml"
-    own.parent.mkdir(parents=True)
-    own.write_text("description: mine\nsource: me\nmodel_types: [glm_moe_dsa]\nscheme: mxfp4\nexclude: [lm_head]\n")
+    path = tmp_path / "profiles" / "recipes" / "glm-5.2-amd.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text("description: mine\nsource: me\nmodel_types: [glm_moe_dsa]\nscheme: mxfp4\nexclude: [lm_head]\n")
     assert load_recipe("glm-5.2-amd", Catalog.of(Home(tmp_path))).exclude == ["lm_head"]
     assert load_recipe("glm-5.2-amd", SHIPPED).exclude != ["lm_head"]
 
 
 def test_shipped_recipes_match_verified_samples() -> None:
-    """The same patterns as the samples, whose tensors are held against real Quark's by their digests."""
+    """The tensors of the samples equal real Quark output by digest."""
     shipped = {"glm-5.2-amd": "amd52", "glm-5.2-quark": "default", "glm-5.2-routed": "wafer"}
     assert set(SHIPPED.names(EntryKind.RECIPE)) == {*shipped}
     for name, sample in shipped.items():
-        assert tuple(load_recipe(name, SHIPPED).exclude) == WRITTEN[sample].exclude
+        assert tuple(load_recipe(name, SHIPPED).exclude) == SAMPLE_RECIPES[sample].exclude
 
 
 def test_mtp_layer_follows_last_layer() -> None:

@@ -1,4 +1,4 @@
-"""What a far machine tells while it stages, taken as it comes: whole, wrong, or not at all."""
+"""Test how the output of a remote staging program is read: complete, invalid or missing."""
 
 import base64
 import json
@@ -15,11 +15,11 @@ from orchestrator.checkpoints.remote_fetch import _file_records
 from orchestrator.checkpoints.verify import VerifiedCheckpoint, VerifyOptions
 from orchestrator.core.errors import CheckpointError, CheckpointNotFoundError, HostError
 
-MACHINE = "ssh://node"
+HOST = "ssh://node"
 
 
-class Scripted:
-    """A program over there that tells these lines, and ends so."""
+class FakeProgram:
+    """A remote program that prints these lines and exits with this code."""
 
     def __init__(self, *lines: object, code: int = 0) -> None:
         self.output, self.code, self.fed = lines, code, list[str]()
@@ -36,39 +36,39 @@ class Scripted:
         return self.code
 
 
-def staged(program: Scripted, stderr: str = "") -> VerifiedCheckpoint:
-    own = model("/share/glm")
-    far = RemoteDownload(
-        host=MACHINE,
+def staged(program: FakeProgram, stderr: str = "") -> VerifiedCheckpoint:
+    model_ = model("/share/glm")
+    download = RemoteDownload(
+        host=HOST,
         directory="/share/glm",
-        model=own,
+        model=model_,
         options=VerifyOptions(layer=3, revision=None, sizes={}),
         hub=Hub(endpoint=None, token=None),
         progress=lambda _: None,
     )
-    return far.run(program, lambda: stderr)  # type: ignore[arg-type]
+    return download.run(program, lambda: stderr)  # type: ignore[arg-type]
 
 
-def end() -> dict[str, object]:
-    return {"end": True, "directory": "/share/glm"}
+def end_record() -> dict[str, object]:
+    return {"end_record": True, "directory": "/share/glm"}
 
 
 def test_complete_checkpoint_is_verified_and_receipt_is_returned(tmp_path: Path) -> None:
-    there = write_checkpoint(tmp_path / "there", size=5 * 10**9)
-    program = Scripted(*_file_records(there), end())
-    found = staged(program)
-    assert (found.shards, found.directory) == (3, Path("/share/glm"))
-    assert found.size > 15 * 10**9
+    remote = write_checkpoint(tmp_path / "remote", size=5 * 10**9)
+    program = FakeProgram(*_file_records(remote), end_record())
+    verified = staged(program)
+    assert (verified.shards, verified.directory) == (3, Path("/share/glm"))
+    assert verified.size > 15 * 10**9
     receipt = json.loads(program.fed[1])
-    assert receipt["files"] == {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in there.iterdir()}
+    assert receipt["files"] == {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in remote.iterdir()}
 
 
 def test_truncated_remote_file_is_rejected(tmp_path: Path) -> None:
-    there = write_checkpoint(tmp_path / "there")
-    shard = there / "model-00001-of-00003.safetensors"
+    remote = write_checkpoint(tmp_path / "remote")
+    shard = remote / "model-00001-of-00003.safetensors"
     shard.write_bytes(shard.read_bytes()[:-10])
     with pytest.raises(CheckpointError) as caught:
-        staged(Scripted(*_file_records(there), end()))
+        staged(FakeProgram(*_file_records(remote), end_record()))
     assert caught.value.location == "ssh://node: /share/glm"
     assert [problem.location for problem in caught.value.problems] == [f"ssh://node: /share/glm/{shard.name}"]
 
@@ -76,20 +76,20 @@ def test_truncated_remote_file_is_rejected(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("program", "stderr", "message", "hint"),
     [
-        (Scripted(code=127), "no python3", "cannot stage on ssh://node", "`python3 --version` (3.8)"),
-        (Scripted(code=255), "Permission denied", "cannot stage on ssh://node", "without a prompt"),
+        (FakeProgram(code=127), "no python3", "cannot stage on ssh://node", "`python3 --version` (3.8)"),
+        (FakeProgram(code=255), "Permission denied", "cannot stage on ssh://node", "without a prompt"),
         (
-            Scripted({"done": 5}, code=255),
+            FakeProgram({"done": 5}, code=255),
             "Connection reset",
             "download failed: Connection reset",
             "run the same command again",
         ),
-        (Scripted({"done": 5}, code=-9), "", "download failed: exit code -9", "run the same command again"),
-        (Scripted({"error": "No space left", "full": True}), "", "the disk is full", "run the same command again"),
-        (Scripted({"room": {"missing": 9 * 10**9, "free": 1}}), "", "9.0 GB needed, 1 B free", "--dir DIR"),
+        (FakeProgram({"done": 5}, code=-9), "", "download failed: exit code -9", "run the same command again"),
+        (FakeProgram({"error": "No space left", "full": True}), "", "the disk is full", "run the same command again"),
+        (FakeProgram({"room": {"missing": 9 * 10**9, "free": 1}}), "", "9.0 GB needed, 1 B free", "--dir DIR"),
     ],
 )
-def test_failed_remote_staging_has_a_hint(program: Scripted, stderr: str, message: str, hint: str) -> None:
+def test_failed_remote_staging_has_a_hint(program: FakeProgram, stderr: str, message: str, hint: str) -> None:
     with pytest.raises(HostError) as caught:
         staged(program, stderr)
     assert message in caught.value.message
@@ -98,7 +98,7 @@ def test_failed_remote_staging_has_a_hint(program: Scripted, stderr: str, messag
 
 def test_missing_remote_checkpoint_is_reported() -> None:
     with pytest.raises(CheckpointNotFoundError) as caught:
-        staged(Scripted({"nothing": "/share/glm"}))
+        staged(FakeProgram({"nothing": "/share/glm"}))
     assert caught.value.location == "ssh://node: /share/glm"
 
 
@@ -106,4 +106,4 @@ def test_missing_remote_checkpoint_is_reported() -> None:
 def test_unsafe_file_names_from_remote_host_are_rejected(name: str) -> None:
     file = {"file": name, "size": 1, "time": 0, "data": base64.b64encode(b"x").decode()}
     with pytest.raises(CheckpointError, match="from the remote host"):
-        staged(Scripted(file, end()))
+        staged(FakeProgram(file, end_record()))

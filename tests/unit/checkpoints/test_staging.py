@@ -1,4 +1,4 @@
-"""When an `up` fetches a checkpoint by itself, and when it does not."""
+"""Test when `up` downloads a checkpoint."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,12 +17,11 @@ PLAN = load("mi355x-tp8").plan
 
 
 @pytest.fixture
-def fetched(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The directories that were staged."""
-    seen: list[Path] = []
+def downloads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    directories: list[Path] = []
 
     def stage(_: Plan, directory: Path) -> VerifiedCheckpoint:
-        seen.append(directory)
+        directories.append(directory)
         return VerifiedCheckpoint(
             directory=directory,
             revision=None,
@@ -35,40 +34,40 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         )
 
     monkeypatch.setattr(staging, "download", stage)
-    return seen
+    return directories
 
 
-def half(directory: Path) -> None:
+def write_incomplete(directory: Path) -> None:
     write_checkpoint(directory, mtp_layer=78)
     (directory / "model-00001-of-00003.safetensors").unlink()
 
 
-@pytest.mark.parametrize("there", [lambda _: None, half], ids=["nothing", "half of it"])
+@pytest.mark.parametrize("prepare", [lambda _: None, write_incomplete], ids=["missing", "incomplete"])
 def test_incomplete_checkpoint_is_downloaded(
-    there: Callable[[Path], None], fetched: list[Path], tmp_path: Path
+    prepare: Callable[[Path], None], downloads: list[Path], tmp_path: Path
 ) -> None:
-    there(tmp_path / "glm")
+    prepare(tmp_path / "glm")
     staging.ensure_staged(PLAN, tmp_path / "glm", allowed=True)
-    assert fetched == [tmp_path / "glm"]
+    assert downloads == [tmp_path / "glm"]
 
 
-def test_download_can_be_disabled(fetched: list[Path], tmp_path: Path) -> None:
+def test_download_can_be_disabled(downloads: list[Path], tmp_path: Path) -> None:
     with pytest.raises(CheckpointNotFoundError):
         staging.ensure_staged(PLAN, tmp_path / "glm", allowed=False)
-    assert fetched == []
+    assert downloads == []
 
 
-def test_complete_checkpoint_is_verified_and_modified_one_kept(fetched: list[Path], tmp_path: Path) -> None:
+def test_complete_checkpoint_is_verified_and_modified_one_is_rejected(downloads: list[Path], tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "glm", mtp_layer=78)
     assert staging.ensure_staged(PLAN, directory, allowed=True).shards == 3
     (directory / "model-00001-of-00003.safetensors").write_bytes(b"")
     with pytest.raises(CheckpointError):
         staging.ensure_staged(PLAN, directory, allowed=True)
-    assert fetched == []
+    assert downloads == []
 
 
-def test_local_checkpoint_is_never_downloaded(fetched: list[Path], tmp_path: Path) -> None:
-    own = replace(PLAN, model=replace(PLAN.model, checkpoint=replace(PLAN.model.checkpoint, source="local")))
+def test_local_checkpoint_is_never_downloaded(downloads: list[Path], tmp_path: Path) -> None:
+    plan = replace(PLAN, model=replace(PLAN.model, checkpoint=replace(PLAN.model.checkpoint, source="local")))
     with pytest.raises(CheckpointNotFoundError):
-        staging.ensure_staged(own, tmp_path / "glm", allowed=True)
-    assert fetched == []
+        staging.ensure_staged(plan, tmp_path / "glm", allowed=True)
+    assert downloads == []

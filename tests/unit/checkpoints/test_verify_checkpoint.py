@@ -1,4 +1,4 @@
-"""A checkpoint is whole, or everything that is wrong with it is said at once."""
+"""Test the verification of a checkpoint, which reports all problems together."""
 
 import json
 import os
@@ -19,7 +19,7 @@ INDEX = "model.safetensors.index.json"
 SECOND = "model-00002-of-00003.safetensors"
 
 
-def refused(directory: Path, *, speculative: bool = True) -> list[str]:
+def problems_of(directory: Path, *, speculative: bool = True) -> list[str]:
     with pytest.raises(CheckpointError) as caught:
         verify_checkpoint(directory, model(str(directory)), speculative=speculative)
     return [problem.message for problem in caught.value.problems]
@@ -27,8 +27,8 @@ def refused(directory: Path, *, speculative: bool = True) -> list[str]:
 
 def test_complete_checkpoint_is_verified(tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "small")
-    found = verify_checkpoint(directory, model(str(directory)), speculative=True)
-    assert (found.shards, found.tensors, found.files, found.from_receipt) == (3, 8, 7, False)
+    verified = verify_checkpoint(directory, model(str(directory)), speculative=True)
+    assert (verified.shards, verified.tensors, verified.files, verified.from_receipt) == (3, 8, 7, False)
 
 
 def test_a_single_file_needs_no_index(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def overlap(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "harm", "message"),
+    ("name", "damage", "message"),
     [
         (SECOND, Path.unlink, f"`{SECOND}` is missing"),
         (SECOND, cut, "is truncated"),
@@ -74,34 +74,34 @@ def overlap(path: Path) -> None:
     ],
 )
 def test_each_kind_of_corruption_is_reported(
-    tmp_path: Path, name: str, harm: Callable[[Path], object], message: str
+    tmp_path: Path, name: str, damage: Callable[[Path], object], message: str
 ) -> None:
     directory = write_checkpoint(tmp_path / "small")
-    harm(directory / name)
-    assert any(message in problem for problem in refused(directory)), refused(directory)
+    damage(directory / name)
+    assert any(message in problem for problem in problems_of(directory)), problems_of(directory)
 
 
 def test_all_problems_are_reported_together(tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "small")
     for name in (SECOND, "config.json", "tokenizer.json"):
         (directory / name).unlink()
-    assert len(refused(directory)) == 3
+    assert len(problems_of(directory)) == 3
 
 
 def test_metadata_alone_is_not_a_checkpoint(tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "small")
     for shard in directory.glob("*.safetensors"):
         shard.unlink()
-    assert len(refused(directory)) == 3
+    assert len(problems_of(directory)) == 3
 
 
 def test_mtp_layer_is_required_for_speculative_decoding(tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "small", mtp_layer=None)
-    assert refused(directory) == [
+    assert problems_of(directory) == [
         "no tensor of the MTP layer (`model.layers.3.`) found, which speculative decoding needs"
     ]
     verify_checkpoint(directory, model(str(directory)), speculative=False)
-    assert len(refused(directory)) == 1  # also behind the receipt of a verification without it
+    assert len(problems_of(directory)) == 1  # the receipt was written without the MTP check
 
 
 def test_plan_needs_mtp_layer_only_for_mtp_drafting() -> None:
@@ -131,11 +131,11 @@ def test_dangling_shard_link_is_a_read_error(tmp_path: Path) -> None:
 
 
 def test_checkpoint_on_read_only_share_is_reverified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OSError(30, "read-only file system")
 
     directory = write_checkpoint(tmp_path / "small")
-    monkeypatch.setattr("orchestrator.checkpoints.receipt.write_cache", refuse)
+    monkeypatch.setattr("orchestrator.checkpoints.receipt.write_cache", fail)
     for _ in range(2):
         assert not verify_checkpoint(directory, model(str(directory)), speculative=True).from_receipt
 
@@ -147,9 +147,9 @@ def test_receipt_skips_verification_until_files_change(tmp_path: Path) -> None:
     os.utime(directory / SECOND, (1, 1))
     assert not verify_checkpoint(directory, model(str(directory)), speculative=True).from_receipt
     cut(directory / "tokenizer.json")
-    assert refused(directory) == ["`tokenizer.json` has 17 bytes instead of 18"]
+    assert problems_of(directory) == ["`tokenizer.json` has 17 bytes instead of 18"]
     write_shard(directory / SECOND, dict.fromkeys(["model.layers.0.mlp.weight"], 5))
-    assert any(f"`{SECOND}` has" in problem for problem in refused(directory))
+    assert any(f"`{SECOND}` has" in problem for problem in problems_of(directory))
 
 
 def test_receipt_is_stored_next_to_its_checkpoint(tmp_path: Path) -> None:
@@ -171,8 +171,8 @@ def test_large_checkpoints_are_verified_in_bounded_memory(tmp_path: Path) -> Non
     small = write_checkpoint(tmp_path / "many", shards=2_000, size=100)
     tracemalloc.start()
     try:
-        found = verify_checkpoint(big, model(str(big)), speculative=True)
-        assert found.size > 50 * 10**9
+        verified = verify_checkpoint(big, model(str(big)), speculative=True)
+        assert verified.size > 50 * 10**9
         verify_checkpoint(small, model(str(small)), speculative=True)
         assert verify_checkpoint(small, model(str(small)), speculative=True).from_receipt
         peak = tracemalloc.get_traced_memory()[1]

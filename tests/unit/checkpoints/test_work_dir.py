@@ -1,4 +1,4 @@
-"""The folder that a quantization works in: what counts as done, and what is not gone on with."""
+"""Test the work directory of a quantization: finished shards, resumption and rejection."""
 
 import json
 import shutil
@@ -42,51 +42,51 @@ def source(tmp_path: Path) -> Source:
 
 
 @pytest.fixture
-def foreseen(source: Source) -> Forecast:
+def expected(source: Source) -> Forecast:
     return forecast(source, load_recipe("glm-5.2-amd", Catalog.shipped()))
 
 
-def done(tmp_path: Path) -> WorkDir:
-    """A folder in which both shards are done, as Quark writes them."""
+def finished_work_dir(tmp_path: Path) -> WorkDir:
+    """Return a work directory with both shards finished, as Quark writes them."""
     folder = WorkDir(tmp_path / "target")
     folder.begin(JOB)
-    made = write_tiny(tmp_path / "made", *Tiny().quantized("amd52"))
+    quantized = write_tiny(tmp_path / "made", *Tiny().quantized("amd52"))
     for shard in JOB.shards:
-        shutil.copy(made / shard, folder.checkpoint)
+        shutil.copy(quantized / shard, folder.checkpoint)
         note = {"config": {"quantization_config": {"exclude": []}}, "versions": {}, "device": "cpu", "seconds": 1.0}
         (folder.root / "made" / f"{shard}.json").write_text(json.dumps(note))
     return folder
 
 
-def test_shards_matching_forecast_are_finished(tmp_path: Path, foreseen: Forecast) -> None:
-    folder = done(tmp_path)
-    assert folder.resume(foreseen) == {*JOB.shards}
-    folder.require_complete(foreseen)
+def test_shards_matching_forecast_are_finished(tmp_path: Path, expected: Forecast) -> None:
+    folder = finished_work_dir(tmp_path)
+    assert folder.resume(expected) == {*JOB.shards}
+    folder.require_complete(expected)
 
 
-def test_leftover_temporary_files_are_removed_on_resume(tmp_path: Path, foreseen: Forecast) -> None:
-    """The directory becomes the target: its temporary files would be part of the checkpoint."""
-    folder = done(tmp_path)
+def test_leftover_temporary_files_are_removed_on_resume(tmp_path: Path, expected: Forecast) -> None:
+    """The directory becomes the target, so leftover temporary files would be part of the checkpoint."""
+    folder = finished_work_dir(tmp_path)
     (folder.checkpoint / ".config.json.0a1b").write_text("{")
     (folder.checkpoint / "assets").mkdir()
     (folder.checkpoint / "assets" / "part").touch()
-    assert folder.resume(foreseen) == {*JOB.shards}
+    assert folder.resume(expected) == {*JOB.shards}
     assert {entry.name for entry in folder.checkpoint.iterdir()} == {*JOB.shards}
 
 
-@pytest.mark.parametrize("how", ["cut", "other", "without a note"])
-def test_invalid_shards_are_quantized_again(how: str, tmp_path: Path, foreseen: Forecast) -> None:
-    folder, shard = done(tmp_path), "model.safetensors"
-    if how == "cut":
+@pytest.mark.parametrize("damage", ["truncated", "wrong shard", "invalid note"])
+def test_invalid_shards_are_quantized_again(damage: str, tmp_path: Path, expected: Forecast) -> None:
+    folder, shard = finished_work_dir(tmp_path), "model.safetensors"
+    if damage == "truncated":
         with (folder.checkpoint / shard).open("r+b") as file:
             file.truncate(100_000)
-    elif how == "other":
+    elif damage == "wrong shard":
         shutil.copy(folder.checkpoint / "model-mtp.safetensors", folder.checkpoint / shard)
     else:
         (folder.root / "made" / f"{shard}.json").write_text("{")
     with pytest.raises(BuildError, match="does not match the recipe"):
-        folder.require_complete(foreseen)
-    assert folder.resume(foreseen) == {"model-mtp.safetensors"}
+        folder.require_complete(expected)
+    assert folder.resume(expected) == {"model-mtp.safetensors"}
     assert not (folder.checkpoint / shard).exists()
 
 
@@ -94,11 +94,11 @@ def test_invalid_shards_are_quantized_again(how: str, tmp_path: Path, foreseen: 
     "changed", [{"exclude": ()}, {"files": {"config.json": (10, 21)}}, {"made_by": "rocm/sglang:x"}], ids=str
 )
 def test_work_directory_of_another_job_is_rejected(changed: dict[str, object], tmp_path: Path) -> None:
-    folder = done(tmp_path)
+    folder = finished_work_dir(tmp_path)
     folder.begin(JOB)
     with pytest.raises(UsageError, match="started with another source, recipe or Quark"):
         folder.begin(replace(JOB, **changed))  # type: ignore[arg-type]
-    assert len(folder.finished(JOB.shards)) == 2, "nothing was removed"
+    assert len(folder.finished(JOB.shards)) == 2, "the finished shards must remain"
 
 
 def test_workers_split_the_cores(tmp_path: Path) -> None:
@@ -151,8 +151,10 @@ def test_work_directory_killed_before_start_is_resumed(tmp_path: Path) -> None:
 
 
 def test_container_names_are_unique_despite_equal_pids(tmp_path: Path) -> None:
-    nothing: dict[str, tuple[str, ...]] = dict.fromkeys(("devices", "groups", "ulimits", "security_opt", "cap_add"), ())
-    needs = ContainerRequirements(all_gpus=False, ipc=None, shm_bytes=None, **nothing)
+    no_values: dict[str, tuple[str, ...]] = dict.fromkeys(
+        ("devices", "groups", "ulimits", "security_opt", "cap_add"), ()
+    )
+    needs = ContainerRequirements(all_gpus=False, ipc=None, shm_bytes=None, **no_values)
 
     def names() -> tuple[str, ...]:
         folder, program = WorkDir(tmp_path), Path("/p.py")
@@ -172,10 +174,10 @@ def test_container_names_are_unique_despite_equal_pids(tmp_path: Path) -> None:
         {"config": {"quantization_config": {"exclude": []}}, "versions": {}, "device": "cpu", "seconds": "much"},
     ],
 )
-def test_incomplete_shard_note_is_ignored(tmp_path: Path, foreseen: Forecast, note: object) -> None:
-    folder = done(tmp_path)
+def test_incomplete_shard_note_is_ignored(tmp_path: Path, expected: Forecast, note: object) -> None:
+    folder = finished_work_dir(tmp_path)
     (folder.root / "made" / f"{JOB.shards[0]}.json").write_text(json.dumps(note))
-    assert folder.resume(foreseen) == {JOB.shards[1]}
+    assert folder.resume(expected) == {JOB.shards[1]}
 
 
 def test_no_lock_is_left_in_foreign_directory(tmp_path: Path) -> None:
@@ -188,11 +190,11 @@ def test_no_lock_is_left_in_foreign_directory(tmp_path: Path) -> None:
 
 
 def test_interrupted_publish_never_leaves_target_without_receipt(
-    tmp_path: Path, source: Source, foreseen: Forecast, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, source: Source, expected: Forecast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed before it appears, and right after: the next command makes it, or says that it is whole."""
-    folder, target = done(tmp_path), tmp_path / "target"
-    config = {"architectures": ["x"], "quantization_config": {"exclude": list(foreseen.exclude)}}
+    """The kills occur just before the target appears, and just after."""
+    folder, target = finished_work_dir(tmp_path), tmp_path / "target"
+    config = {"architectures": ["x"], "quantization_config": {"exclude": list(expected.exclude)}}
     for shard in JOB.shards:
         note = {"config": config, "versions": {}, "device": "cpu", "seconds": 1.0}
         (folder.root / "made" / f"{shard}.json").write_text(json.dumps(note))
@@ -208,22 +210,22 @@ def test_interrupted_publish_never_leaves_target_without_receipt(
     )
     monkeypatch.setattr(sys.modules[assemble.__module__], "verify_created", lambda *_, **__: receipt)
     recipe = load_recipe("glm-5.2-amd", Catalog.shipped())
-    of = partial(assemble, source=source, recipe_name="glm-5.2-amd", recipe=recipe, forecast=foreseen)
-    of_finish, remove = sys.modules[assemble.__module__], WorkDir.remove
+    assemble_into = partial(assemble, source=source, recipe_name="glm-5.2-amd", recipe=recipe, forecast=expected)
+    assemble_module, remove = sys.modules[assemble.__module__], WorkDir.remove
 
-    def killed(*_: object) -> None:
+    def kill(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(of_finish, "move", killed)
+    monkeypatch.setattr(assemble_module, "move", kill)
     with pytest.raises(KeyboardInterrupt):
-        of(folder, target)
+        assemble_into(folder, target)
     assert not target.exists()
-    assert folder.resume(foreseen) == {*JOB.shards}
+    assert folder.resume(expected) == {*JOB.shards}
 
-    monkeypatch.setattr(of_finish, "move", move)
-    monkeypatch.setattr(WorkDir, "remove", killed)
+    monkeypatch.setattr(assemble_module, "move", move)
+    monkeypatch.setattr(WorkDir, "remove", kill)
     with pytest.raises(KeyboardInterrupt):
-        of(folder, target)
+        assemble_into(folder, target)
     assert target.is_dir()
     assert read_receipt(target) is not None
     monkeypatch.setattr(WorkDir, "remove", remove)
@@ -236,5 +238,5 @@ def test_copied_files_count_toward_size(source: Source) -> None:
     (source.directory / "vocabulary.txt").write_text("x" * 5000)
     (source.directory / "code").mkdir()
     (source.directory / "code" / "modeling.py").write_text("x" * 700)
-    (source.directory / "README.md").write_text("not this")
+    (source.directory / "README.md").write_text("not copied")
     assert copied_size(source.directory) - before == 5700

@@ -1,4 +1,4 @@
-"""`deploy add`, as programs and shells see it."""
+"""Test the JSON output, exit code and completions of `deploy add`."""
 
 import json
 from pathlib import Path
@@ -40,9 +40,9 @@ def test_json_output_lists_facts_and_decisions(tmp_path: Path) -> None:
 
 def test_rejected_model_writes_nothing(tmp_path: Path) -> None:
     checkpoint = write_config(tmp_path / "broken", {**KIMI_K2, "num_hidden_layers": 60}, shape=KIMI_K2)
-    refused = deploy(f"add model {checkpoint}")
-    assert isinstance(refused.exception, DeployError)
-    assert refused.exception.exit_code == 4
+    result = deploy(f"add model {checkpoint}")
+    assert isinstance(result.exception, DeployError)
+    assert result.exception.exit_code == 4
     assert not (tmp_path / "home").exists()
 
 

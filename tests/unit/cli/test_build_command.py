@@ -1,4 +1,4 @@
-"""`deploy build`: the image it makes is the one that `deploy up` starts."""
+"""Test that `deploy build` creates the image that `deploy up` starts."""
 
 import json
 from collections.abc import Sequence
@@ -25,16 +25,16 @@ COMPLETE = [*every_bucket(FUSED_TP8), *every_bucket(UNFUSED_TP8)]
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    """A home of the test's own, and a Docker engine that finds every image that is asked of it."""
+    """Set a temporary home and a Docker engine that has every image; return the home."""
 
-    def found(_docker: object, _engine: object, _context: object, options: object) -> BuiltImage:
+    def find_image(_docker: object, _engine: object, _context: object, options: object) -> BuiltImage:
         receipt = ImageReceipt(python="3.10", sources={}, patches=())
         tag = options.tag  # type: ignore[attr-defined]
         return BuiltImage(tag=tag, image_id="sha256:1", receipt=receipt, built=False, builder="classic", seconds=0.0)
 
     monkeypatch.setenv("DEPLOY_HOME", str(tmp_path / "home"))
     monkeypatch.setattr("orchestrator.cli.build.find_docker", lambda _: None)
-    monkeypatch.setattr("orchestrator.images.build.ensure_image", found)
+    monkeypatch.setattr("orchestrator.images.build.ensure_image", find_image)
     monkeypatch.setattr("orchestrator.cli.build.require_accepted_by_image", lambda *_, **__: None)
     monkeypatch.setattr("orchestrator.servers.start.prepare.make_table", lambda *_, **__: False)
     for module in ("plan_warnings", "estimate"):
@@ -43,7 +43,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 
 
 def test_build_and_up_use_same_image_tag(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
-    """With and without a table that `deploy kernels build` built: the tag is the digest of what goes in."""
+    """The tag is the digest of the inputs, with and without a table from `deploy kernels build`."""
     tags = []
     for _ in range(2):
         build("mi355x-tp8")
@@ -59,57 +59,57 @@ def test_build_and_up_use_same_image_tag(home: Home, capsys: pytest.CaptureFixtu
 def test_build_creates_same_kernel_table_as_up(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An image that CI built without one would be refused on the node, or serve with kernels chosen by heuristics."""
+    """Without the table, the node would reject an image from CI, or its server would choose kernels by heuristics."""
     build("mi355x-tp8", base_image="mine:1")
-    without = capsys.readouterr().out
-    asked = []
+    without_table = capsys.readouterr().out
+    requests = []
 
     def make_table(plan: Plan, at: Home, _directory: object, *, allow_untuned: bool) -> bool:
-        asked.append((plan.engine.image, allow_untuned))
+        requests.append((plan.engine.image, allow_untuned))
         Store.of(at, plan).write(plan, COMPLETE)
         return True
 
     monkeypatch.setattr("orchestrator.servers.start.prepare.make_table", make_table)
     build("mi355x-tp8", base_image="mine:1")
-    made = capsys.readouterr().out
-    assert asked == [("mine:1", False)]
+    with_table = capsys.readouterr().out
+    assert requests == [("mine:1", False)]
     monkeypatch.setattr("orchestrator.servers.start.prepare.make_table", lambda *_, **__: False)
     build("mi355x-tp8", base_image="mine:1")
-    assert capsys.readouterr().out == made != without
+    assert capsys.readouterr().out == with_table != without_table
 
 
 def test_explicit_kernel_table_overrides_built_one(
     home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = tmp_path / "tuned.csv"
-    given.write_text(f"{HEADER}\n{line(16)}\n")
-    build("mi355x-tp8", input_=[f"moe-table={given}"], allow_untuned=True)
-    without = capsys.readouterr().out
+    table = tmp_path / "tuned.csv"
+    table.write_text(f"{HEADER}\n{line(16)}\n")
+    build("mi355x-tp8", input_=[f"moe-table={table}"], allow_untuned=True)
+    expected = capsys.readouterr().out
     plan = load("mi355x-tp8").plan
     Store.of(home, plan).write(plan, COMPLETE)
-    build("mi355x-tp8", input_=[f"moe-table={given}"], allow_untuned=True)
-    assert capsys.readouterr().out == without
+    build("mi355x-tp8", input_=[f"moe-table={table}"], allow_untuned=True)
+    assert capsys.readouterr().out == expected
 
 
 @pytest.mark.parametrize("exponents", [(), (4,), range(16)], ids=["no row", "one row", "one of two shapes"])
 def test_kernel_table_without_workload_rows_is_rejected(
     home: Home, tmp_path: Path, exponents: Sequence[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A context with it would build, and its server would choose kernels by heuristics."""
-    given, plan = tmp_path / "tuned.csv", load("mi355x-tp8").plan
+    """Such an image would build, but its server would choose kernels by heuristics."""
+    table, plan = tmp_path / "tuned.csv", load("mi355x-tp8").plan
     Store.of(home, plan).write(plan, every_bucket(FUSED_TP8))
-    given.write_text("\n".join([HEADER, *(line(1 << exponent) for exponent in exponents)]) + "\n")
-    for refused in (
-        lambda: render(profile="mi355x-tp8", input_=[f"moe-table={given}"], output=tmp_path / "out"),
-        lambda: build("mi355x-tp8", input_=[f"moe-table={given}"]),
+    table.write_text("\n".join([HEADER, *(line(1 << exponent) for exponent in exponents)]) + "\n")
+    for attempt in (
+        lambda: render(profile="mi355x-tp8", input_=[f"moe-table={table}"], output=tmp_path / "out"),
+        lambda: build("mi355x-tp8", input_=[f"moe-table={table}"]),
         lambda: render(profile="mi355x-tp8", output=tmp_path / "out"),
         lambda: build("mi355x-tp8"),
         lambda: up(profile="mi355x-tp8", dry_run=True, json=True),
     ):
         with pytest.raises(KernelsError, match="no tuned MoE kernel"):
-            refused()
+            attempt()
     assert not (tmp_path / "out").exists()
-    render(profile="mi355x-tp8", input_=[f"moe-table={given}"], output=tmp_path / "out", allow_untuned=True)
+    render(profile="mi355x-tp8", input_=[f"moe-table={table}"], output=tmp_path / "out", allow_untuned=True)
     assert "no tuned MoE kernel in the table" in capsys.readouterr().err
 
 
@@ -126,7 +126,7 @@ def test_render_uses_locally_built_kernel_table(home: Home, tmp_path: Path, caps
 
 
 def test_dry_run_of_process_runtime_rejects_remote_host() -> None:
-    """It used to print the command for this machine, whatever was named."""
+    """The dry run once printed the command for the local host."""
     with pytest.raises(UsageError, match=r"the process runtime starts servers only on this host, not on `ssh://node`"):
         up(profile="cpu-tiny", dry_run=True, host=["ssh://node"])
 
@@ -137,11 +137,11 @@ def test_missing_input_file_is_rejected_early(tmp_path: Path) -> None:
 
 
 def test_remote_image_commands_use_docker_of_that_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[object] = []
+    hosts: list[object] = []
 
     def refuse(*words: object, **_: object) -> None:
-        asked.extend(word for word in words if word == "ssh://me@node")
-        raise HostError("asked")
+        hosts.extend(word for word in words if word == "ssh://me@node")
+        raise HostError("rejected")
 
     for module in ("cli.build", "cli.patches.check", "images.registry", "kernels.disk.image"):
         monkeypatch.setattr(f"orchestrator.{module}.find_docker", refuse)
@@ -153,9 +153,9 @@ def test_remote_image_commands_use_docker_of_that_host(monkeypatch: pytest.Monke
         ["kernels", "coverage", "mi355x-tp8", "--image", "mine:1"],
         ["kernels", "build", "mi355x-tp8", "--image", "mine:1"],
     ):
-        ended = CliRunner().invoke(app, [*words, "--host", "ssh://me@node"])
-        assert isinstance(ended.exception, HostError), (words, ended.exception)
-    assert asked == ["ssh://me@node"] * 5
+        result = CliRunner().invoke(app, [*words, "--host", "ssh://me@node"])
+        assert isinstance(result.exception, HostError), (words, result.exception)
+    assert hosts == ["ssh://me@node"] * 5
 
 
 @pytest.mark.parametrize(
@@ -168,5 +168,5 @@ def test_remote_image_commands_use_docker_of_that_host(monkeypatch: pytest.Monke
     ],
 )
 def test_host_option_without_effect_is_rejected(words: str) -> None:
-    ended = CliRunner().invoke(app, [*words.split(), "--host", "ssh://me@node"])
-    assert isinstance(ended.exception, UsageError)
+    result = CliRunner().invoke(app, [*words.split(), "--host", "ssh://me@node"])
+    assert isinstance(result.exception, UsageError)

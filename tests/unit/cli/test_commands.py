@@ -1,4 +1,4 @@
-"""The table of commands: what it says of each is so, and no command is imported to list or complete them."""
+"""Test that the command table matches the commands, and that listing or completion imports none of them."""
 
 import ast
 from importlib import import_module
@@ -16,43 +16,43 @@ from orchestrator.cli.main import app
 from orchestrator.cli.typer_app import load_command
 
 FOLDER = Path(str(cli.__file__)).parent
-EVERY = [words for section in COMMANDS.values() for words in section]
+ALL_COMMANDS = [words for section in COMMANDS.values() for words in section]
 GROUPS = ("add", "kernels", "patches")
-SINGLE = [words for words in EVERY if group_text(words) is None]
+WITHOUT_GROUPS = [words for words in ALL_COMMANDS if group_text(words) is None]
 
 
-@pytest.mark.parametrize("words", EVERY)
+@pytest.mark.parametrize("words", ALL_COMMANDS)
 def test_command_summary_is_first_sentence_of_help(words: str) -> None:
     text = next(section[words] for section in COMMANDS.values() if words in section)
     assert load_command(words).get_short_help_str(limit=1000) == f"{text}."
 
 
 def test_every_command_module_is_in_the_table() -> None:
-    found = [path for path in FOLDER.rglob("*.py") if "\ndef command(" in path.read_text()]
-    assert {" ".join(path.relative_to(FOLDER).with_suffix("").parts) for path in found} == {*SINGLE}
+    paths = [path for path in FOLDER.rglob("*.py") if "\ndef command(" in path.read_text()]
+    assert {" ".join(path.relative_to(FOLDER).with_suffix("").parts) for path in paths} == {*WITHOUT_GROUPS}
 
 
 def test_command_groups_match_the_table() -> None:
     root = get_command(app)
     assert isinstance(root, TyperGroup)
-    assert [*root.commands] == [words for words in EVERY if " " not in words]
-    assert set(EVERY) == {*SINGLE, *GROUPS}
+    assert [*root.commands] == [words for words in ALL_COMMANDS if " " not in words]
+    assert set(ALL_COMMANDS) == {*WITHOUT_GROUPS, *GROUPS}
 
 
-MODULES = {f"orchestrator.cli.{words.replace(' ', '.')}" for words in SINGLE}
+MODULES = {f"orchestrator.cli.{words.replace(' ', '.')}" for words in WITHOUT_GROUPS}
 
 
 @pytest.fixture
 def imported(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The modules of commands that the command line has asked for."""
-    asked: list[str] = []
+    """Return the list of command modules that the command line imports."""
+    modules: list[str] = []
 
-    def note(module: str) -> ModuleType:
-        asked.append(module)
+    def record(module: str) -> ModuleType:
+        modules.append(module)
         return import_module(module)
 
-    monkeypatch.setattr("orchestrator.cli.typer_app.import_module", note)
-    return asked
+    monkeypatch.setattr("orchestrator.cli.typer_app.import_module", record)
+    return modules
 
 
 @pytest.mark.parametrize(
@@ -72,8 +72,8 @@ def test_command_line_imports_only_its_command(words: str, modules: list[str], i
 
 def test_shell_completion_imports_no_command(imported: list[str]) -> None:
     line = {"_DEPLOY_COMPLETE": "complete_bash", "COMP_WORDS": "deploy re", "COMP_CWORD": "1"}
-    shown = CliRunner().invoke(app, [], env=line, prog_name="deploy").stdout.split()
-    assert shown == ["restart", "render", "reproduce", "report"]
+    completions = CliRunner().invoke(app, [], env=line, prog_name="deploy").stdout.split()
+    assert completions == ["restart", "render", "reproduce", "report"]
     assert imported == []
 
 

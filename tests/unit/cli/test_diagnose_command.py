@@ -1,4 +1,4 @@
-"""`deploy diagnose`: a log file, stdin, a name, or the last start."""
+"""Test `deploy diagnose` with a log file, stdin, a server name, and no argument."""
 
 import io
 import json
@@ -26,7 +26,7 @@ PORT_TAKEN = LOGS / "port-taken/match-real-0.5.14.log"
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("DEPLOY_HOME", str(tmp_path))
-    monkeypatch.setattr("orchestrator.servers.servers.REGISTRY", {})  # nothing runs, and Docker is not asked
+    monkeypatch.setattr("orchestrator.servers.servers.REGISTRY", {})  # no server runs, and Docker is not queried
     return tmp_path
 
 
@@ -34,7 +34,7 @@ def diagnose(*args: str, stdin: bytes | None = None) -> str:
     return CliRunner().invoke(app, ["diagnose", *args], input=stdin, catch_exceptions=False).stdout
 
 
-def started(home: Path, name: str, run: str, log: Path) -> None:
+def add_run(home: Path, name: str, run: str, log: Path) -> None:
     folder = home / "runs" / name / run
     folder.mkdir(parents=True)
     (folder / "server.log").write_bytes(log.read_bytes())
@@ -71,15 +71,15 @@ def test_invalid_utf8_on_stdin_is_diagnosed() -> None:
 
 
 def test_latest_log_of_removed_server_is_diagnosed(home: Path) -> None:
-    started(home, "glm", "20260702T101431Z-aaaa", LOGS / "no-weights/match-real-0.5.14.log")
-    started(home, "glm", "20260703T101431Z-aaaa", PORT_TAKEN)
+    add_run(home, "glm", "20260702T101431Z-aaaa", LOGS / "no-weights/match-real-0.5.14.log")
+    add_run(home, "glm", "20260703T101431Z-aaaa", PORT_TAKEN)
     assert diagnose("glm").startswith("fatal: port-taken")
 
 
 def test_exit_reason_is_shown_if_log_lacks_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is killed writes no last line."""
+    """A killed process writes no last line."""
     monkeypatch.setattr("orchestrator.servers.servers.REGISTRY", {"process": REGISTRY["process"]})
-    started(home, "tiny", "20260703T101431Z-bbbb", LOGS / "no-weights/match-real-0.5.14.log")
+    add_run(home, "tiny", "20260703T101431Z-bbbb", LOGS / "no-weights/match-real-0.5.14.log")
     record = Record(
         name="tiny",
         profile="cpu-tiny",
@@ -97,25 +97,25 @@ def test_exit_reason_is_shown_if_log_lacks_it(home: Path, monkeypatch: pytest.Mo
     )
     write_record(home / "runs/tiny/20260703T101431Z-bbbb", record)
     (home / "runs/tiny/20260703T101431Z-bbbb/server.log").write_text("nothing of note\n")
-    shown = diagnose("tiny").splitlines()
-    assert re.fullmatch("`tiny` is not running: killed by SIGKILL, [34] s ago", shown[0])
-    listed = CliRunner().invoke(app, ["status"])
-    assert "note: `tiny`: killed by SIGKILL; `deploy restart tiny` restarts it" in listed.stderr
-    assert shown[2] == "no known signature; the last 1 of 1 lines:"
+    lines = diagnose("tiny").splitlines()
+    assert re.fullmatch("`tiny` is not running: killed by SIGKILL, [34] s ago", lines[0])
+    status = CliRunner().invoke(app, ["status"])
+    assert "note: `tiny`: killed by SIGKILL; `deploy restart tiny` restarts it" in status.stderr
+    assert lines[2] == "no known signature; the last 1 of 1 lines:"
     assert json.loads(diagnose("tiny", "--json"))["ended"].startswith("`tiny` is not running: killed by SIGKILL")
 
 
 def test_latest_run_is_diagnosed_without_a_name(home: Path) -> None:
-    started(home, "glm", "20260702T101431Z-aaaa", PORT_TAKEN)
-    started(home, "tiny", "20260703T101431Z-bbbb", LOGS / "no-weights/match-real-0.5.14.log")
+    add_run(home, "glm", "20260702T101431Z-aaaa", PORT_TAKEN)
+    add_run(home, "tiny", "20260703T101431Z-bbbb", LOGS / "no-weights/match-real-0.5.14.log")
     assert diagnose().startswith("fatal: no-weights")
-    started(home, "foreign", "20260704T101431Z-cccc", PORT_TAKEN)
+    add_run(home, "foreign", "20260704T101431Z-cccc", PORT_TAKEN)
     with unreadable(home / "runs" / "foreign"):
         assert diagnose().startswith("fatal: no-weights")
 
 
 def test_unknown_server_suggests_nearest_name(home: Path) -> None:
-    started(home, "glm-mi355x", "20260702T101431Z-aaaa", PORT_TAKEN)
+    add_run(home, "glm-mi355x", "20260702T101431Z-aaaa", PORT_TAKEN)
     with pytest.raises(UsageError) as caught:
         diagnose("glm-mi35x")
     assert caught.value.hint == "did you mean `glm-mi355x`?"

@@ -1,4 +1,4 @@
-"""`deploy eval`: what happens around the questions."""
+"""Test `deploy eval` around the harness: options, resumption, baselines and estimates."""
 
 import json
 import shutil
@@ -33,7 +33,7 @@ from orchestrator.plan.plan import PlanWarning
 from orchestrator.planner.planning import load
 from orchestrator.servers.targets import url_target
 
-OUTCOME = EvalResult(
+RESULT = EvalResult(
     schema_version=2,
     suite="gsm8k",
     task="gsm8k",
@@ -56,16 +56,16 @@ def test_remote_connection_stays_open_during_evaluation(tmp_path: Path, monkeypa
         yield "servers"
         steps.append("closed")
 
-    def asked(*_: object, **__: object) -> EvalResult:
-        steps.append("asked")
-        return OUTCOME
+    def run_eval(*_: object, **__: object) -> EvalResult:
+        steps.append("evaluated")
+        return RESULT
 
     monkeypatch.setattr("orchestrator.servers.targets.open_servers", fleet)
     monkeypatch.setattr("orchestrator.servers.targets.server_target", lambda _servers, _name: TARGET)
-    monkeypatch.setattr("orchestrator.evals.run.run_eval", asked)
+    monkeypatch.setattr("orchestrator.evals.run.run_eval", run_eval)
     evaluate("tiny", suite="gsm8k", host="ssh://node", output=tmp_path)
 
-    assert steps == ["connected to ssh://node", "asked", "closed"]
+    assert steps == ["connected to ssh://node", "evaluated", "closed"]
     assert (tmp_path / "eval-gsm8k.json").is_file()
 
 
@@ -75,14 +75,14 @@ GREEDY = PlanWarning(
 
 
 @pytest.mark.parametrize(
-    ("suite", "warnings", "taken"),
+    ("suite", "warnings", "accepted"),
     [("gpqa-diamond", (GREEDY,), False), ("gpqa-diamond", (), True), ("gsm8k", (GREEDY,), True)],
 )
 def test_sampled_suite_is_rejected_for_greedy_only_server(
-    suite: str, warnings: tuple[PlanWarning, ...], taken: bool
+    suite: str, warnings: tuple[PlanWarning, ...], accepted: bool
 ) -> None:
     target = replace(TARGET, warnings=warnings)
-    if taken:
+    if accepted:
         require_sampling(target, find_suite(suite))
         return
     with pytest.raises(BenchError, match="which the server cannot") as caught:
@@ -93,20 +93,20 @@ def test_sampled_suite_is_rejected_for_greedy_only_server(
 def test_baseline_server_is_evaluated_with_same_options(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked: list[tuple[str, object]] = []
+    requests: list[tuple[str, object]] = []
 
     def ask(target: BenchTarget, options: EvalOptions, **_: object) -> EvalResult:
-        asked.append((target.url, options.limit))
+        requests.append((target.url, options.limit))
         return (
-            OUTCOME
+            RESULT
             if target.url.endswith(":1")
-            else replace(OUTCOME, items=(AnsweredQuestion(id="1", correct=True),) * 2)
+            else replace(RESULT, items=(AnsweredQuestion(id="1", correct=True),) * 2)
         )
 
     monkeypatch.setattr("orchestrator.evals.run.run_eval", ask)
     evaluate("http://127.0.0.1:1", suite="gsm8k", limit=200, baseline="http://127.0.0.1:2", output=tmp_path)
-    assert asked == [("http://127.0.0.1:1", 200), ("http://127.0.0.1:2", 200)]
-    assert load_eval_result(tmp_path / "eval-gsm8k.json") == OUTCOME
+    assert requests == [("http://127.0.0.1:1", 200), ("http://127.0.0.1:2", 200)]
+    assert load_eval_result(tmp_path / "eval-gsm8k.json") == RESULT
     assert load_eval_result(tmp_path / "baseline" / "eval-gsm8k.json").score == 1.0
     captured = capsys.readouterr()
     assert "against http://127.0.0.1:2: not significant at this sample size: -0.500" in captured.out
@@ -121,8 +121,8 @@ def test_suite_is_rejected_if_baseline_cannot_sample(tmp_path: Path) -> None:
         run_suites(options, Home(tmp_path), targets.__getitem__, print)
 
 
-class Asked:
-    """Stands for the harness: answers `answers` of three questions, of each seed; may be interrupted."""
+class FakeHarness:
+    """A harness that answers three questions per seed as in `answers`; it may be interrupted."""
 
     def __init__(self, *answers: str, interrupted_at: int | None = None) -> None:
         self.answers = answers
@@ -138,8 +138,8 @@ class Asked:
             AnsweredQuestion(id=f"q{index}", correct=answer == "+", seed=seed, answer=f"{answers}{index}")
             for index, answer in enumerate(answers)
         )
-        asked = options.resolved_suite
-        return replace(OUTCOME, suite=asked.name, items=items, limit=options.limit, max_tokens=asked.max_tokens)
+        suite = options.resolved_suite
+        return replace(RESULT, suite=suite.name, items=items, limit=options.limit, max_tokens=suite.max_tokens)
 
 
 def gpqa(tmp_path: Path, **options: object) -> None:
@@ -158,10 +158,10 @@ def questions(tmp_path: Path) -> Path:
 def test_interrupted_evaluation_resumes_with_remaining_seeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Shares of 1, 1/3 and 1/3: p (1 - p) = 0.2469 over 0.0988 / 3 are 7.5 answers; Wilson's 0.5367 -+ 0.2898."""
+    """Shares by question are 1, 1/3, 1/3: 0.2469 / (0.0988 / 3) is 7.5 answers; Wilson gives 0.5367 ± 0.2898."""
     monkeypatch.setattr("sys.argv", ["deploy", "eval", "x", "--suite", "gpqa-diamond", "--seeds", "3"])
-    cut = Asked("++-", "+--", "+-+", interrupted_at=1235)
-    monkeypatch.setattr("orchestrator.evals.run.run_eval", cut)
+    interrupted = FakeHarness("++-", "+--", "+-+", interrupted_at=1235)
+    monkeypatch.setattr("orchestrator.evals.run.run_eval", interrupted)
     with pytest.raises(Interrupted) as caught:
         gpqa(tmp_path, seeds=3)
     assert caught.value.hint.startswith(f"the 3 answers in `{tmp_path}/out/eval-gpqa-diamond.json` are saved; ")
@@ -173,11 +173,11 @@ def test_interrupted_evaluation_resumes_with_remaining_seeds(
         gpqa(tmp_path, seeds=3, limit=2, resume=True)
     with pytest.raises(UsageError, match="used `--max-tokens 32768`"):
         gpqa(tmp_path, seeds=3, max_tokens=64, resume=True)
-    rest = Asked("", "+--", "+-+")
-    monkeypatch.setattr("orchestrator.evals.run.run_eval", rest)
+    resumed = FakeHarness("", "+--", "+-+")
+    monkeypatch.setattr("orchestrator.evals.run.run_eval", resumed)
     capsys.readouterr()
     gpqa(tmp_path, seeds=3, resume=True)
-    assert (cut.seeds, rest.seeds) == ([1234, 1235], [1235, 1236])
+    assert (interrupted.seeds, resumed.seeds) == ([1234, 1235], [1235, 1236])
     stdout = capsys.readouterr().out
     assert (
         "gpqa-diamond: 0.5556 of 3 questions x 3 seeds (0.667, 0.333, 0.667; spread 0.192), 95 % interval 0.247"
@@ -188,10 +188,10 @@ def test_interrupted_evaluation_resumes_with_remaining_seeds(
 
 @pytest.mark.usefixtures("questions")
 def test_resumed_evaluation_rejects_changed_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = Asked("++-", "++-")
-    monkeypatch.setattr("orchestrator.evals.run.run_eval", asked)
+    harness = FakeHarness("++-", "++-")
+    monkeypatch.setattr("orchestrator.evals.run.run_eval", harness)
     gpqa(tmp_path)
-    monkeypatch.setattr("orchestrator.evals.run.run_eval", lambda *a, **k: replace(asked(*a, **k), model="other"))
+    monkeypatch.setattr("orchestrator.evals.run.run_eval", lambda *a, **k: replace(harness(*a, **k), model="other"))
     with pytest.raises(BenchError, match="the model changed from `tiny` to `other`"):
         gpqa(tmp_path, seeds=2, resume=True)
     assert len(load_eval_result(tmp_path / "out" / "eval-gpqa-diamond.json").items) == 3
@@ -199,7 +199,7 @@ def test_resumed_evaluation_rejects_changed_model(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize(("model", "published"), [("zai-org/GLM-5.2-FP8", True), ("glm-5.2", True), ("tiny", False)])
 def test_published_score_is_shown_only_for_same_model(model: str, published: bool, tmp_path: Path) -> None:
-    score = SuiteScore(result=replace(OUTCOME, model=model), file=tmp_path, baseline=None, baseline_name=None)
+    score = SuiteScore(result=replace(RESULT, model=model), file=tmp_path, baseline=None, baseline_name=None)
     text = "\n".join(score.lines())
     assert ("against GLM-5.2 FP8 0.965 published" in text) is published
     assert (f"nothing is published for `{model}`; `--baseline` compares" in text) is not published
@@ -210,7 +210,7 @@ def test_published_score_is_shown_only_for_same_model(model: str, published: boo
 def test_identical_answers_across_seeds_print_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("orchestrator.evals.run.run_eval", Asked("++-", "++-"))
+    monkeypatch.setattr("orchestrator.evals.run.run_eval", FakeHarness("++-", "++-"))
     gpqa(tmp_path, seeds=2)
     assert "all seeds gave identical answers to `gpqa-diamond`" in capsys.readouterr().err
 
@@ -223,13 +223,13 @@ def test_greedy_suite_rejects_multiple_seeds() -> None:
 def test_published_suites_are_evaluated_as_published(
     questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = Asked("++-", "+-+")
-    monkeypatch.setattr("orchestrator.evals.run.run_eval", asked)
+    harness = FakeHarness("++-", "+-+")
+    monkeypatch.setattr("orchestrator.evals.run.run_eval", harness)
     simulations = Path(__file__).parents[1] / "evals" / "recorded" / "tau2"
     evaluate(
         "http://127.0.0.1:1", suite="published", dataset=questions, output=tmp_path / "out", simulations=simulations
     )
-    assert asked.seeds == [None, 1234, 1235]
+    assert harness.seeds == [None, 1234, 1235]
     stdout = capsys.readouterr().out
     assert [line.partition(":")[0] for line in stdout.splitlines() if " of " in line] == [
         "gsm8k",
@@ -243,38 +243,43 @@ def test_published_suites_are_evaluated_as_published(
 def test_missing_tau2_baseline_is_rejected_before_asking(
     questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = Asked("++-", "+-+")
-    monkeypatch.setattr("orchestrator.evals.run.run_eval", asked)
-    recorded, own = Path(__file__).parents[1] / "evals" / "recorded" / "tau2", tmp_path / "runs" / "glm-airline"
-    shutil.copytree(recorded, own)
+    harness = FakeHarness("++-", "+-+")
+    monkeypatch.setattr("orchestrator.evals.run.run_eval", harness)
+    recorded, copy = Path(__file__).parents[1] / "evals" / "recorded" / "tau2", tmp_path / "runs" / "glm-airline"
+    shutil.copytree(recorded, copy)
     with pytest.raises(UsageError, match="no tau2 results named `fp8-DOMAIN` found"):
         evaluate(
-            "glm", suite="published", dataset=questions, output=tmp_path / "out", baseline="fp8", simulations=own.parent
+            "glm",
+            suite="published",
+            dataset=questions,
+            output=tmp_path / "out",
+            baseline="fp8",
+            simulations=copy.parent,
         )
-    assert asked.seeds == []
+    assert harness.seeds == []
     assert not (tmp_path / "out").exists()
 
 
 def test_baseline_directory_needs_a_result_per_suite(
     questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("orchestrator.evals.run.run_eval", Asked("++-", "+-+"))
-    asked = {"suite": "published", "dataset": questions}
-    evaluate("http://127.0.0.1:1", **asked, output=tmp_path / "a")  # type: ignore[arg-type]
+    monkeypatch.setattr("orchestrator.evals.run.run_eval", FakeHarness("++-", "+-+"))
+    options = {"suite": "published", "dataset": questions}
+    evaluate("http://127.0.0.1:1", **options, output=tmp_path / "a")  # type: ignore[arg-type]
     (tmp_path / "a" / "eval-gpqa-diamond.json").rename(tmp_path / "moved.json")
     with pytest.raises(UsageError, match="no baseline result of `gpqa-diamond` found"):
-        evaluate("http://127.0.0.1:1", **asked, output=tmp_path / "b", baseline=str(tmp_path / "a"))  # type: ignore[arg-type]
+        evaluate("http://127.0.0.1:1", **options, output=tmp_path / "b", baseline=str(tmp_path / "a"))  # type: ignore[arg-type]
     (tmp_path / "moved.json").rename(tmp_path / "a" / "eval-gpqa-diamond.json")
     capsys.readouterr()
-    evaluate("http://127.0.0.1:1", **asked, output=tmp_path / "b", baseline=str(tmp_path / "a"))  # type: ignore[arg-type]
+    evaluate("http://127.0.0.1:1", **options, output=tmp_path / "b", baseline=str(tmp_path / "a"))  # type: ignore[arg-type]
     assert capsys.readouterr().out.count("not significant at this sample size: +0.000") == 2
 
 
 def test_existing_result_is_rejected_before_asking(
     questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the last of them, and of the server beside: hours were asked before it was."""
-    monkeypatch.setattr("orchestrator.evals.run.run_eval", lambda *_, **__: pytest.fail("it was asked"))
+    """The check covers every suite and the baseline; it once came only after hours of questions."""
+    monkeypatch.setattr("orchestrator.evals.run.run_eval", lambda *_, **__: pytest.fail("the harness must not run"))
     for folder in (tmp_path, tmp_path / "baseline"):
         folder.mkdir(exist_ok=True)
         (folder / "eval-gpqa-diamond.json").touch()
@@ -293,8 +298,8 @@ def test_existing_result_is_rejected_before_asking(
 def test_baseline_of_another_suite_is_rejected_before_asking(
     questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.evals.run.run_eval", lambda *_, **__: pytest.fail("it was asked"))
-    save_eval_result(OUTCOME, tmp_path)
+    monkeypatch.setattr("orchestrator.evals.run.run_eval", lambda *_, **__: pytest.fail("the harness must not run"))
+    save_eval_result(RESULT, tmp_path)
     with pytest.raises(UsageError, match="the baseline is for `gsm8k`, not `gpqa-diamond`"):
         gpqa(tmp_path, baseline=str(tmp_path / "eval-gsm8k.json"))
     assert questions.is_dir()
@@ -303,9 +308,9 @@ def test_baseline_of_another_suite_is_rejected_before_asking(
 def test_dry_run_estimates_duration_and_cost_of_suites(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """200 x 512 / 1944 + 60 = 112.7 s; 396 x 32768 / 1944 + 120 = 6794.9 s; at 8 x 1.48 USD an hour."""
+    """200 × 512 / 1944 + 60 = 112.7 s; 396 × 32768 / 1944 + 120 = 6794.9 s; both at 8 × 1.48 USD an hour."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("orchestrator.evals.run.run_eval", lambda *_, **__: pytest.fail("it was asked"))
+    monkeypatch.setattr("orchestrator.evals.run.run_eval", lambda *_, **__: pytest.fail("the harness must not run"))
     evaluate("mi355x-tp4dp2", suite="published", dry_run=True)
     captured = capsys.readouterr()
     assert [line.split()[-3:] for line in captured.out.splitlines()[1:]] == [
@@ -322,7 +327,7 @@ def test_dry_run_estimates_duration_and_cost_of_suites(
     assert "this tool does not run `tau2`" in captured.err
     evaluate("mi355x-tp4dp2", suite="published", dry_run=True, json=True, baseline="http://127.0.0.1:2")
     report = json.loads(capsys.readouterr().out)
-    assert [round(part["about_s"]) for part in report["suites"]] == [225, 13590], "both sides are asked"
+    assert [round(part["about_s"]) for part in report["suites"]] == [225, 13590], "both servers are evaluated"
     assert report["suites"][1]["cost"] == pytest.approx(2 * 6794.9 / 3600 * 8 * 1.48, rel=1e-4)
 
 
@@ -344,10 +349,10 @@ def test_sensitivity_without_known_score_assumes_worst_case() -> None:
 
 
 def test_unauthorized_endpoint_hints_at_key_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: EngineClient) -> None:
+    def fail(_: EngineClient) -> None:
         raise UnauthorizedError("`/v1/models` requires an API key (401)")
 
-    monkeypatch.setattr(EngineClient, "models", refuse)
-    with pytest.raises(BenchError) as raised:
+    monkeypatch.setattr(EngineClient, "models", fail)
+    with pytest.raises(BenchError) as error:
         served_model(TARGET)
-    assert raised.value.hint == "name the variable of the key with `--api-key-env`"
+    assert error.value.hint == "name the variable of the key with `--api-key-env`"

@@ -1,4 +1,4 @@
-"""Exit codes follow the class of a mistake, whichever command meets it."""
+"""Test that each error class has its exit code in every command."""
 
 import errno
 import json
@@ -16,8 +16,8 @@ from orchestrator.core.errors import DeployError, HostError, UsageError
 from orchestrator.hosts.report import PreflightReport, fail
 
 USAGE, PROFILE, HOST, START, KERNELS, BENCH = 2, 3, 4, 6, 9, 10
-PROFILED = ("up", "render", "show", "preflight", "stage", "build", "kernels coverage", "kernels build", "kernels tune")
-OF_A_SERVER = (
+PLANNING = ("up", "render", "show", "preflight", "stage", "build", "kernels coverage", "kernels build", "kernels tune")
+WITH_SERVER = (
     *("ask {} hi", "logs {}", "smoke {}", "down {}", "status {}", "top {}", "restart {}", "rollback {}", "watch {}"),
     "bench {} -w smoke-tiny",
 )
@@ -28,31 +28,31 @@ WITH_JSON = re.compile("(?!ask|logs|schema|kernels tune)")
 @pytest.fixture(autouse=True)
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEPLOY_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("orchestrator.servers.servers.REGISTRY", {})  # nothing runs, and Docker is not asked
+    monkeypatch.setattr("orchestrator.servers.servers.REGISTRY", {})  # no server runs, and Docker is not queried
     (tmp_path / "broken.yaml").write_text("a: [\n")
     (tmp_path / "damaged.json").write_text("{")
     monkeypatch.chdir(tmp_path)
 
 
 def code_of(line: str) -> int:
-    ended = CliRunner().invoke(app, line.split())
-    error = ended.exception
+    result = CliRunner().invoke(app, line.split())
+    error = result.exception
     if isinstance(error, DeployError):
         assert error.message
         return error.exit_code
     assert error is None or isinstance(error, SystemExit), error
-    return ended.exit_code
+    return result.exit_code
 
 
 CASES = {
-    **{f"{command} --no-such-option": USAGE for command in (*PROFILED, "profiles", "down", "report", "patches ls")},
-    **{f"{command} cpu-tiny --set nothing": USAGE for command in PROFILED},
-    **{f"{command} no-such-profile": PROFILE for command in PROFILED},
-    **{f"{command} broken.yaml": PROFILE for command in PROFILED},
-    **{f"{command} cpu-tiny --set no.such=key": PROFILE for command in PROFILED},
-    **{f"{command} cpu-tiny --set flags.no-such-flag=1": PROFILE for command in PROFILED},
-    **{command.format("nobody"): START for command in OF_A_SERVER},
-    **{command.format("No/Name"): USAGE for command in OF_A_SERVER if not command.startswith("bench")},
+    **{f"{command} --no-such-option": USAGE for command in (*PLANNING, "profiles", "down", "report", "patches ls")},
+    **{f"{command} cpu-tiny --set nothing": USAGE for command in PLANNING},
+    **{f"{command} no-such-profile": PROFILE for command in PLANNING},
+    **{f"{command} broken.yaml": PROFILE for command in PLANNING},
+    **{f"{command} cpu-tiny --set no.such=key": PROFILE for command in PLANNING},
+    **{f"{command} cpu-tiny --set flags.no-such-flag=1": PROFILE for command in PLANNING},
+    **{command.format("nobody"): START for command in WITH_SERVER},
+    **{command.format("No/Name"): USAGE for command in WITH_SERVER if not command.startswith("bench")},
     "up": USAGE,
     "up cpu-tiny --name No/Name": USAGE,
     "up cpu-tiny --host nonsense": USAGE,
@@ -135,44 +135,44 @@ def test_preflight_error_does_not_blame_local_host(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("line", ["kernels coverage --image", "patches check --image", "build cpu-tiny --tag"])
 @pytest.mark.parametrize("image", ["UPPER/Repo:tag", "a/../b"])
 def test_invalid_image_option_is_rejected_before_calling_docker(line: str, image: str) -> None:
-    ended = CliRunner().invoke(app, [*line.split(), image])
-    assert isinstance(ended.exception, UsageError)
-    assert ended.exception.message.startswith(f"`{image}` is not the name of an image")
+    result = CliRunner().invoke(app, [*line.split(), image])
+    assert isinstance(result.exception, UsageError)
+    assert result.exception.message.startswith(f"`{image}` is not the name of an image")
 
 
 def test_full_disk_error_names_file_and_variables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def command() -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "file"))
 
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_info:
         run_and_exit(command)
-    assert ended.value.code == HOST
+    assert exit_info.value.code == HOST
     stderr = capsys.readouterr().err
     assert "error: cannot use a file: No space left on device" in stderr
     assert str(tmp_path / "file") in stderr
     assert "DEPLOY_HOME or TMPDIR" in stderr
 
 
-def chained() -> None:
+def raise_chained() -> None:
     raise RuntimeError("cannot import") from KeyboardInterrupt()
 
 
-def assert_text_names_exit_codes() -> None:
-    """As pydantic-core does while it builds a model."""
+def raise_with_interrupt_in_text() -> None:
+    """pydantic-core wraps an interrupt like this while it builds a model."""
     raise ValueError("Error building `literal` serializer:\n  KeyboardInterrupt: ")
 
 
-@pytest.mark.parametrize("command", [chained, assert_text_names_exit_codes])
+@pytest.mark.parametrize("command", [raise_chained, raise_with_interrupt_in_text])
 def test_wrapped_keyboard_interrupt_exits_with_130(command: Callable[[], None]) -> None:
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_info:
         run_and_exit(command)
-    assert ended.value.code == 130
+    assert exit_info.value.code == 130
 
 
 @pytest.mark.parametrize("line", [line for line in CASES if CASES[line] and WITH_JSON.match(line)])
 def test_error_with_json_option_is_one_json_document(line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_info:
         run_and_exit(lambda: app([*line.split(), "--json"], standalone_mode=False))
     error = json.loads(capsys.readouterr().out)["error"]
-    assert error["exit_code"] == ended.value.code == CASES[line]
+    assert error["exit_code"] == exit_info.value.code == CASES[line]
     assert error["message"]

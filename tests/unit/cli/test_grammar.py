@@ -1,4 +1,4 @@
-"""What holds for every command: how its words are read, and how its help is laid out."""
+"""Test rules for every command: how arguments are parsed and how help is formatted."""
 
 import json
 import os
@@ -18,35 +18,35 @@ from orchestrator.core.errors import UsageError
 from orchestrator.core.paths import Home
 
 
-def commands(group: TyperGroup, *above: str) -> Iterator[tuple[str, ...]]:
+def commands(group: TyperGroup, *parents: str) -> Iterator[tuple[str, ...]]:
     for name, command in group.commands.items():
         if isinstance(command, TyperGroup):
-            yield from commands(command, *above, name)
+            yield from commands(command, *parents, name)
         else:
-            yield (*above, name)
+            yield (*parents, name)
 
 
 SECTIONS = ("Common", "Server", "Preparation", "Measurement", "Management")
-MOST_WORDS = 10
+MAX_WORDS = 10
 ROOT = get_command(app)
 assert isinstance(ROOT, TyperGroup)
-EVERY = sorted(commands(ROOT))
+ALL_COMMANDS = sorted(commands(ROOT))
 
 
 def command(words: tuple[str, ...]) -> TyperCommand:
-    found: object = ROOT
+    current: object = ROOT
     for word in words:
-        assert isinstance(found, TyperGroup)
-        found = found.commands[word]
-    assert isinstance(found, TyperCommand)
-    return found
+        assert isinstance(current, TyperGroup)
+        current = current.commands[word]
+    assert isinstance(current, TyperCommand)
+    return current
 
 
-OF_A_PROFILE = [words for words in EVERY if any(option.name == "profile" for option in command(words).params)]
+WITH_PROFILE = [words for words in ALL_COMMANDS if any(option.name == "profile" for option in command(words).params)]
 
 
 def test_profile_commands_are_listed() -> None:
-    assert [" ".join(words) for words in OF_A_PROFILE] == [
+    assert [" ".join(words) for words in WITH_PROFILE] == [
         *(
             "build",
             "kernels build",
@@ -63,7 +63,7 @@ def test_profile_commands_are_listed() -> None:
     ]
 
 
-@pytest.mark.parametrize("words", OF_A_PROFILE, ids=" ".join)
+@pytest.mark.parametrize("words", WITH_PROFILE, ids=" ".join)
 @pytest.mark.parametrize(
     "message", ["night-owl", "--profile night-owl", "--profile=night-owl", "-p night-owl", "-pnight-owl"]
 )
@@ -80,14 +80,14 @@ def test_words_after_double_dash_are_unchanged() -> None:
     assert command(("up",)).make_context("deploy", ["--", "-p"]).params["profile"] == "-p"
 
 
-@pytest.mark.parametrize("words", EVERY, ids=" ".join)
+@pytest.mark.parametrize("words", ALL_COMMANDS, ids=" ".join)
 def test_command_help_is_well_formatted(words: tuple[str, ...]) -> None:
-    shown = CliRunner().invoke(app, [*words, "-h"]).output
+    help_text = CliRunner().invoke(app, [*words, "-h"]).output
 
-    assert not re.search(r"[{}]|<(str|int|path|float)>|…\.\.\.", shown)
-    names = re.findall(r"^  (\S+)  ", shown.partition("Arguments:")[2].partition("Options:")[0], re.MULTILINE)
+    assert not re.search(r"[{}]|<(str|int|path|float)>|…\.\.\.", help_text)
+    names = re.findall(r"^  (\S+)  ", help_text.partition("Arguments:")[2].partition("Options:")[0], re.MULTILINE)
     assert [name.upper() for name in names] == names
-    assert max(map(len, shown.splitlines())) <= 80
+    assert max(map(len, help_text.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(
@@ -104,37 +104,37 @@ def test_command_help_is_well_formatted(words: tuple[str, ...]) -> None:
     ],
 )
 def test_invalid_command_line_is_a_usage_error(line: str, message: str, hint: str) -> None:
-    ended = CliRunner().invoke(app, line.split(), prog_name="deploy")
-    assert isinstance(ended.exception, UsageError)
-    assert ended.exception.message == message
-    assert hint in ended.exception.hint
+    result = CliRunner().invoke(app, line.split(), prog_name="deploy")
+    assert isinstance(result.exception, UsageError)
+    assert result.exception.message == message
+    assert hint in result.exception.hint
 
 
 def test_help_lists_every_command_in_a_section() -> None:
-    shown = CliRunner().invoke(app, ["-h"]).output
+    help_text = CliRunner().invoke(app, ["-h"]).output
 
-    sections = re.findall(r"^(\w[\w ]*):$", shown, re.MULTILINE)
+    sections = re.findall(r"^(\w[\w ]*):$", help_text, re.MULTILINE)
     assert sections == ["Options", *(f"{section} commands" for section in SECTIONS)]
-    listed = shown.partition("Common commands:")[2]
-    assert set(re.findall(r"^  ([a-z]+)  ", listed, re.MULTILINE)) == {words[0] for words in EVERY} - HIDDEN
+    listed = help_text.partition("Common commands:")[2]
+    assert set(re.findall(r"^  ([a-z]+)  ", listed, re.MULTILINE)) == {words[0] for words in ALL_COMMANDS} - HIDDEN
     assert "..." not in listed
 
 
 def test_alias_shows_help_of_its_command() -> None:
     for alias, words in ALIASES.items():
-        shown = CliRunner().invoke(app, [alias, "-h"], prog_name="deploy").output
-        assert shown == CliRunner().invoke(app, [words, "-h"], prog_name="deploy").output
-        assert shown.startswith(f"Usage: deploy {words} ")
+        help_text = CliRunner().invoke(app, [alias, "-h"], prog_name="deploy").output
+        assert help_text == CliRunner().invoke(app, [words, "-h"], prog_name="deploy").output
+        assert help_text.startswith(f"Usage: deploy {words} ")
 
 
 @pytest.mark.parametrize(("old", "new"), RENAMED.items())
 def test_renamed_command_suggests_new_name(old: str, new: str) -> None:
-    ended = CliRunner().invoke(app, [*old.split(), "more"], prog_name="deploy")
-    assert isinstance(ended.exception, UsageError)
-    assert ended.exception.message == f"no such command `{old.rsplit(maxsplit=1)[-1]}`"
-    assert ended.exception.hint == f"did you mean `deploy {new}`?"
+    result = CliRunner().invoke(app, [*old.split(), "more"], prog_name="deploy")
+    assert isinstance(result.exception, UsageError)
+    assert result.exception.message == f"no such command `{old.rsplit(maxsplit=1)[-1]}`"
+    assert result.exception.hint == f"did you mean `deploy {new}`?"
     first = new.partition(" -")[0].replace(" VERSION", "")
-    assert tuple(first.split()) in EVERY or first in {words[0] for words in EVERY}
+    assert tuple(first.split()) in ALL_COMMANDS or first in {words[0] for words in ALL_COMMANDS}
 
 
 @pytest.mark.parametrize(
@@ -142,24 +142,24 @@ def test_renamed_command_suggests_new_name(old: str, new: str) -> None:
 )
 def test_renamed_option_suggests_new_name(words: str, old: str, new: str) -> None:
     assert new.partition(" ")[0] in {name for option in command(tuple(words.split())).params for name in option.opts}
-    ended = CliRunner().invoke(app, [*words.split(), old, "value"], prog_name="deploy")
-    assert isinstance(ended.exception, UsageError)
-    assert ended.exception.message == f"no such option: {old}"
-    assert ended.exception.hint == f"did you mean `{new}`?"
+    result = CliRunner().invoke(app, [*words.split(), old, "value"], prog_name="deploy")
+    assert isinstance(result.exception, UsageError)
+    assert result.exception.message == f"no such option: {old}"
+    assert result.exception.hint == f"did you mean `{new}`?"
 
 
-@pytest.mark.parametrize("words", EVERY, ids=" ".join)
+@pytest.mark.parametrize("words", ALL_COMMANDS, ids=" ".join)
 def test_option_help_has_at_most_ten_words(words: tuple[str, ...]) -> None:
     for option in command(words).params:
         text = getattr(option, "help", None) or ""
         assert text, option.name
-        assert len(text.split()) <= MOST_WORDS, text
+        assert len(text.split()) <= MAX_WORDS, text
         assert not text.endswith("."), text
 
 
 def test_command_summary_has_at_most_ten_words() -> None:
     for text in (text for section in COMMANDS.values() for text in section.values()):
-        assert len(text.split()) <= MOST_WORDS, text
+        assert len(text.split()) <= MAX_WORDS, text
 
 
 def test_shell_completes_profiles_and_workloads() -> None:
@@ -169,19 +169,19 @@ def test_shell_completes_profiles_and_workloads() -> None:
 
 
 def test_shell_completes_names_for_every_option() -> None:
-    for line, offered in {
+    for line, expected in {
         "smoke x --profile": "cpu-tiny",
         "bench x --gpu": "h200",
         "kernels coverage": "cpu-tiny",
         "compare x --published": "wafer-glm52",
     }.items():
-        words = ["deploy", *line.split(), offered[:2]]
-        asked = {"_DEPLOY_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
-        shown = CliRunner().invoke(app, [], env=asked, prog_name="deploy").stdout.split()
-        assert offered in shown, line
+        words = ["deploy", *line.split(), expected[:2]]
+        env = {"_DEPLOY_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+        completions = CliRunner().invoke(app, [], env=env, prog_name="deploy").stdout.split()
+        assert expected in completions, line
     assert all(
         "may be repeated" in (option.help or "")  # type: ignore[attr-defined]
-        for words in EVERY
+        for words in ALL_COMMANDS
         for option in command(words).params
         if getattr(option, "multiple", False)
     )
@@ -220,9 +220,9 @@ def test_shell_completion_skips_unsafe_names(tmp_path: Path, monkeypatch: pytest
 
 
 def test_render_json_matches_written_files(tmp_path: Path) -> None:
-    shown = json.loads(CliRunner().invoke(app, ["render", "cpu-tiny", "--json"]).stdout)
-    assert {file["path"] for file in shown["files"]} == {"plan.json", "server.sh"}
-    assert shown["digest"]
+    output = json.loads(CliRunner().invoke(app, ["render", "cpu-tiny", "--json"]).stdout)
+    assert {file["path"] for file in output["files"]} == {"plan.json", "server.sh"}
+    assert output["digest"]
     written = CliRunner().invoke(app, ["render", "cpu-tiny", "--json", "--output", str(tmp_path)])
     for file in json.loads(written.stdout)["files"]:
         assert Path(file["path"]).read_text() == file["content"]
@@ -230,8 +230,10 @@ def test_render_json_matches_written_files(tmp_path: Path) -> None:
 
 
 def test_commands_without_json_are_listed() -> None:
-    """All but those that print a name, a log, an answer or a file as it is."""
-    silent = {words for words in EVERY if not any(option.name == "json" for option in command(words).params)}
-    assert {" ".join(words) for words in silent} == {
+    """These commands print a log, an answer or a file unchanged."""
+    without_json = {
+        words for words in ALL_COMMANDS if not any(option.name == "json" for option in command(words).params)
+    }
+    assert {" ".join(words) for words in without_json} == {
         *("ask", "kernels tune", "logs", "schema"),
     }

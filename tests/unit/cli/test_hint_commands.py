@@ -1,4 +1,4 @@
-"""A remedy in a message is a command that works as printed, with the path, the `--set` and the host that were given."""
+"""Test that a command in a hint works as printed, with the path, `--set` and host from the command line."""
 
 import json
 import re
@@ -25,16 +25,16 @@ from orchestrator.runs.run_dir import note_request, open_run
 SOURCES = Path(__file__).parents[3] / "orchestrator"
 
 
-def commands(group: TyperGroup, *above: str) -> Iterator[tuple[str, TyperCommand]]:
+def commands(group: TyperGroup, *parents: str) -> Iterator[tuple[str, TyperCommand]]:
     for name, command in group.commands.items():
         if isinstance(command, TyperGroup):
-            yield from commands(command, *above, name)
+            yield from commands(command, *parents, name)
         elif isinstance(command, TyperCommand):
-            yield " ".join((*above, name)), command
+            yield " ".join((*parents, name)), command
 
 
 @pytest.fixture(scope="module")
-def every() -> dict[str, TyperCommand]:
+def all_commands() -> dict[str, TyperCommand]:
     root = get_command(app)
     assert isinstance(root, TyperGroup)
     return dict(commands(root))
@@ -51,12 +51,15 @@ def test_host_is_added_only_to_supporting_commands() -> None:
 
 def test_hints_are_expanded_with_profile_settings_and_host() -> None:
     set_invocation("./my own.yaml", ["layout.tp=2"], "ssh://me@node", lambda verb, _: verb in {"stage", "logs owl"})
-    given = "'./my own.yaml' --set layout.tp=2"
-    assert expand_commands("`deploy stage PROFILE`, or not") == f"`deploy stage {given} --host ssh://me@node`, or not"
-    assert expand_commands("`deploy show PROFILE --explain`") == f"`deploy show {given} --explain`"
+    profile_args = "'./my own.yaml' --set layout.tp=2"
+    assert (
+        expand_commands("`deploy stage PROFILE`, or not")
+        == f"`deploy stage {profile_args} --host ssh://me@node`, or not"
+    )
+    assert expand_commands("`deploy show PROFILE --explain`") == f"`deploy show {profile_args} --explain`"
     assert expand_commands("`deploy logs owl`") == "`deploy logs owl --host ssh://me@node`"
-    assert expand_commands("`deploy stage PROFILE --host ssh://b`") == f"`deploy stage {given} --host ssh://b`"
-    assert expand_commands("`deploy kernels tune PROFILE`; PROFILE") == f"`deploy kernels tune {given}`; PROFILE"
+    assert expand_commands("`deploy stage PROFILE --host ssh://b`") == f"`deploy stage {profile_args} --host ssh://b`"
+    assert expand_commands("`deploy kernels tune PROFILE`; PROFILE") == f"`deploy kernels tune {profile_args}`; PROFILE"
 
 
 def test_hint_without_context_is_unchanged() -> None:
@@ -89,23 +92,21 @@ def test_command_line_is_recorded_for_hints(tmp_path: Path, monkeypatch: pytest.
     CliRunner().invoke(
         app, ["stage", "-p", "mi355x-tp8", "--set", "layout.tp=9", "--revision", "abc", "--host", "ssh://x"]
     )
-    given = "mi355x-tp8 --set layout.tp=9 --set model.checkpoint.revision=abc --host ssh://x"
-    assert expand_commands("`deploy stage PROFILE`") == f"`deploy stage {given}`"
+    profile_args = "mi355x-tp8 --set layout.tp=9 --set model.checkpoint.revision=abc --host ssh://x"
+    assert expand_commands("`deploy stage PROFILE`") == f"`deploy stage {profile_args}`"
 
 
-def test_commands_in_messages_exist_without_placeholders(every: dict[str, TyperCommand]) -> None:
-    """In the place of a profile stands `PROFILE`, which is filled in; no `…`, no name of a plan, no other capitals."""
+def test_commands_in_messages_exist_without_placeholders(all_commands: dict[str, TyperCommand]) -> None:
+    """A hint may use `PROFILE`, which is filled in, but no `…`, no plan name and no other placeholder."""
     for path in SOURCES.rglob("*.py"):
-        text = re.sub(r'"\n\s+f?"', "", path.read_text())  # strings that are written in pieces
-        shown = re.sub(r'"""(?:.|\n)*?"""|#.*', "", text)
-        for words in re.findall(r"`deploy ([a-z][^`]*)`", shown):
+        text = re.sub(r'"\n\s+f?"', "", path.read_text())  # strings of several parts
+        messages = re.sub(r'"""(?:.|\n)*?"""|#.*', "", text)
+        for words in re.findall(r"`deploy ([a-z][^`]*)`", messages):
             verbs = {" ".join(words.split()[:count]) for count in (1, 2)}
-            assert verbs & {*every, "kernels", "patches"}, (path, words)
+            assert verbs & {*all_commands, "kernels", "patches"}, (path, words)
             assert not re.search(r"…|--profile|\b(DIR|URL|BASE|NAME)\b", words), (path, words)
-            if path.parent.name not in {"kubernetes", "render"} and path.parts[-2:] != (
-                "slurm",
-                "script.py",
-            ):  # in a file, equal for every way to ask for it
+            # These write into files, which must not depend on the user's `--set`.
+            if path.parent.name not in {"kubernetes", "render"} and path.parts[-2:] != ("slurm", "script.py"):
                 assert not re.search(r"\{plan\.profile\}", words), (path, "lacks the `--set` of the user", words)
 
 
@@ -125,26 +126,26 @@ def test_hint_uses_resolved_profile_without_explicit_one(
     words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DEPLOY_HOME", str(tmp_path))
-    ended = CliRunner().invoke(app, words.split())
-    if isinstance(ended.exception, DeployError):
-        show_error(ended.exception)
-    shown = " ".join((ended.output + capsys.readouterr().err).split())
-    assert message in shown
-    assert not re.search(r"`deploy [^`]*\bPROFILE\b", shown)
+    result = CliRunner().invoke(app, words.split())
+    if isinstance(result.exception, DeployError):
+        show_error(result.exception)
+    output = " ".join((result.output + capsys.readouterr().err).split())
+    assert message in output
+    assert not re.search(r"`deploy [^`]*\bPROFILE\b", output)
 
 
 def test_preflight_json_hints_are_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def look(*_: object, **__: object) -> PreflightReport:
-        return PreflightReport(profile="own", findings=(fail("x", "not here", "whole", "`deploy stage PROFILE`"),))
+    def failed_preflight(*_: object, **__: object) -> PreflightReport:
+        return PreflightReport(profile="own", findings=(fail("x", "missing", "complete", "`deploy stage PROFILE`"),))
 
-    monkeypatch.setattr("orchestrator.servers.start.host.preflight", look)
+    monkeypatch.setattr("orchestrator.servers.start.host.preflight", failed_preflight)
     monkeypatch.setenv("DEPLOY_HOME", str(tmp_path))
     (tmp_path / "own.yaml").write_text("extends: cpu-tiny\n")
     monkeypatch.chdir(tmp_path)
-    shown = CliRunner().invoke(app, ["preflight", "./own.yaml", "--json"])
-    assert json.loads(shown.stdout)["findings"][0]["hint"] == "`deploy stage ./own.yaml`"
+    result = CliRunner().invoke(app, ["preflight", "./own.yaml", "--json"])
+    assert json.loads(result.stdout)["findings"][0]["hint"] == "`deploy stage ./own.yaml`"
 
 
 def test_url_without_scheme_gets_a_hint() -> None:
-    shown = CliRunner().invoke(app, ["status", "127.0.0.1:30000"])
-    assert "`http://127.0.0.1:30000`" in str(getattr(shown.exception, "hint", "")) + shown.output
+    result = CliRunner().invoke(app, ["status", "127.0.0.1:30000"])
+    assert "`http://127.0.0.1:30000`" in str(getattr(result.exception, "hint", "")) + result.output

@@ -1,4 +1,4 @@
-"""An interrupt that Python drops in a callback of its own comes once more."""
+"""Test that an interrupt which Python drops in one of its callbacks is raised again."""
 
 import signal
 import sys
@@ -11,8 +11,8 @@ import pytest
 from orchestrator.cli import exit_codes
 
 
-class Thing:
-    """What a callback may wait for the end of."""
+class Target:
+    pass
 
 
 def test_interrupt_in_callback_is_raised_again(
@@ -21,10 +21,10 @@ def test_interrupt_in_callback_is_raised_again(
     monkeypatch.setattr(sys, "unraisablehook", exit_codes._interrupt_again)
     before = signal.signal(signal.SIGTERM, exit_codes._interrupt)
     try:
-        thing = Thing()
-        watched = weakref.ref(thing, lambda _: exit_codes._interrupt(0, None))
-        del thing
-        assert watched() is None
+        target = Target()
+        reference = weakref.ref(target, lambda _: exit_codes._interrupt(0, None))
+        del target
+        assert reference() is None
         with pytest.raises(KeyboardInterrupt):
             time.sleep(5)
     finally:
@@ -35,12 +35,12 @@ def test_interrupt_in_callback_is_raised_again(
 def test_second_interrupt_is_not_reported_as_dropped(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is heard where the signals that were held for the thread are let go."""
-    start_deaf = exit_codes.start_thread_without_signals
+    """The second interrupt arrives when the signals deferred for the start of the thread are delivered."""
+    original = exit_codes.start_thread_without_signals
 
-    def interrupted(thread: threading.Thread) -> None:
-        start_deaf(thread)
+    def start_and_interrupt(thread: threading.Thread) -> None:
+        original(thread)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(exit_codes, "start_thread_without_signals", interrupted)
+    monkeypatch.setattr(exit_codes, "start_thread_without_signals", start_and_interrupt)
     test_interrupt_in_callback_is_raised_again(monkeypatch, capsys)

@@ -1,4 +1,4 @@
-"""After Ctrl-C, the last line says what was stopped, and what is left running on purpose."""
+"""Test the last line after Ctrl-C: what was stopped, and what is left running on purpose."""
 
 from pathlib import Path
 

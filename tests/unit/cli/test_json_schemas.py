@@ -1,6 +1,6 @@
-"""The schemas of what commands print with `--json`: one for each command, by `deploy schema COMMAND`.
+"""Test the JSON schemas of `deploy schema COMMAND`.
 
-That the output of a command agrees with its schema is looked at wherever a test runs one (`support/json_schemas.py`).
+`support/json_schemas.py` validates the output of each command that a test runs.
 """
 
 import json
@@ -31,16 +31,16 @@ def test_each_command_with_json_has_a_schema() -> None:
 
 @pytest.mark.parametrize("words", WITH_JSON)
 def test_schema_is_valid_and_includes_errors(words: str) -> None:
-    shown = CliRunner().invoke(app, ["schema", *words.split()])
-    assert shown.exit_code == 0
-    schema = json.loads(shown.stdout)
+    result = CliRunner().invoke(app, ["schema", *words.split()])
+    assert result.exit_code == 0
+    schema = json.loads(result.stdout)
     Draft202012Validator.check_schema(schema)
     assert schema["title"].startswith(f"deploy {words} --json")
     assert schema["anyOf"][-1] == {"$ref": "#/$defs/ErrorOutput"}
 
 
 def test_every_schema_class_has_a_description() -> None:
-    """Not the words that dataclasses and pydantic write themselves."""
+    """The generated descriptions of dataclasses and pydantic do not count."""
     for words, output in json_outputs().items():
         for name, definition in output.schema["$defs"].items():
             if "properties" in definition:
@@ -54,7 +54,7 @@ def test_error_output_has_message_and_exit_code() -> None:
 
 @pytest.mark.parametrize("seconds", [None, 1.5])
 def test_watch_events_match_their_schema(seconds: float | None) -> None:
-    """It prints them without a serializer, which would stay in memory for as long as the watcher runs."""
+    """`watch` prints events without a serializer, which would occupy memory as long as the watcher runs."""
     event = WatchEvent(
         time="2026-11-27T03:00:00+00:00",
         name="tiny",

@@ -29,4 +29,4 @@ def test_profiles_lists_the_workload(without_workload: str, capsys: pytest.Captu
     profiles(json=True)
     listed = {entry["name"]: entry["workload"] for entry in json.loads(capsys.readouterr().out)["profiles"]}
     assert (listed[without_workload], listed["cpu-tiny"]) == ("short", "smoke-tiny")
-    assert listed["mi355x-tp4x2"] == "wafer-20k-1k"  # of the profile that it extends
+    assert listed["mi355x-tp4x2"] == "wafer-20k-1k"  # inherited from its base profile

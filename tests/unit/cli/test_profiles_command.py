@@ -1,4 +1,4 @@
-"""`deploy profiles`: grouped by model, and filtered by hardware or model."""
+"""Test `deploy profiles`: grouped by model, and filtered by hardware or model."""
 
 import json
 from pathlib import Path
@@ -22,9 +22,9 @@ def deploy(*words: str) -> Result:
 
 def test_profiles_are_grouped_by_model() -> None:
     lines = deploy().stdout.splitlines()
-    at = lines.index("glm-5.3-mxfp4:")
-    assert [line.split()[0] for line in lines[at + 1 : at + 3]] == ["mi355x-glm-5.3-tp4dp2", "mi355x-glm-5.3-tp8"]
-    assert lines[at + 1].startswith("  mi355x-glm-5.3-tp4dp2")
+    index = lines.index("glm-5.3-mxfp4:")
+    assert [line.split()[0] for line in lines[index + 1 : index + 3]] == ["mi355x-glm-5.3-tp4dp2", "mi355x-glm-5.3-tp8"]
+    assert lines[index + 1].startswith("  mi355x-glm-5.3-tp4dp2")
     heads = [line.rstrip(":") for line in lines[1 : lines.index("")] if not line.startswith(" ")]
     assert heads == sorted(heads)
     assert any(line.startswith("hardware ") for line in lines)
@@ -36,15 +36,15 @@ def test_profiles_are_filtered_by_hardware_and_model() -> None:
     names = [line.split()[0] for line in lines if line.startswith("  ")]
     assert names == ["mi300x-deepseek-v4-flash-tp8", "mi300x-glm-5.3-flash-tp8"]
     assert not any(line.startswith(("hardware", "models", "engines")) for line in lines)
-    found = json.loads(deploy("--hardware", "cpu", "--json").stdout)
-    assert [entry["name"] for entry in found["profiles"]] == ["cpu-tiny", "cpu-tiny-1p1d"]
-    assert found["engines"] == []
+    listing = json.loads(deploy("--hardware", "cpu", "--json").stdout)
+    assert [entry["name"] for entry in listing["profiles"]] == ["cpu-tiny", "cpu-tiny-1p1d"]
+    assert listing["engines"] == []
 
 
 def test_filter_without_matches_is_reported() -> None:
-    found = deploy("--model", "nope")
-    assert (found.exit_code, found.stdout.strip()) == (0, "")
-    assert "no such profile; `deploy profiles` lists all" in found.stderr
-    assert found.stdout == ""
-    wrong = deploy("--hardware", "mi35")
-    assert "no hardware `mi35` found" in str(wrong.exception)
+    result = deploy("--model", "nope")
+    assert (result.exit_code, result.stdout.strip()) == (0, "")
+    assert "no such profile; `deploy profiles` lists all" in result.stderr
+    assert result.stdout == ""
+    unknown = deploy("--hardware", "mi35")
+    assert "no hardware `mi35` found" in str(unknown.exception)

@@ -1,4 +1,4 @@
-"""`deploy show --capacity`, and the line of it in a dry run: what is said, and that nothing is asked of the machine."""
+"""Test `deploy show --capacity` and the capacity line of a dry run, which need no GPU."""
 
 import json
 import re
@@ -44,11 +44,11 @@ def test_cache_tier_is_evaluated_against_workload(capsys: pytest.CaptureFixture[
     assert "60 to retrieve, 150 to store, 71 to compute; published" in rows["saved per prompt token"]
 
     show(profile="mi355x-tp4dp2", capacity=True, workload="agent-sessions", tier_costs="1,2,30.5", json=True)
-    found = json.loads(capsys.readouterr().out)
-    assert found["host"] is None
-    assert found["outlook"]["workload"] == "agent-sessions"
-    assert found["outlook"]["costs"] == {"retrieve": 1.0, "store": 2.0, "recompute": 30.5, "source": "as given"}
-    assert 0.9 < found["outlook"]["device_hits"] < 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["host"] is None
+    assert report["outlook"]["workload"] == "agent-sessions"
+    assert report["outlook"]["costs"] == {"retrieve": 1.0, "store": 2.0, "recompute": 30.5, "source": "as given"}
+    assert 0.9 < report["outlook"]["device_hits"] < 1
 
 
 @pytest.mark.parametrize("text", ["1,2", "1,2,3,4", "a,b,c", "1,2,-3", "1,2,nan", "1,2,3,"])
@@ -74,8 +74,8 @@ def test_warning_is_shown_if_requests_do_not_fit(capsys: pytest.CaptureFixture[s
 
 
 def test_pools_exceeding_sglang_estimate_are_reported() -> None:
-    found = load("b200-tp8", overrides=["hardware=h200", "flags.mem-fraction-static=0.9"]).valid.capacity
-    assert "its pools take 62,252 B" in capacity_table(found)
+    capacity = load("b200-tp8", overrides=["hardware=h200", "flags.mem-fraction-static=0.9"]).valid.capacity
+    assert "its pools take 62,252 B" in capacity_table(capacity)
 
 
 def test_model_without_kv_cache_facts_shows_weights_only(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""What a user is told where no command has foreseen it: a sentence and an exit code, never a traceback."""
+"""Test that an unexpected error yields a message and an exit code, never a traceback."""
 
 import errno
 import os
@@ -18,9 +18,9 @@ from orchestrator.servers.start.request import UpResult
 def deploy(monkeypatch: pytest.MonkeyPatch, *argv: str) -> int:
     monkeypatch.setattr("orchestrator.cli.exit_codes.signal.signal", lambda *_: None)
     monkeypatch.setattr(sys, "argv", ["deploy", *argv])
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_info:
         main()
-    return int(ended.value.code or 0)
+    return int(exit_info.value.code or 0)
 
 
 @pytest.mark.parametrize("name", ["../elsewhere", "/tmp", "Upper", "two..dots", "end-", "a" * 64])
@@ -51,26 +51,26 @@ def test_invalid_server_name_is_rejected_before_writing(
 def test_commands_reject_a_path_as_server_name(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, verb: tuple[str, ...]
 ) -> None:
-    """`down ../../otherhome/runs/victim` stopped a server of another home."""
+    """`down ../../otherhome/runs/victim` once stopped a server of another home."""
     monkeypatch.setenv("DEPLOY_HOME", str(tmp_path / "home"))
     path = "../../otherhome/runs/victim"
     assert deploy(monkeypatch, *(path if word == "NAME" else word for word in verb)) == 2
-    wanted = (
+    expected = (
         f"no log file or server `{path}` found" if verb[0] == "diagnose" else f"`{path}` is not a valid server name"
     )
-    assert wanted in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
-def a_file(path: Path) -> None:
+def make_file(path: Path) -> None:
     path.write_text("")
 
 
-def a_dangling_link(path: Path) -> None:
+def make_dangling_link(path: Path) -> None:
     path.symlink_to("/nowhere/at/all")
 
 
-@pytest.mark.parametrize("make", [a_file, a_dangling_link])
+@pytest.mark.parametrize("make", [make_file, make_dangling_link])
 @pytest.mark.parametrize("below", [".", "deeper/home"])
 @pytest.mark.parametrize("verb", [("status",), ("down", "--all"), ("up", "--profile", "cpu-tiny"), ("profiles",)])
 def test_home_must_be_a_directory(
@@ -112,14 +112,14 @@ def test_unexpected_full_disk_error_shows_the_path(
 
 
 def test_missing_temporary_directory_error_lists_candidates(capsys: pytest.CaptureFixture[str]) -> None:
-    """Python's tempfile says ENOENT where no directory takes a file."""
+    """Python's tempfile raises ENOENT if no directory is writable."""
 
-    def no_room() -> None:
+    def fail() -> None:
         raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp', '/var/tmp']")
 
-    with pytest.raises(SystemExit) as ended:
-        run_and_exit(no_room)
-    assert ended.value.code == 4
+    with pytest.raises(SystemExit) as exit_info:
+        run_and_exit(fail)
+    assert exit_info.value.code == 4
     stderr = capsys.readouterr().err
     assert "['/tmp', '/var/tmp']" in stderr
     assert "TMPDIR" in stderr
@@ -140,7 +140,7 @@ def test_file_in_place_of_directory_is_host_error(
 def test_internal_error_saves_traceback_to_file(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """A file that our own code did not find used to be told as "the machine is not ready", exit code 4."""
+    """A file that the tool's own code did not find was once reported as "the machine is not ready", exit code 4."""
 
     def broken(**_: object) -> None:
         Path("/nowhere/of-ours").read_text()

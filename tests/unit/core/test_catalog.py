@@ -1,4 +1,4 @@
-"""What a user adds in the tool's home, and what takes the place of a shipped file."""
+"""Test the catalog entries in a user's home, and how they override shipped files."""
 
 import json
 import os
@@ -25,7 +25,7 @@ SHIPPED = data_root()
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A home of a user with a profile, hardware, a model, an engine, a workload and a patch of their own."""
+    """Return a home with a user's profile, hardware, model, engine, workload and patch."""
     copies = {
         "profiles/cpu-tiny.yaml": "profiles/mine.yaml",
         "profiles/hardware/cpu.yaml": "profiles/hardware/desk.yaml",
@@ -63,44 +63,44 @@ def test_home_comes_from_environment_variable(home: Path, monkeypatch: pytest.Mo
 
 
 def test_overriding_shipped_file_prints_a_note(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    mine, theirs = home / "profiles/hardware/cpu.yaml", SHIPPED / "profiles/hardware/cpu.yaml"
-    mine.write_text(theirs.read_text().replace("compute_units: 0", "compute_units: 7"))
+    user_file, shipped_file = home / "profiles/hardware/cpu.yaml", SHIPPED / "profiles/hardware/cpu.yaml"
+    user_file.write_text(shipped_file.read_text().replace("compute_units: 0", "compute_units: 7"))
     catalog = Catalog.of(Home(home))
     for _ in range(2):
         assert load("cpu-tiny", catalog=catalog).plan.hardware.compute_units == 7
-    assert capsys.readouterr().err.count(f"note: using `{mine}` instead of `{theirs}`") == 1
+    assert capsys.readouterr().err.count(f"note: using `{user_file}` instead of `{shipped_file}`") == 1
 
 
-def put_link(path: Path) -> None:
+def make_link(path: Path) -> None:
     path.symlink_to("/nonexistent/cpu.yaml")
 
 
-def put_sparse(path: Path) -> None:
+def make_sparse(path: Path) -> None:
     path.touch()
     os.truncate(path, 8 << 30)
 
 
 MALFORMED_ENTRIES: dict[str, tuple[Callable[[Path], None], str]] = {
-    "a dangling link": (put_link, "is not a file"),
-    "a FIFO": (os.mkfifo, "is not a file"),
-    "a directory": (Path.mkdir, "is not a file"),
-    "a socket": (lambda path: os.mknod(path, stat.S_IFSOCK), "is not a file"),
-    "a device": (lambda path: path.symlink_to("/dev/zero"), "is not a file"),
-    "8 GiB of nothing": (put_sparse, "has 8,589,934,592 bytes, more than 4,194,304"),
+    "dangling link": (make_link, "is not a file"),
+    "FIFO": (os.mkfifo, "is not a file"),
+    "directory": (Path.mkdir, "is not a file"),
+    "socket": (lambda path: os.mknod(path, stat.S_IFSOCK), "is not a file"),
+    "device": (lambda path: path.symlink_to("/dev/zero"), "is not a file"),
+    "sparse file of 8 GiB": (make_sparse, "has 8,589,934,592 bytes, more than 4,194,304"),
 }
 
 
-@pytest.mark.parametrize(("put", "message"), MALFORMED_ENTRIES.values(), ids=MALFORMED_ENTRIES)
+@pytest.mark.parametrize(("make", "message"), MALFORMED_ENTRIES.values(), ids=MALFORMED_ENTRIES)
 @pytest.mark.parametrize("name", ["cpu-tiny.yaml", "hardware/cpu.yaml", "engines/flags/0.5.14.json"])
 def test_invalid_user_entry_is_an_error_without_fallback(
-    name: str, put: Callable[[Path], None], message: str, tmp_path: Path
+    name: str, make: Callable[[Path], None], message: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "profiles" / name
     path.parent.mkdir(parents=True)
-    put(path)
-    with pytest.raises(ProfileError) as refused:
+    make(path)
+    with pytest.raises(ProfileError) as error:
         load("cpu-tiny", catalog=Catalog.of(Home(tmp_path)))
-    (problem,) = refused.value.problems_or_self()
+    (problem,) = error.value.problems_or_self()
     assert problem.message == f"`{path}` {message}"
     assert problem.hint == "remove it to use the built-in entry, or replace it with a file"
 
@@ -132,13 +132,13 @@ def test_entry_name_cannot_escape_its_directory(name: str) -> None:
 def test_invalid_profile_is_listed_with_its_problem(home: Path) -> None:
     (home / "profiles/broken.yaml").write_text("hardware: cpu\nmodel: tiny\n")
     (home / "profiles/hardware/broken.yaml").write_text("vendor: amd\n")
-    found = catalog_listing(Catalog.of(Home(home)))
-    by_name = {entry.name: entry for entry in found.profiles}
+    listing = catalog_listing(Catalog.of(Home(home)))
+    by_name = {entry.name: entry for entry in listing.profiles}
     assert "`engine` must name a file" in str(by_name["broken"])
     assert "runtime='process'" in str(by_name["cpu-tiny"])
-    assert {"desk", "broken", "mi355x"} <= {entry.name for entry in found.hardware}
-    assert {"small", "glm-5.2-mxfp4"} <= {entry.name for entry in found.models}
-    assert {"own", "sglang-0.5.14-rocm"} <= {entry.name for entry in found.engines}
+    assert {"desk", "broken", "mi355x"} <= {entry.name for entry in listing.hardware}
+    assert {"small", "glm-5.2-mxfp4"} <= {entry.name for entry in listing.models}
+    assert {"own", "sglang-0.5.14-rocm"} <= {entry.name for entry in listing.engines}
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
@@ -149,21 +149,21 @@ def test_invalid_profile_does_not_abort_listing(
     monkeypatch.setenv("DEPLOY_HOME", str(home))
     monkeypatch.setattr("orchestrator.cli.exit_codes.signal.signal", lambda *_: None)
     monkeypatch.setattr("sys.argv", ["deploy", "profiles", *options])
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_info:
         main()
-    assert not ended.value.code
-    printed = capsys.readouterr().out
+    assert not exit_info.value.code
+    captured = capsys.readouterr().out
     if options:
-        assert set(json.loads(printed)) == {"profiles", "hardware", "models", "engines"}
+        assert set(json.loads(captured)) == {"profiles", "hardware", "models", "engines"}
     else:
-        assert "invalid: `engine` must name a file" in printed
-        assert "mi355x-tp8" in printed
+        assert "invalid: `engine` must name a file" in captured
+        assert "mi355x-tp8" in captured
 
 
 def test_listing_explains_why_no_profile_is_usable(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A fault in the ledger is every profile's: they used to be listed by their bare names."""
+    """A fault in the ledger affects every profile; the profiles were once listed by name only."""
     shutil.copytree(SHIPPED / "patches/dsa-topk-v2-off", home / "patches/copied")
     monkeypatch.setenv("DEPLOY_HOME", str(home))
     monkeypatch.setattr("orchestrator.cli.exit_codes.signal.signal", lambda *_: None)
@@ -177,16 +177,16 @@ def test_listing_explains_why_no_profile_is_usable(
 def test_commands_over_all_profiles_skip_invalid_ones(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str]
 ) -> None:
-    """One file in the home used to end every command over all profiles, that of the images' CI too."""
+    """One invalid file in the home once ended every command over all profiles, including that of the images' CI."""
     (home / "profiles/broken.yaml").write_text("hardware: cpu\nmodel: tiny\n")
     monkeypatch.setenv("DEPLOY_HOME", str(home))
     monkeypatch.setattr("orchestrator.cli.exit_codes.signal.signal", lambda *_: None)
     monkeypatch.setattr("sys.argv", ["deploy", *command])
     with suppress(SystemExit):
         main()
-    printed = capsys.readouterr()
-    assert "mi355x-tp8" in printed.out
-    assert "warning: skipped profile `broken`: `engine` must name a file" in printed.err
+    captured = capsys.readouterr()
+    assert "mi355x-tp8" in captured.out
+    assert "warning: skipped profile `broken`: `engine` must name a file" in captured.err
 
 
 def test_missing_file_error_names_its_kind(home: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is printed, for people and for programs."""
+"""Test the output for people and for programs."""
 
 import io
 import json
@@ -37,7 +37,7 @@ def test_table_for_terminal_wraps_between_words() -> None:
 
 
 def test_table_with_long_words_becomes_paragraphs() -> None:
-    """A name or a path in two lines cannot be copied."""
+    """A name or a path that is split over two lines cannot be copied."""
     rows = [("mi355x-tp8", "docker", ""), ("cpu", "process", "the embedded default")]
     assert table(("profile", "runtime", "about"), rows, width=24).splitlines() == [
         "profile:",
@@ -63,10 +63,10 @@ def test_json_stays_valid_when_secrets_are_redacted(capsys: pytest.CaptureFixtur
     for word in ("null", "true", "name", "12345678"):
         Secret(word)
 
-    print_json({"name": None, "well": True, "port": 12345678, "said": "the name is null"})
+    print_json({"name": None, "healthy": True, "port": 12345678, "text": "the name is null"})
 
-    found = json.loads(capsys.readouterr().out)
-    assert found == {"name": None, "well": True, "port": 12345678, "said": "the [REDACTED] is [REDACTED]"}
+    output = json.loads(capsys.readouterr().out)
+    assert output == {"name": None, "healthy": True, "port": 12345678, "text": "the [REDACTED] is [REDACTED]"}
 
 
 def test_muted_block_collects_warnings_without_printing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Whatever a server writes, and however it comes: each line is read once and whole, and nothing stops the reading."""
+"""Test that each line of a log is read exactly once, whatever bytes a server writes and however they arrive."""
 
 import re
 from pathlib import Path
@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from orchestrator.core.logs.lines import LogTail
 from orchestrator.engine.log import StartupLogParser
 
-# Line ends of every kind, text of several bytes a letter, what is no text, and words that are looked for.
-PIECES = st.lists(
+# Line ends of every kind, multi-byte letters, invalid UTF-8, and words that the parser looks for.
+CHUNKS = st.lists(
     st.binary(max_size=8)
     | st.text(max_size=8).map(str.encode)
     | st.sampled_from(
@@ -21,15 +21,15 @@ PIECES = st.lists(
 SHARED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-@given(PIECES)
+@given(CHUNKS)
 @SHARED
 def test_lines_do_not_depend_on_poll_timing(tmp_path: Path, pieces: list[bytes]) -> None:
     log = tmp_path / "server.log"
     log.unlink(missing_ok=True)
     tail, lines = LogTail(log), []
-    for piece in pieces:
+    for chunk in pieces:
         with log.open("ab") as file:
-            file.write(piece)
+            file.write(chunk)
         lines += tail()
     lines += tail.to_end()
 

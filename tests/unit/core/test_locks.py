@@ -1,4 +1,4 @@
-"""Locks between processes: who holds one, and until when."""
+"""Test locks between processes."""
 
 import errno
 import fcntl
@@ -19,16 +19,16 @@ def lock(tmp_path: Path) -> Path:
 
 
 def test_lock_has_one_named_holder(lock: Path) -> None:
-    with hold(lock), pytest.raises(LockHeldError) as refused:
+    with hold(lock), pytest.raises(LockHeldError) as error:
         hold(lock)
-    assert refused.value.holder == str(os.getpid())
+    assert error.value.holder == str(os.getpid())
     with hold(lock):
         pass
 
 
 def test_inherited_descriptor_keeps_lock_held(lock: Path) -> None:
-    with hold(lock) as held:
-        copy = os.dup(held.fileno())
+    with hold(lock) as file:
+        copy = os.dup(file.fileno())
     assert is_held(lock)
     os.close(copy)
     assert not is_held(lock)
@@ -38,12 +38,12 @@ def test_checking_a_lock_neither_creates_nor_blocks_it(lock: Path, monkeypatch: 
     assert not is_held(lock)
     assert not lock.exists()
     lock.touch()
-    look = os.open(lock, os.O_RDONLY)
-    fcntl.flock(look, fcntl.LOCK_SH)  # as `is_held` does for a moment
-    monkeypatch.setattr(locks.time, "sleep", lambda _: fcntl.flock(look, fcntl.LOCK_UN))
+    descriptor = os.open(lock, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)  # as `is_held` does briefly
+    monkeypatch.setattr(locks.time, "sleep", lambda _: fcntl.flock(descriptor, fcntl.LOCK_UN))
     with hold(lock):
         assert is_held(lock)
-    os.close(look)
+    os.close(descriptor)
 
 
 def test_waiting_for_a_lock_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,23 +55,23 @@ def test_waiting_for_a_lock_is_reported(tmp_path: Path, monkeypatch: pytest.Monk
     fcntl.flock(other, fcntl.LOCK_EX)
     progress = Progress(output)
 
-    def ends(text: str) -> None:
+    def report_and_release(text: str) -> None:
         Progress(output).update(text)
         os.close(other)
 
-    monkeypatch.setattr(progress, "update", ends)
+    monkeypatch.setattr(progress, "update", report_and_release)
     with file_lock(lock, progress):
         assert output.getvalue() == "waiting for another command that makes `glm`\n"
 
 
 def test_existing_lock_works_on_read_only_disk(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock.write_text("123       ")
-    opened = os.open
+    os_open = os.open
 
     def read_only(path: Path, flags: int, mode: int = 0o777) -> int:
         if flags & os.O_RDWR:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-        return opened(path, flags, mode)
+        return os_open(path, flags, mode)
 
     monkeypatch.setattr(os, "open", read_only)
     with hold(lock), pytest.raises(LockHeldError, match="pid 123"):

@@ -1,4 +1,4 @@
-"""A growing log, read piece by piece."""
+"""Test the incremental reading of a growing log."""
 
 import os
 import stat
@@ -18,7 +18,7 @@ from orchestrator.core.logs.lines import Lines, LogTail, complete_lines, lines_c
 from orchestrator.core.logs.rotation import RotatingLog
 from orchestrator.core.text import line_shapes
 
-Bounded = Callable[[int, int], RotatingLog]
+MakeLog = Callable[[int, int], RotatingLog]
 
 
 @pytest.fixture
@@ -27,17 +27,17 @@ def log(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def bounded(log: Path) -> Iterator[Bounded]:
-    """Make a log of pieces of so many bytes, so many at most."""
-    made: list[RotatingLog] = []
+def make_log(log: Path) -> Iterator[MakeLog]:
+    """Return a function that creates a rotating log with this segment size and limit."""
+    logs: list[RotatingLog] = []
 
-    def make(piece: int, most: int) -> RotatingLog:
-        made.append(RotatingLog(log, private, segment_bytes=piece, max_segments=most))
-        return made[-1]
+    def make(segment_bytes: int, max_segments: int) -> RotatingLog:
+        logs.append(RotatingLog(log, private, segment_bytes=segment_bytes, max_segments=max_segments))
+        return logs[-1]
 
     yield make
-    for tail in made:
-        tail.close()
+    for created in logs:
+        created.close()
 
 
 def append(path: Path, text: str) -> None:
@@ -54,14 +54,14 @@ def test_each_line_is_returned_once(log: Path) -> None:
     assert list(tail()) == ["three"]
 
 
-def a_socket(path: Path) -> None:
+def make_socket(path: Path) -> None:
     os.mknod(path, stat.S_IFSOCK | 0o600)
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, a_socket, lambda path: path.symlink_to("/dev/zero")])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, make_socket, lambda path: path.symlink_to("/dev/zero")])
 def test_log_must_be_a_regular_file(log: Path, make: Callable[[Path], None]) -> None:
-    """`logs` hung on a FIFO, and read what a link named."""
+    """`logs` once hung on a FIFO, and read the target of a link."""
     make(log)
     with pytest.raises(HostError, match="cannot read the log"):
         list(LogTail(log)())
@@ -74,7 +74,7 @@ def test_missing_log_has_no_lines_yet(log: Path) -> None:
     assert list(tail()) == ["one"]
 
 
-def test_incomplete_line_is_held_until_its_end(log: Path) -> None:
+def test_incomplete_line_is_returned_only_when_complete(log: Path) -> None:
     tail = LogTail(log)
     append(log, "the server is fi")
     assert list(tail()) == []
@@ -112,9 +112,9 @@ def test_replaced_log_is_read_from_the_start(log: Path) -> None:
 def test_endless_line_is_split(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_lines, "CHUNK_BYTES", 1000)
     append(log, "x" * 200_000)
-    pieces = list(LogTail(log)())
-    assert pieces
-    assert max(map(len, pieces)) <= log_lines.MAX_LINE_BYTES + 1000
+    parts = list(LogTail(log)())
+    assert parts
+    assert max(map(len, parts)) <= log_lines.MAX_LINE_BYTES + 1000
 
 
 def test_invalid_utf8_does_not_stop_reading(log: Path) -> None:
@@ -153,62 +153,62 @@ def private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def test_rotated_log_is_read_completely(log: Path, bounded: Bounded) -> None:
-    """`server.log` grew without end."""
-    written, tail = bounded(40, 8), LogTail(log)
-    seen = []
+def test_rotated_log_is_read_completely(log: Path, make_log: MakeLog) -> None:
+    """`server.log` once grew without limit."""
+    writer, tail = make_log(40, 8), LogTail(log)
+    lines = []
     for number in range(20):
-        written.write(f"line {number:02}\n".encode())
-        if number % 3 == 0:  # now and then, over the border between two pieces
-            seen += tail()
-    seen += tail.to_end()
-    assert seen == list(LogTail(log).to_end()) == [f"line {number:02}" for number in range(20)]
+        writer.write(f"line {number:02}\n".encode())
+        if number % 3 == 0:  # read at times, across the border between two segments
+            lines += tail()
+    lines += tail.to_end()
+    assert lines == list(LogTail(log).to_end()) == [f"line {number:02}" for number in range(20)]
     assert sorted(path.name for path in log.parent.iterdir()) == ["server.log", *(f"server.log.{n}" for n in (1, 2, 3))]
     assert log.stat().st_mode & 0o077 == 0
 
 
-def test_log_limit_keeps_start_and_end(log: Path, bounded: Bounded) -> None:
-    written, ahead, lagging = bounded(40, 4), LogTail(log), LogTail(log)
-    written.write(b"line 00\n")
-    assert list(lagging()) == ["line 00"]
-    seen = []
+def test_log_limit_keeps_start_and_end(log: Path, make_log: MakeLog) -> None:
+    writer, fast, slow = make_log(40, 4), LogTail(log), LogTail(log)
+    writer.write(b"line 00\n")
+    assert list(slow()) == ["line 00"]
+    lines = []
     for number in range(1, 60):
-        written.write(f"line {number:02}\n".encode())
-        seen += ahead()
+        writer.write(f"line {number:02}\n".encode())
+        lines += fast()
         assert sum(path.stat().st_size for path in log.parent.iterdir()) <= 4 * 40
-    assert seen == [f"line {number:02}" for number in range(60)]
-    whole = list(LogTail(log).to_end())
-    assert whole == [*seen[:5], "(8 x 128 MiB of this log are not kept)", *seen[45:]]
-    assert [*lagging.to_end()] == whole[1:]
+    assert lines == [f"line {number:02}" for number in range(60)]
+    remaining = list(LogTail(log).to_end())
+    assert remaining == [*lines[:5], "(8 x 128 MiB of this log are not kept)", *lines[45:]]
+    assert [*slow.to_end()] == remaining[1:]
 
 
-def test_slow_reader_reports_skipped_log_segments(log: Path, bounded: Bounded) -> None:
-    written, tail = bounded(40, 4), LogTail(log)
+def test_slow_reader_reports_skipped_log_segments(log: Path, make_log: MakeLog) -> None:
+    writer, tail = make_log(40, 4), LogTail(log)
     for number in range(60):
-        written.write(f"line {number:02}\n".encode())
+        writer.write(f"line {number:02}\n".encode())
         if number in {0, 12}:
-            seen = list(tail())
-    assert seen[-1] == "line 12"
+            lines = list(tail())
+    assert lines[-1] == "line 12"
     assert [*tail.to_end()][:2] == ["(6 x 128 MiB of this log are not kept)", "line 45"]
 
 
-def test_failed_rotation_leaves_log_unchanged(log: Path, bounded: Bounded, monkeypatch: pytest.MonkeyPatch) -> None:
-    written = bounded(10, 4)
-    written.write(b"line 1\n")
+def test_failed_rotation_leaves_log_unchanged(log: Path, make_log: MakeLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = make_log(10, 4)
+    writer.write(b"line 1\n")
 
-    def full(*_: object) -> int:
+    def fail(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(written, "_opener", full)
+    monkeypatch.setattr(writer, "_opener", fail)
     with pytest.raises(OSError, match="No space"):
-        written.write(b"line 2\n")
-    monkeypatch.setattr(written, "_opener", private)
-    written.write(b"line 3\n")
+        writer.write(b"line 2\n")
+    monkeypatch.setattr(writer, "_opener", private)
+    writer.write(b"line 3\n")
     assert list(LogTail(log).to_end()) == ["line 1", "line 3"]
 
 
 def test_foreign_log_ignores_rotated_siblings(log: Path) -> None:
-    """`logrotate` counts the other way round: its `.1` is the youngest."""
+    """`logrotate` counts the other way: its `.1` is the newest."""
     append(log, "now\n")
     for number in (1, 3):
         log.with_name(f"server.log.{number}").write_text(f"before {number}\n")
@@ -216,16 +216,16 @@ def test_foreign_log_ignores_rotated_siblings(log: Path) -> None:
     assert list(LogTail(log).to_end()) == ["before 1", "(1 x 128 MiB of this log are not kept)", "before 3", "now"]
 
 
-def test_rotation_during_open_loses_no_lines(log: Path, bounded: Bounded, monkeypatch: pytest.MonkeyPatch) -> None:
-    written, tail = bounded(40, 8), LogTail(log)
-    written.write(b"line 00\n")
+def test_rotation_during_open_loses_no_lines(log: Path, make_log: MakeLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, tail = make_log(40, 8), LogTail(log)
+    writer.write(b"line 00\n")
     assert list(tail()) == ["line 00"]
-    written.write(b"line 01\n")
+    writer.write(b"line 01\n")
 
-    def turned_meanwhile(path: Path) -> BinaryIO:
+    def open_and_rotate(path: Path) -> BinaryIO:
         if path == log and not path.with_name("server.log.1").exists():
-            written.write(b"x" * 39 + b"\n")
+            writer.write(b"x" * 39 + b"\n")
         return open_private(path)
 
-    monkeypatch.setattr(log_lines, "open_private", turned_meanwhile)
+    monkeypatch.setattr(log_lines, "open_private", open_and_rotate)
     assert list(tail()) == ["line 01", "x" * 39]

@@ -1,4 +1,4 @@
-"""The tool's home: what it may be, and whose."""
+"""Test which directories may be the tool's home."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ def home(root: object) -> Home:
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o775, 0o702])
 def test_home_writable_by_others_is_rejected(tmp_path: Path, mode: int) -> None:
-    """Whoever puts a template or a profile into it says what its owner starts."""
+    """Another user could otherwise add a profile or template that the owner starts."""
     tmp_path.chmod(mode)
     with pytest.raises(HostError, match="other users can write to") as caught:
         home(tmp_path)

@@ -1,4 +1,4 @@
-"""The progress line: one that changes on a terminal, few lines in a log."""
+"""Test the progress line: it updates in place on a terminal and prints few lines in a log."""
 
 import io
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Redaction: known secrets in each spelling, secrets told by their shape, at every way out; and nothing else."""
+"""Test redaction at every output: known secrets in each encoding, text that looks secret, and ordinary text."""
 
 import base64
 import json
@@ -67,19 +67,17 @@ SPELLINGS: Final = {
     "repr": repr(KEY),
     "repr of bytes": "".join(f"\\x{byte:02x}" for byte in _BYTES),
 }
-_BESIDE: Final = {"base64, between others": (7, 8)}  # characters of a spelling that tell of its neighbors only
+_MARGINS: Final = {"base64, between others": (7, 8)}  # characters at the ends that encode only the neighbors
 
 
-def tells(shown: str, form: str, beside: tuple[int, int] = (0, 0)) -> bool:
-    """Whether eight characters of a spelling in a row are shown."""
-    shown, form = ("".join(text.split()) for text in (shown, form))
-    telling = form[beside[0] : len(form) - beside[1]]
-    return any(telling[at : at + 8] in shown for at in range(len(telling) - 7))
+def reveals(output: str, spelling: str, margins: tuple[int, int] = (0, 0)) -> bool:
+    """Return whether the output contains eight consecutive characters of a spelling."""
+    output, spelling = ("".join(text.split()) for text in (output, spelling))
+    significant = spelling[margins[0] : len(spelling) - margins[1]]
+    return any(significant[at : at + 8] in output for at in range(len(significant) - 7))
 
 
-class Finished:
-    """A container that has ended."""
-
+class ExitedContainer:
     def __init__(self, log: str) -> None:
         self.log = log.encode()
 
@@ -88,24 +86,24 @@ class Finished:
 
 
 class Outputs:
-    """Every way out of this tool for a text; each returns what comes out."""
+    """Every output of the tool for a text; each method returns the output."""
 
     def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self._folder, self._capsys = folder, capsys
 
-    def say(self, text: str) -> str:
+    def info(self, text: str) -> str:
         console.info(text)
         return self._capsys.readouterr().err
 
-    def error(self, text: str) -> str:
+    def show_error(self, text: str) -> str:
         console.show_error(DeployError("a failure", details=text, hint=text))
         return self._capsys.readouterr().err
 
-    def out(self, text: str) -> str:
+    def print_data(self, text: str) -> str:
         console.print_data(text)
         return self._capsys.readouterr().out
 
-    def out_json(self, text: str) -> str:
+    def print_json(self, text: str) -> str:
         console.print_json({"each": [{"text": text}]})
         return self._capsys.readouterr().out
 
@@ -113,21 +111,21 @@ class Outputs:
         console.Progress().update(text)
         return self._capsys.readouterr().err
 
-    def streamed_answer(self, text: str) -> str:
+    def streamed_response(self, text: str) -> str:
         stream = StreamRedactor()
         return "".join(map(stream.feed, text)) + stream.close()
 
-    def requests_jsonl(self, text: str) -> str:
+    def failed_request(self, text: str) -> str:
         answer = StreamedResponse(max_tokens=1)
         answer.fail("http-500", text)
         assert answer.failure is not None
         return answer.failure[1]
 
-    def end_of_a_run(self, text: str) -> str:
+    def exit_record(self, text: str) -> str:
         record_exit(RunDir(self._folder), failure_reason(DeployError(text)))
         return (self._folder / EXIT_FILE).read_text()
 
-    def machine_of_a_run(self, text: str) -> str:
+    def preflight_report(self, text: str) -> str:
         report = PreflightReport(profile="owl", findings=(info("proxy", text, "none"),))
         return json.dumps(report.to_dict())
 
@@ -137,11 +135,11 @@ class Outputs:
     def diagnosis(self, text: str) -> str:
         return diagnose([f"OOMKilled {text}"]).to_text()
 
-    def fault_file(self, text: str) -> str:
+    def traceback_file(self, text: str) -> str:
         try:
             float(text)
-        except ValueError as fault:
-            file = Path(_of_this_tool(fault).hint.split("`")[1])
+        except ValueError as error:
+            file = Path(_of_this_tool(error).hint.split("`")[1])
         try:
             return file.read_text()
         finally:
@@ -152,7 +150,7 @@ class Outputs:
         return "".join(redacted(data[at : at + 5] for at in range(0, len(data), 5)))
 
     def container_log(self, text: str) -> str:
-        save_log(cast("Container", Finished(text)), self._folder)
+        save_log(cast("Container", ExitedContainer(text)), self._folder)
         return (self._folder / "server.log").read_text()
 
 
@@ -171,7 +169,7 @@ def test_known_secret_is_redacted_in_every_encoding(
         Secret(KEY)
         shown = show(f"here it is: {spelling} and more")
         assert REDACTED in shown, name
-        assert not tells(shown, spelling, _BESIDE.get(name, (0, 0))), name
+        assert not reveals(shown, spelling, _MARGINS.get(name, (0, 0))), name
 
 
 @given(st.sampled_from(sorted(SPELLINGS)), st.lists(st.integers(0, 400), max_size=6))
@@ -182,7 +180,7 @@ def test_stream_redacts_secrets_across_chunk_boundaries(name: str, cuts: list[in
     at = sorted({0, *(cut % len(text) for cut in cuts), len(text)})
     stream = StreamRedactor()
     shown = "".join(stream.feed(text[start:end]) for start, end in pairwise(at)) + stream.close()
-    assert not tells(shown, spelling, _BESIDE.get(name, (0, 0)))
+    assert not reveals(shown, spelling, _MARGINS.get(name, (0, 0)))
     assert shown.startswith("it is ")
     assert shown.endswith(", and so on")
 
@@ -212,9 +210,9 @@ def test_overlapping_secrets_are_redacted_together() -> None:
 @pytest.mark.parametrize("size", [5, 1 << 16])
 def test_line_over_1_mib_is_replaced_with_notice(size: int) -> None:
     set_known([KEY])
-    rest = 70_000
-    for beyond in (0, 3, len(KEY), 40):  # the bound lies before, within and behind the key
-        line = b"x" * (LONGEST_LINE - beyond) + KEY.encode() + b"api_key='" + b"y" * rest
+    tail_length = 70_000
+    for beyond in (0, 3, len(KEY), 40):  # the limit is before, inside and after the key
+        line = b"x" * (LONGEST_LINE - beyond) + KEY.encode() + b"api_key='" + b"y" * tail_length
         data = b"before\n" + line + b"\nafter\n" + line + b"\nthe end"
         shown = "".join(redacted(data[at : at + size] for at in range(0, len(data), size)))
         message = "(a line of more than 1 MiB is left out)"
@@ -225,8 +223,8 @@ def test_line_over_1_mib_is_replaced_with_notice(size: int) -> None:
 
 def test_excerpt_redacts_before_truncating() -> None:
     Secret(KEY)
-    for most in range(1, 60):
-        assert not tells(excerpt(f"a long introduction: {KEY}", most), KEY)
+    for max_length in range(1, 60):
+        assert not reveals(excerpt(f"a long introduction: {KEY}", max_length), KEY)
     assert excerpt(b"\xff" + KEY.encode(), 20) == f"\ufffd{REDACTED}"
 
 
@@ -246,7 +244,7 @@ def test_only_string_values_are_redacted() -> None:
     ("secret", "text", "shown"),
     [
         ("EMPTY", "key EMPTY, not EMPTYING", f"key {REDACTED}, not EMPTYING"),
-        ("EMPTY", "RU1QVFk= 454d505459", "RU1QVFk= 454d505459"),  # in no other form
+        ("EMPTY", "RU1QVFk= 454d505459", "RU1QVFk= 454d505459"),  # short secrets are redacted only literally
         ("abc", "abc", "abc"),
         ("", "nothing", "nothing"),
     ],
@@ -257,7 +255,7 @@ def test_short_secret_does_not_redact_ordinary_text(secret: str, text: str, show
 
 
 def test_secret_with_invalid_utf8_is_redacted() -> None:
-    Secret("sk-\udcff-0123456789")  # a byte of the environment that is no UTF-8
+    Secret("sk-\udcff-0123456789")  # a byte from the environment that is invalid UTF-8
     assert redact("a sk-\udcff-0123456789") == f"a {REDACTED}"
 
 
@@ -334,7 +332,7 @@ def test_real_logs_are_not_redacted() -> None:
 
 @given(st.text(alphabet="İé重\udcffK"), st.sampled_from(["api_key='", "API_KEY='", "Authorization: BASIC "]))
 def test_unicode_before_secret_does_not_shift_redaction(before: str, lead: str) -> None:
-    """`İ` in lower case is two letters."""
+    """The lower case of `İ` has two characters."""
     assert redact(f"{before}{lead}Zq0lkjh' {before}") == f"{before}{lead}{REDACTED}' {before}"
 
 
@@ -354,14 +352,14 @@ def test_log_is_redacted_in_bounded_memory(line: bytes) -> None:
     assert peak < 32 << 20
 
 
-HARD: Final = (
+SLOW_TO_SCAN: Final = (
     *("api_key", "api_key=", "api_key='", "key\\\\", "key   ", "password=\\'", "-api-key '", "hf_", "hf_token\\"),
     *("bearer ", "authorization: ", "authorization\\", "http://a", "http:\\\\", "://:", "://a:b", "basic ", "\\", "'"),
 )
 
 
-@pytest.mark.timeout(60)  # a search whose cost grows with the square of the length takes hours for 1 MiB
-@pytest.mark.parametrize("piece", HARD)
+@pytest.mark.timeout(60)  # a quadratic search of 1 MiB takes hours
+@pytest.mark.parametrize("piece", SLOW_TO_SCAN)
 def test_redaction_time_is_linear_in_text_length(piece: str) -> None:
     Secret("aaaaaaaaaaaaaaaab")
     for end in ("", "'", "a" * (1 << 19)):

@@ -1,4 +1,4 @@
-"""Values from outside: what becomes a path, and what `join` and `remove_tree` refuse."""
+"""Test the types that validate untrusted values as paths, and what `join` and `remove_tree` reject."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -80,38 +80,40 @@ FORBIDDEN_REPOSITORIES = (
 )
 
 
-def refusal(kind: Callable[[object], object], value: object) -> str:
-    """What is said where a value is refused; empty where it is taken."""
+def rejection(kind: Callable[[object], object], value: object) -> str:
+    """Return the message if a value is rejected, else an empty string."""
     try:
         kind(value)
-    except UnsafeValueError as refused:
-        return str(refused)
+    except UnsafeValueError as error:
+        return str(error)
     return ""
 
 
-def taken(kind: Callable[[object], object], values: Iterable[object]) -> list[str]:
-    """Those of the values that are not refused in a line."""
-    refusals = {ascii(value)[:200]: refusal(kind, value) for value in values}
-    return [value for value, reason in refusals.items() if not (reason and reason.isprintable() and len(reason) < 250)]
+def accepted(kind: Callable[[object], object], values: Iterable[object]) -> list[str]:
+    """Return the values that are not rejected with a short one-line message."""
+    rejections = {ascii(value)[:200]: rejection(kind, value) for value in values}
+    return [
+        value for value, reason in rejections.items() if not (reason and reason.isprintable() and len(reason) < 250)
+    ]
 
 
 def test_hostile_names_are_rejected_as_paths() -> None:
-    assert taken(CheckpointFile, NAMES) == []
+    assert accepted(CheckpointFile, NAMES) == []
     names = [name for name in NAMES if not (isinstance(name, str) and {*name.lower().split("/")} & RESERVED)]
-    assert taken(RelativePath, names) == taken(FileName, names) == []
+    assert accepted(RelativePath, names) == accepted(FileName, names) == []
 
 
 def test_hostile_hashes_are_rejected() -> None:
-    assert taken(CommitHash, COMMITS) == taken(ContentHash, CONTENTS) == []
+    assert accepted(CommitHash, COMMITS) == accepted(ContentHash, CONTENTS) == []
 
 
 def test_hostile_sizes_are_rejected() -> None:
-    assert taken(byte_count, SIZES) == []
+    assert accepted(byte_count, SIZES) == []
 
 
 def test_invalid_repository_error_shows_expected_form() -> None:
     for value in FORBIDDEN_REPOSITORIES:
-        assert "write `org/name`" in refusal(RepositoryId, value), value
+        assert "write `org/name`" in rejection(RepositoryId, value), value
 
 
 @pytest.mark.parametrize("value", ["amd/GLM-5.2-MXFP4", "gpt2", "a/b", "zai-org/GLM-4.5_x", "A1/_x", "a/" + "b" * 96])
@@ -176,7 +178,7 @@ def test_remove_tree_works_only_inside_its_root(tmp_path: Path) -> None:
     ):
         with pytest.raises(UnsafeValueError, match="refused to remove"):
             remove_tree(path, within=root)
-    remove_tree(root / "away", within=root)  # a link is no tree
+    remove_tree(root / "away", within=root)  # a link is removed, not its target
     assert (outside / "deep/kept").read_text() == "x"
     remove_tree(root / "inner", within=root)
     remove_tree(root / "missing", within=root)
@@ -205,7 +207,7 @@ def test_append_does_not_follow_links(tmp_path: Path) -> None:
         ("[::1]:5000/x", "[::1]:5000", "x"),
         ("Registry/x", "Registry", "x"),
         (f"ghcr.io/a/b@sha256:{'0' * 64}", "ghcr.io", "a/b"),
-        (f"sha256:{'0' * 64}", None, "sha256"),  # the id of an image, which docker takes as well
+        (f"sha256:{'0' * 64}", None, "sha256"),  # an image ID, which docker accepts too
     ],
 )
 def test_image_reference_is_parsed_like_docker(text: str, host: str | None, path: str) -> None:

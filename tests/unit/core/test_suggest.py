@@ -1,4 +1,4 @@
-"""The hint for an unknown name."""
+"""Test the hint for an unknown name."""
 
 from orchestrator.core.suggest import did_you_mean
 

@@ -1,4 +1,4 @@
-"""What others wrote reaches a terminal as text: nothing in it moves the cursor, sets a title or changes direction."""
+"""Test that untrusted text cannot move the cursor, set a title or change direction in a terminal."""
 
 import json
 
@@ -40,17 +40,17 @@ def test_all_output_is_free_of_control_characters(attack: str, capsys: pytest.Ca
     progress = Progress()
     progress.update(text_, transient=text_)
     progress.done()
-    shown = capsys.readouterr()
-    assert first_control_char(shown.out + shown.err, lines=True) is None
-    assert (shown.out + shown.err).count(printable(text_)) == 16
+    captured = capsys.readouterr()
+    assert first_control_char(captured.out + captured.err, lines=True) is None
+    assert (captured.out + captured.err).count(printable(text_)) == 16
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_json_output_round_trips_without_control_characters(attack: str, capsys: pytest.CaptureFixture[str]) -> None:
     print_json({attack: attack})
-    shown = capsys.readouterr().out
-    assert first_control_char(shown, lines=True) is None
-    assert json.loads(shown) == {attack: attack}
+    output = capsys.readouterr().out
+    assert first_control_char(output, lines=True) is None
+    assert json.loads(output) == {attack: attack}
 
 
 def test_a_log_keeps_its_colors() -> None:

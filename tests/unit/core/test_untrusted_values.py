@@ -1,4 +1,4 @@
-"""Values of others at the door where each is read: an index, a receipt, a lock, a record, an archive, a diff."""
+"""Test the validation of untrusted values where each is read: index, receipt, lockfile, archive, diff."""
 
 import json
 import zipfile
@@ -26,7 +26,9 @@ from orchestrator.planner.planning import load
 from orchestrator.profiles.schema import CheckpointSection, EngineSection
 
 TEXTS = tuple(name for name in NAMES if isinstance(name, str) and "\ud800" not in name and "\udcff" not in name)
-PLAIN = tuple(name for name in TEXTS if not {part.lower() for part in name.split("/")} & {".parts", ".git", ".cache"})
+UNRESERVED_NAMES = tuple(
+    name for name in TEXTS if not {part.lower() for part in name.split("/")} & {".parts", ".git", ".cache"}
+)
 
 
 WORDS = tuple(commit for commit in COMMITS if isinstance(commit, str) and commit.split() == [commit])
@@ -96,7 +98,7 @@ def test_receipt_with_hostile_value_is_ignored(key: str, tmp_path: Path) -> None
     ],
 )
 def test_receipt_of_wrong_shape_is_ignored(key: str, values: list[object], tmp_path: Path) -> None:
-    """One was internal error, and `allow_mismatch` in any words was a consent."""
+    """An invalid receipt once caused an internal error, and any text as `allow_mismatch` counted as consent."""
     directory = write_checkpoint(tmp_path / "glm")
     path = receipt_path(directory)
     for value in values:
@@ -109,46 +111,46 @@ def test_receipt_of_wrong_shape_is_ignored(key: str, values: list[object], tmp_p
 
 def test_lockfile_with_unsafe_file_names_is_rejected() -> None:
     texts: dict[str, object] = {key: {} for key in ("checkpoint", "patches", "files", "unknown", "plan")}
-    sound = {**texts, "tool": "1", "profile": "x", "overrides": [], "files": {"tiny_model.py": "0" * 64}}
-    assert _lock(sound).files
+    valid = {**texts, "tool": "1", "profile": "x", "overrides": [], "files": {"tiny_model.py": "0" * 64}}
+    assert _lock(valid).files
     for name in filter(None, TEXTS):
         with pytest.raises(ValueError, match=r"invalid file name|valid string"):
-            _lock(sound | {"files": {name: "0" * 64}})
+            _lock(valid | {"files": {name: "0" * 64}})
 
 
 def test_profile_with_unsafe_file_names_is_rejected() -> None:
-    sound = {"version": "0.5.14", "platform": "cpu", "dockerfile": "sglang", "requirements": "sglang.txt"}
-    assert EngineSection.model_validate(sound)
+    valid = {"version": "0.5.14", "platform": "cpu", "dockerfile": "sglang", "requirements": "sglang.txt"}
+    assert EngineSection.model_validate(valid)
     for name in filter(None, TEXTS):
         with pytest.raises(ValidationError):
             CheckpointSection(source="generated", path=name)
         for key in ("dockerfile", "requirements"):
             with pytest.raises(ValidationError):
-                EngineSection.model_validate(sound | {key: name})
+                EngineSection.model_validate(valid | {key: name})
 
 
 @pytest.mark.parametrize("name", ["requirements.txt", "../requirements.txt", "{here}/requirements.txt"])
 def test_modified_plan_cannot_reference_foreign_requirements(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a list names is installed, and runs."""
+    """The packages in a requirement file are installed and run."""
     (tmp_path / "below").mkdir()
     for folder in (tmp_path, tmp_path / "below"):
         (folder / "requirements.txt").write_text("evil==1\n")
     monkeypatch.chdir(tmp_path / "below")
-    monkeypatch.setattr("orchestrator.hosts.venvs.venv.ensure_venv", lambda *_, **__: pytest.fail("it was built"))
+    monkeypatch.setattr("orchestrator.hosts.venvs.venv.ensure_venv", lambda *_, **__: pytest.fail("must not be built"))
     engine = replace(load("cpu-tiny").plan.engine, python=None, requirements=name.format(here=tmp_path))
     with pytest.raises(BuildError, match="no requirement file"):
         engine_python(engine, Home(tmp_path / "home"))
 
 
 def test_diff_cannot_modify_files_outside_source_tree(tmp_path: Path) -> None:
-    """A name that does not exist below the sources was looked up by its last part alone."""
+    """A path that does not exist below the sources was once resolved by its last part alone."""
     root = tmp_path / "sources"
     root.mkdir()
     for path in (tmp_path / "x", root / "x", tmp_path / "b"):
         path.write_text("old\n")
-    for name in PLAIN:
+    for name in UNRESERVED_NAMES:
         if "\n" not in name and "\r" not in name:
             (root / "x").write_text("old\n")
             diff = f"--- a/{name}\n+++ b/{name}\n@@ -1 +1 @@\n-old\n+new\n"
@@ -168,7 +170,7 @@ def test_diff_with_outside_path_is_rejected(name: str, tmp_path: Path) -> None:
 def test_archive_cannot_extract_outside_its_directory(tmp_path: Path) -> None:
     wheel, folder = tmp_path / "x.whl", tmp_path / "folder"
     folder.mkdir()
-    for name in filter(None, PLAIN):
+    for name in filter(None, UNRESERVED_NAMES):
         if "\x00" not in name and not name.endswith("/"):
             with zipfile.ZipFile(wheel, "w") as archive:
                 archive.writestr(zipfile.ZipInfo(name[:60_000]), "content")
@@ -196,6 +198,6 @@ def test_checkpoint_with_directory_link_outside_is_rejected(tmp_path: Path) -> N
     (directory / "away").symlink_to(outside)
     index = directory / "model.safetensors.index.json"
     index.write_text(index.read_text().replace(shard.name, f"away/{shard.name}"))
-    with pytest.raises(CheckpointError) as refused:
+    with pytest.raises(CheckpointError) as error:
         verify_checkpoint(directory, model(str(directory)), speculative=False)
-    assert any("a link leads out of" in problem.message for problem in refused.value.problems)
+    assert any("a link leads out of" in problem.message for problem in error.value.problems)

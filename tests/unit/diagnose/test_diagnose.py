@@ -1,4 +1,4 @@
-"""Reading a log: first causes first, the proof with its line numbers, bounded memory."""
+"""Test log diagnosis: causes before symptoms, evidence with line numbers, bounded memory."""
 
 import re
 import tracemalloc
@@ -25,13 +25,13 @@ def lines_of(name: str) -> list[str]:
 
 def test_cause_is_listed_before_its_symptoms() -> None:
     diagnosis = diagnose(lines_of("truncated-weights/match-real-0.5.14.log"))
-    assert [found.id for found in diagnosis.matches] == [
+    assert [match.id for match in diagnosis.matches] == [
         "truncated-weights",
         "scheduler-exception",
         "child-died",
     ]
     assert diagnosis.cause is diagnosis.matches[0]
-    assert diagnosis.matches[1].evidence[0].line < diagnosis.matches[0].evidence[0].line  # although it is logged first
+    assert diagnosis.matches[1].evidence[0].line < diagnosis.matches[0].evidence[0].line  # the symptom is logged first
 
 
 def test_vllm_log_gets_only_engine_neutral_diagnosis() -> None:
@@ -42,11 +42,11 @@ def test_vllm_log_gets_only_engine_neutral_diagnosis() -> None:
     assert cause is not None
     assert (cause.id, "mem-fraction" in cause.hint) == ("gpu-out-of-memory", False)
     unexplained = diagnose([started, flag])
-    assert [found.id for found in unexplained.matches] == ["other-engine"]
+    assert [match.id for match in unexplained.matches] == ["other-engine"]
     assert "no known cause of a failure; the last 2 of 2 lines:" in unexplained.to_text()
-    named = [rule.other_engine_hint or rule.hint for rule in load_catalog() if rule.other_engine_hint is not None]
-    assert len(named) == 15
-    assert not [hint for hint in named if "deploy" in hint or "`--" in hint or "flags." in hint]
+    hints = [rule.other_engine_hint or rule.hint for rule in load_catalog() if rule.other_engine_hint is not None]
+    assert len(hints) == 15
+    assert not [hint for hint in hints if "deploy" in hint or "`--" in hint or "flags." in hint]
 
 
 def test_symptoms_are_brief_when_cause_is_known() -> None:
@@ -76,9 +76,9 @@ def test_earlier_cause_comes_first() -> None:
 
 
 def test_evidence_has_line_numbers_and_context() -> None:
-    found = diagnose(["", *lines_of("quark-mtp-mismatch/match-shared-expert.log")]).cause
-    assert found is not None
-    assert [(line.line, line.text.split(",")[0]) for line in found.evidence] == [
+    cause = diagnose(["", *lines_of("quark-mtp-mismatch/match-shared-expert.log")]).cause
+    assert cause is not None
+    assert [(line.line, line.text.split(",")[0]) for line in cause.evidence] == [
         (7, 'File "/sgl-workspace/sglang/python/sglang/srt/models/deepseek_nextn.py"'),
         (11, "AssertionError"),
     ]
@@ -123,12 +123,12 @@ def test_secrets_are_redacted_in_diagnosis() -> None:
 
 
 def test_match_among_short_lines_has_correct_line_number() -> None:
-    """Of many short lines none is looked at where none of their letters tell anything."""
+    """Among many short lines, only those with a letter of a signature are examined."""
     lines = ["a", "", "b"] * 1000
     assert diagnose(lines) == replace(diagnose([]), lines=3000, tail=tuple(lines[-TAIL_LINES:]))
-    found = diagnose([*lines, "OOMKilled", *lines]).cause
-    assert found is not None
-    assert [line.line for line in found.evidence] == [3001]
+    cause = diagnose([*lines, "OOMKilled", *lines]).cause
+    assert cause is not None
+    assert [line.line for line in cause.evidence] == [3001]
 
 
 def test_a_long_log_is_read_in_bounded_memory() -> None:
@@ -150,7 +150,7 @@ def test_a_long_log_is_read_in_bounded_memory() -> None:
 @pytest.mark.parametrize(
     "broken",
     [{"text": "abc"}, {"text": "long enough", "regex": "("}, {"text": "long enough", "pattern": "x"}],
-    ids=["a literal that is too short", "a pattern that does not compile", "an unknown key"],
+    ids=["literal too short", "invalid regex", "unknown key"],
 )
 def test_invalid_line_pattern_is_rejected(broken: dict[str, str]) -> None:
     with pytest.raises(ValidationError):
@@ -173,6 +173,6 @@ LITERALS = sorted(SEARCH._watches)
     )
 )
 def test_every_line_with_a_signature_literal_is_examined(pieces: list[bytes]) -> None:
-    of_lines = line_shapes(b"".join(pieces).decode(errors="surrogateescape"))
-    holds = {kind for kind in of_lines.split(b"\n") if any(literal in kind for literal in LITERALS)}
-    assert {*SEARCH._concerned(of_lines)} == holds
+    shapes = line_shapes(b"".join(pieces).decode(errors="surrogateescape"))
+    expected = {shape for shape in shapes.split(b"\n") if any(literal in shape for literal in LITERALS)}
+    assert {*SEARCH._concerned(shapes)} == expected

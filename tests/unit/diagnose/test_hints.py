@@ -1,4 +1,4 @@
-"""A hint names commands that exist."""
+"""Test that the commands in diagnosis hints exist."""
 
 import re
 
@@ -24,5 +24,5 @@ def test_hint_commands_are_expanded_with_profile_and_overrides(signature: Signat
     hint = expand_commands(signature.hint)
 
     assert not re.search(r"\b(PROFILE|P|NAME)\b", hint)
-    named = hint.count("./night-owl.yaml --set layout.tp=2 --set 'flags.x=a b'")
-    assert named == len(re.findall(r"\bPROFILE\b", signature.hint))
+    count = hint.count("./night-owl.yaml --set layout.tp=2 --set 'flags.x=a b'")
+    assert count == len(re.findall(r"\bPROFILE\b", signature.hint))

@@ -1,9 +1,9 @@
-"""Every signature against its collection: logs that must match, near misses that must not.
+"""Test every signature against logs that must match and near misses that must not.
 
-`logs/<id>/match-*.log` and `logs/<id>/near-*.log`, short ones in samples.yaml; `logs/none/` holds logs in which no
-failure can be read; field.yaml and unseen.yaml hold snippets of public reports. Files with `real` in their names were
-written by a real sglang of that version on CPU (paths and the argparse usage shortened); the others repeat wordings of
-public reports.
+The logs are `logs/<id>/match-*.log` and `logs/<id>/near-*.log`; short ones are in samples.yaml. `logs/none/` contains
+logs without a failure; field.yaml and unseen.yaml contain snippets of public reports. A real sglang of that version on
+CPU wrote the files with `real` in their names (paths and argparse usage are shortened); the other files repeat wordings
+of public reports.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,17 +20,17 @@ LOGS = Path(__file__).with_name("logs")
 BY_ID = {signature.id: signature for signature in load_catalog()}
 FILES = sorted(LOGS.glob("*/*.log"))
 SAMPLES: dict[str, dict[str, str]] = yaml.safe_load(LOGS.with_name("samples.yaml").read_text())
-FIELD, LATER = (yaml.safe_load(LOGS.with_name(name).read_text())["snippets"] for name in ("field.yaml", "unseen.yaml"))
+FIELD, UNSEEN = (yaml.safe_load(LOGS.with_name(name).read_text())["snippets"] for name in ("field.yaml", "unseen.yaml"))
 
 
 @cache
-def found_in(path: Path) -> frozenset[str]:
+def matches_in(path: Path) -> frozenset[str]:
     diagnosis = diagnose(path.read_text(encoding="utf-8").splitlines())
     return frozenset(match.id for match in diagnosis.matches)
 
 
 def causes_in(path: Path) -> frozenset[str]:
-    return frozenset(name for name in found_in(path) if BY_ID[name].effect is not Effect.SYMPTOM)
+    return frozenset(name for name in matches_in(path) if BY_ID[name].effect is not Effect.SYMPTOM)
 
 
 def name_of(path: Path) -> str:
@@ -39,17 +39,17 @@ def name_of(path: Path) -> str:
 
 @pytest.mark.parametrize("path", [p for p in FILES if p.stem.startswith("match")], ids=name_of)
 def test_matching_log_is_recognized(path: Path) -> None:
-    assert path.parent.name in found_in(path)
+    assert path.parent.name in matches_in(path)
 
 
 @pytest.mark.parametrize("path", [p for p in FILES if p.stem.startswith("near")], ids=name_of)
 def test_near_miss_log_does_not_match(path: Path) -> None:
-    assert path.parent.name not in found_in(path)
+    assert path.parent.name not in matches_in(path)
 
 
 @pytest.mark.parametrize("path", sorted(LOGS.glob("none/*.log")), ids=name_of)
 def test_a_log_without_a_failure_has_no_matches(path: Path) -> None:
-    assert found_in(path) == set()
+    assert matches_in(path) == set()
 
 
 @pytest.mark.parametrize("name", BY_ID)
@@ -61,20 +61,22 @@ def test_each_signature_has_both_kinds_of_logs(name: str) -> None:
 @pytest.mark.parametrize("name", SAMPLES)
 def test_short_log_is_distinguished_from_near_miss(name: str) -> None:
     logs = (SAMPLES[name][kind].splitlines() for kind in ("match", "near"))
-    match, near = ({found.id for found in diagnose(log).matches} for log in logs)
-    assert name in match
+    matching, near = ({match.id for match in diagnose(log).matches} for log in logs)
+    assert name in matching
     assert name not in near
-    causes = {found for found in match if BY_ID[found].effect is not Effect.SYMPTOM}
+    causes = {cause for cause in matching if BY_ID[cause].effect is not Effect.SYMPTOM}
     assert causes <= {name}
 
 
 def verdict(snippet: Mapping[str, str]) -> str:
-    """Right: the truth is the cause; or no cause is named, and it is `none` or among the rest. Wrong: another cause."""
+    """Return `right` if the true cause is named first, or if no cause is named and the truth is `none` or among the
+    matches.
+    """
     diagnosis = diagnose(snippet["log"].splitlines())
     if diagnosis.cause is not None:
         return "right" if diagnosis.cause.id == snippet["truth"] else "wrong"
-    found = {match.id for match in diagnosis.matches}
-    return "right" if snippet["truth"] in {*found, "none"} else "missed"
+    matches = {match.id for match in diagnosis.matches}
+    return "right" if snippet["truth"] in {*matches, "none"} else "missed"
 
 
 def test_snippets_of_public_reports_are_diagnosed() -> None:
@@ -83,9 +85,9 @@ def test_snippets_of_public_reports_are_diagnosed() -> None:
 
 
 def test_snippets_collected_after_the_signatures_have_no_wrong_cause() -> None:
-    found = [verdict(snippet) for snippet in LATER]
-    assert found.count("wrong") == 0
-    assert found.count("right") >= 46
+    verdicts_ = [verdict(snippet) for snippet in UNSEEN]
+    assert verdicts_.count("wrong") == 0
+    assert verdicts_.count("right") >= 46
 
 
 def test_a_capture_race_is_not_blamed_on_aiter() -> None:
@@ -104,23 +106,23 @@ def test_every_log_belongs_to_an_existing_signature() -> None:
 
 
 def verdicts() -> Iterator[tuple[bool, bool]]:
-    """(is it there, is it found): each log asked for its own signature, and for every other cause, which is not there.
+    """Yield (is expected, is matched) for each log and its own signature, and for each other cause that matches.
 
-    Near misses may hold another failure, and consequences follow from any: neither is counted as a mistake.
+    Near misses may contain another failure, and symptoms follow from any failure: neither counts as a mistake.
     """
     for path in FILES:
-        own, is_match = path.parent.name, path.stem.startswith("match")
-        if own in BY_ID:
-            yield is_match, own in found_in(path)
-        if is_match or own not in BY_ID:
-            yield from ((False, True) for _ in causes_in(path) - {own})
+        expected_id, is_match = path.parent.name, path.stem.startswith("match")
+        if expected_id in BY_ID:
+            yield is_match, expected_id in matches_in(path)
+        if is_match or expected_id not in BY_ID:
+            yield from ((False, True) for _ in causes_in(path) - {expected_id})
 
 
 def test_precision_and_recall_over_the_collection(capsys: pytest.CaptureFixture[str]) -> None:
     pairs = list(verdicts())
-    true = sum(is_there and found for is_there, found in pairs)
-    false = sum(found and not is_there for is_there, found in pairs)
-    missed = sum(is_there and not found for is_there, found in pairs)
+    true = sum(expected and matched for expected, matched in pairs)
+    false = sum(matched and not expected for expected, matched in pairs)
+    missed = sum(expected and not matched for expected, matched in pairs)
     precision, recall = true / (true + false), true / (true + missed)
     with capsys.disabled():
         print(

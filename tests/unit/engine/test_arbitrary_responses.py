@@ -1,4 +1,4 @@
-"""Whatever an endpoint sends is a value or an error of this tool's own; what it is to send comes back as it was."""
+"""Test that the clients turn any response into a value or an error of the tool, and never crash."""
 
 import json
 import tracemalloc
@@ -25,9 +25,7 @@ from orchestrator.engine.responses import (
 )
 from orchestrator.engine.sse import SseParser, read_usage
 
-few = settings(
-    max_examples=60, derandomize=True
-)  # the same examples each time: a find is put down here, not met by chance
+few = settings(max_examples=60, derandomize=True)  # the same examples in each run
 KEYS = (
     "data", "id", "max_model_len", "version", "page_size", "dp_size", "attn_dp_size", "speculative_algorithm",
     "meta_info", "output_ids", "prompt_tokens", "completion_tokens", "cached_tokens", "finish_reason", "type",
@@ -60,15 +58,15 @@ def test_dp_size_is_read_under_both_names(sizes: dict[str, int], replicas: int) 
     assert info.replicas == replicas
 
 
-class Crumbs(httpx.SyncByteStream):
-    """A body of 128 KiB, two bytes at a time: 3 MB, were each of them kept as it comes."""
+class FragmentedBody(httpx.SyncByteStream):
+    """A body of 128 KiB in fragments of two bytes, which would take 3 MB if each fragment were stored."""
 
     def __iter__(self) -> Iterator[bytes]:
         return (b"%02d" % (number % 100) for number in range(1 << 16))
 
 
 def test_fragmented_response_needs_little_memory() -> None:
-    transport = httpx.MockTransport(lambda _: httpx.Response(200, stream=Crumbs()))
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, stream=FragmentedBody()))
     with EngineClient("http://127.0.0.1:1", key=None, transport=transport) as server:
         tracemalloc.start()
         assert server.metrics() == {}
@@ -81,13 +79,13 @@ def test_fragmented_response_needs_little_memory() -> None:
 def test_arbitrary_document_is_parsed_or_rejected(read: Callable[[bytes], object]) -> None:
     @few
     @given(documents)
-    def holds(data: bytes) -> None:
+    def parse_or_reject(data: bytes) -> None:
         try:
             read(data)
         except UnexpectedResponseError as error:
-            str(error).encode()  # it can be printed
+            str(error).encode()  # the message can be printed
 
-    holds()
+    parse_or_reject()
 
 
 @pytest.mark.parametrize(
@@ -96,7 +94,7 @@ def test_arbitrary_document_is_parsed_or_rejected(read: Callable[[bytes], object
         b"\xef\xbb\xbf{}", '{"id": "é"}'.encode("latin-1"), b'{"id": NaN}', rb'{"id": "\ud800"}',
         b"[" * 100_000, b'{"a":' * 100_000, b"9" * 5000,
     ],
-    ids=["bom", "latin-1", "NaN", "half a surrogate pair", "nested lists", "nested objects", "digits"],
+    ids=["bom", "latin-1", "NaN", "lone surrogate", "nested lists", "nested objects", "digits"],
 )  # fmt: skip
 def test_ambiguous_json_is_rejected(data: bytes) -> None:
     with pytest.raises(UnexpectedResponseError):
@@ -112,19 +110,19 @@ def test_unprintable_model_name_is_rejected(name: str) -> None:
 @few
 @given(st.dictionaries(st.text("abc-/.0", min_size=1), st.integers(0, 1 << 53) | st.none()))
 def test_model_list_round_trips(models: dict[str, int | None]) -> None:
-    listed = [{"id": name, "max_model_len": length} for name, length in models.items()]
-    assert read_models(read_object(json.dumps({"data": listed}).encode(), path="")) == models
+    entries = [{"id": name, "max_model_len": length} for name, length in models.items()]
+    assert read_models(read_object(json.dumps({"data": entries}).encode(), path="")) == models
 
 
 @few
 @given(st.lists(st.binary(max_size=60) | st.sampled_from([b"data: ", b"\n\n", b"\r\n", b": ", b"data: {}\n\n"])))
-def test_arbitrary_bytes_never_crash_event_parser(pieces: list[bytes]) -> None:
+def test_arbitrary_bytes_never_crash_event_parser(fragments: list[bytes]) -> None:
     reader = SseParser()
-    assert all(b"\n\n" not in event for piece in pieces for event in reader.feed(piece))
+    assert all(b"\n\n" not in event for fragment in fragments for event in reader.feed(fragment))
 
 
 def test_fragmented_event_is_parsed_in_linear_time() -> None:
-    """Searched anew at every piece, this one would take a minute."""
+    """A search from the start at each fragment would take a minute."""
     reader = SseParser()
     for _ in range(200_000):
         reader.feed(b"data: x\n")
@@ -139,8 +137,8 @@ def test_fragmented_event_is_parsed_in_linear_time() -> None:
         | st.sampled_from([b"sglang:num_queue_reqs", b"{", b'a="', b"\\", b'"', b"}", b" 1\n", b" NaN\n"])
     )
 )
-def test_arbitrary_bytes_never_crash_metrics_parser(pieces: list[bytes]) -> None:
-    assert all(value is None or abs(value) <= 1 << 53 for value in read_metrics(b"".join(pieces)).values())
+def test_arbitrary_bytes_never_crash_metrics_parser(fragments: list[bytes]) -> None:
+    assert all(value is None or abs(value) <= 1 << 53 for value in read_metrics(b"".join(fragments)).values())
 
 
 @few
@@ -149,8 +147,10 @@ def test_arbitrary_bytes_never_crash_metrics_parser(pieces: list[bytes]) -> None
     st.integers(0, 1 << 40),
     st.booleans(),
 )
-def test_metric_is_read_with_any_label(label: str, count: int, timed: bool) -> None:
-    line = f'{Metric.PROMPT_TOKENS}{{model_name="{label}}}\\"\\\\"}} {count}{" 1700000000000" if timed else ""}\n'
+def test_metric_is_read_with_any_label(label: str, count: int, has_timestamp: bool) -> None:
+    line = (
+        f'{Metric.PROMPT_TOKENS}{{model_name="{label}}}\\"\\\\"}} {count}{" 1700000000000" if has_timestamp else ""}\n'
+    )
     assert read_metrics(line.encode()) == {Metric.PROMPT_TOKENS: count}
 
 
@@ -162,7 +162,7 @@ def test_invalid_metric_lines_are_skipped_quickly(line: bytes) -> None:
     assert read_metrics(line * ((4 << 20) // len(line))) == {}
 
 
-PIECES = (
+FRAGMENTS = (
     b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 100 Continue\r\n\r\n", b"Content-Length: 5\r\n", b"\r\n",
     b"Transfer-Encoding: chunked\r\n", b"5\r\nabcde\r\n", b"-1\r\n", b"0\r\n\r\n", b"Connection: close\r\n",
     b'data: {"choices":[{"text":"a"}]}\n\n', b"data: [DONE]\n\n",
@@ -170,13 +170,13 @@ PIECES = (
 
 
 @few
-@given(st.lists(st.binary(max_size=40) | st.sampled_from(PIECES), max_size=12))
-def test_arbitrary_bytes_never_crash_response_parser(pieces: list[bytes]) -> None:
+@given(st.lists(st.binary(max_size=40) | st.sampled_from(FRAGMENTS), max_size=12))
+def test_arbitrary_bytes_never_crash_response_parser(fragments: list[bytes]) -> None:
     answer, framing = StreamedResponse(3), ResponseFraming()
-    for take in (lambda data: answer.feed(data, 0.0), framing.feed):
+    for feed in (lambda data: answer.feed(data, 0.0), framing.feed):
         try:
-            for piece in pieces:
-                take(piece)
+            for fragment in fragments:
+                feed(fragment)
         except (MalformedError, UnexpectedResponseError):
             continue
     assert (answer.finish() is None) == (answer.failure is not None)
@@ -199,7 +199,7 @@ def test_chunked_body_is_reassembled_for_any_fragmentation(body: bytes, sizes: l
 
 @pytest.mark.parametrize("worker", ["a\x00b", "a\nb", "x" * 70_000, "\ud800"])
 def test_invalid_worker_name_is_rejected(worker: str) -> None:
-    """A gateway names its workers, and their names are parts of paths."""
+    """The names of a gateway's workers become parts of URL paths."""
     transport = httpx.MockTransport(lambda _: httpx.Response(200))
     with (
         EngineClient("http://127.0.0.1:1", key=None, transport=transport) as server,

@@ -1,4 +1,4 @@
-"""What an engine says of its arguments, read; the answers are those of real versions."""
+"""Test the parsing of an engine's verdicts on its arguments; the messages are from real versions."""
 
 import json
 from dataclasses import replace
@@ -8,7 +8,7 @@ import pytest
 from orchestrator.engine.launch import PROFILE_KEYS, Launch, launch_argv
 from orchestrator.engine.server_args import ArgumentQuestion, ArgumentRejection, read_verdicts, server_arguments
 
-GIVEN = (
+OPTIONS = (
     "tp-size",
     "dcp-size",
     "grpc-port",
@@ -19,40 +19,43 @@ GIVEN = (
 )
 
 
-def refusal(
+def make_rejection(
     message: str, *, kind: str = "ValueError", line: str = "", options: tuple[str, ...] = ()
 ) -> ArgumentRejection:
     return ArgumentRejection(kind=kind, message=message, location="server_args.py:1", line=line, options=options)
 
 
 @pytest.mark.parametrize(
-    ("rejection", "named"),
+    ("rejection", "expected"),
     [
-        (refusal("AssertionError", line="assert self.ep_size > 1", options=("enable-eplb",)), ("enable-eplb",)),
+        (make_rejection("AssertionError", line="assert self.ep_size > 1", options=("enable-eplb",)), ("enable-eplb",)),
         (
-            refusal("argument --tool-call-parser: invalid choice: 'glm99' (choose from 'glm')", kind="argparse"),
+            make_rejection("argument --tool-call-parser: invalid choice: 'glm99' (choose from 'glm')", kind="argparse"),
             ("tool-call-parser",),
         ),
         (
-            refusal("argument --tp-size/--tensor-parallel-size: invalid int value: 'x'", kind="argparse"),
+            make_rejection("argument --tp-size/--tensor-parallel-size: invalid int value: 'x'", kind="argparse"),
             ("tp-size",),
         ),
-        (refusal("unrecognized arguments: --dcp-size 0 --grpc-port 7", kind="argparse"), ("dcp-size", "grpc-port")),
-        (refusal("ValueError: Decode context parallel size must be >= 1, but got dcp_size=0."), ("dcp-size",)),
-        (refusal("AssertionError", line="assert self.max_queued_requests >= 1"), ("max-queued-requests",)),
-        (refusal("ZeroDivisionError: integer modulo by zero", line="x % cfg.dcp_size"), ("dcp-size",)),
-        (refusal("ValueError: TRTLLM MLA backend is only supported on Blackwell GPUs"), ()),
-        (refusal("it names dcp_size", options=("model-path",)), ("dcp-size",)),
+        (
+            make_rejection("unrecognized arguments: --dcp-size 0 --grpc-port 7", kind="argparse"),
+            ("dcp-size", "grpc-port"),
+        ),
+        (make_rejection("ValueError: Decode context parallel size must be >= 1, but got dcp_size=0."), ("dcp-size",)),
+        (make_rejection("AssertionError", line="assert self.max_queued_requests >= 1"), ("max-queued-requests",)),
+        (make_rejection("ZeroDivisionError: integer modulo by zero", line="x % cfg.dcp_size"), ("dcp-size",)),
+        (make_rejection("ValueError: TRTLLM MLA backend is only supported on Blackwell GPUs"), ()),
+        (make_rejection("it names dcp_size", options=("model-path",)), ("dcp-size",)),
     ],
 )
-def test_refusal_names_the_options_involved(rejection: ArgumentRejection, named: tuple[str, ...]) -> None:
-    assert rejection.rejected_options(GIVEN) == named
+def test_refusal_names_the_options_involved(rejection: ArgumentRejection, expected: tuple[str, ...]) -> None:
+    assert rejection.rejected_options(OPTIONS) == expected
 
 
 def test_assertion_without_message_shows_its_condition() -> None:
-    bare = refusal("AssertionError", kind="AssertionError", line="assert self.ep_size > 1")
-    assert bare.text == "`assert self.ep_size > 1` (server_args.py:1)"
-    assert refusal("argument --x: bad", kind="argparse").text == "argument --x: bad"
+    without_message = make_rejection("AssertionError", kind="AssertionError", line="assert self.ep_size > 1")
+    assert without_message.text == "`assert self.ep_size > 1` (server_args.py:1)"
+    assert make_rejection("argument --x: bad", kind="argparse").text == "argument --x: bad"
 
 
 def test_verdicts_are_read_from_the_last_line() -> None:
@@ -70,24 +73,24 @@ def test_verdicts_are_read_from_the_last_line() -> None:
             }
         },
     ]
-    read = read_verdicts("a line before\n" + json.dumps({"sglang": "0.5.16", "verdicts": verdicts}) + "\n")
-    assert [(verdict.parsed_only, verdict.unchecked) for verdict in read[:3]] == [
+    parsed = read_verdicts("a line before\n" + json.dumps({"sglang": "0.5.16", "verdicts": verdicts}) + "\n")
+    assert [(verdict.parsed_only, verdict.unchecked) for verdict in parsed[:3]] == [
         (False, ""),
         (True, ""),
         (False, "OSError: no draft model"),
     ]
-    assert read[3].rejection is not None
-    assert read[3].rejection.options == ("dcp-size",)
+    assert parsed[3].rejection is not None
+    assert parsed[3].rejection.options == ("dcp-size",)
 
 
-@pytest.mark.parametrize("printed", ["", "Traceback", "{}", "[]", '{"verdicts": [{"refused": {"kind": "x"}}]}'])
-def test_invalid_verdict_output_is_an_error(printed: str) -> None:
+@pytest.mark.parametrize("output", ["", "Traceback", "{}", "[]", '{"verdicts": [{"refused": {"kind": "x"}}]}'])
+def test_invalid_verdict_output_is_an_error(output: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
-        read_verdicts(printed)
+        read_verdicts(output)
 
 
 def test_question_includes_model_files_if_available() -> None:
-    def asked(files: dict[str, str] | None) -> object:
+    def model_in_question(files: dict[str, str] | None) -> object:
         question = ArgumentQuestion(
             argv=(("--model-path", "m"),),
             platform="rocm",
@@ -100,8 +103,8 @@ def test_question_includes_model_files_if_available() -> None:
         )
         return json.loads(question.to_json())["model"]
 
-    assert asked(None) is None
-    assert asked({"config.json": "{}"}) == {"name": "glm", "files": {"config.json": "{}"}}
+    assert model_in_question(None) is None
+    assert model_in_question({"config.json": "{}"}) == {"name": "glm", "files": {"config.json": "{}"}}
 
 
 def test_server_arguments_follow_the_module_name() -> None:
@@ -123,5 +126,5 @@ def test_every_generated_option_has_a_profile_key() -> None:
         nodes=2,
     )
     lines = [launch_argv(replace(launch, dp_option=option), python="p") for option in ("dp-size", "attn-dp-size")]
-    written = {word.removeprefix("--") for line in lines for word in line if word.startswith("--")}
-    assert written == {*PROFILE_KEYS, "device"}
+    options = {word.removeprefix("--") for line in lines for word in line if word.startswith("--")}
+    assert options == {*PROFILE_KEYS, "device"}

@@ -1,5 +1,7 @@
-"""Values and combinations that parse, and that a plan refuses all the same. The engine's own verdicts on them are held
-against these in tests/integration/test_server_args.py."""
+"""Test that a plan rejects values and combinations which parse but do not work.
+
+tests/integration/test_server_args.py compares these rejections with the engine's own verdicts.
+"""
 
 import pytest
 
@@ -41,10 +43,10 @@ def problems(*settings: str, profile: str = "mi355x-tp8") -> tuple[Problem, ...]
     ],
 )
 def test_invalid_option_value_is_rejected(setting: str, message: str, hint: str) -> None:
-    found = [problem for problem in problems(f"flags.{setting}") if message in problem.message]
-    assert found, setting
-    assert hint in found[0].hint
-    assert found[0].location == f"--set flags.{setting.partition('=')[0]}"
+    matching = [problem for problem in problems(f"flags.{setting}") if message in problem.message]
+    assert matching, setting
+    assert hint in matching[0].hint
+    assert matching[0].location == f"--set flags.{setting.partition('=')[0]}"
 
 
 @pytest.mark.parametrize("name", ["pp-size", "pipeline-parallel-size"])
@@ -66,8 +68,8 @@ def test_ranks_must_fit_on_existing_gpus(settings: list[str], message: str) -> N
 
 
 def test_colon_in_name_and_high_port_are_rejected() -> None:
-    found = problems("model.served_name=a:b", "server.port=60000", profile="mi355x-tp8-july")
-    messages = [problem.message for problem in found]
+    rejected = problems("model.served_name=a:b", "server.port=60000", profile="mi355x-tp8-july")
+    messages = [problem.message for problem in rejected]
     assert messages == [
         "`a:b` has a colon, which separates model and adapter in sglang",
         "port 60000 is too high: sglang 0.5.14 checks 70000 too, which is above 65535",
@@ -75,10 +77,10 @@ def test_colon_in_name_and_high_port_are_rejected() -> None:
     assert load("mi355x-tp8", overrides=["server.port=60000"]).plan.server.port == 60000
 
 
-@pytest.mark.parametrize("written", [".8", "8e-1", "0.80"])
-def test_number_is_parsed_in_any_notation(written: str) -> None:
+@pytest.mark.parametrize("notation", [".8", "8e-1", "0.80"])
+def test_number_is_parsed_in_any_notation(notation: str) -> None:
     with pytest.raises(ProfileError, match="cannot plan profile") as caught:
-        load("mi355x-tp8-july", overrides=[f"flags.mem-fraction-static={written}", "model.weights_size=2TB"])
+        load("mi355x-tp8-july", overrides=[f"flags.mem-fraction-static={notation}", "model.weights_size=2TB"])
     (problem,) = caught.value.problems
     assert problem.message == (
         "the weights leave no room for a cache: they need 250.0 GB per GPU at tp 8; sglang may use 245.9 GB, 0.8 of "
@@ -86,7 +88,7 @@ def test_number_is_parsed_in_any_notation(written: str) -> None:
     )
 
 
-def carried(plan: Plan) -> set[str]:
+def patch_ids(plan: Plan) -> set[str]:
     return {patch.id for patch in plan.patches}
 
 
@@ -99,15 +101,17 @@ def test_deprecated_option_names_its_successor(name: str, capsys: pytest.Capture
 
 
 def test_speculation_defaults_match_sglang() -> None:
-    """0.5.14, 0.5.16 and 0.5.23: srt/arg_groups/speculative_hook.py, `_auto_choose_speculative_params`."""
+    """Source: `_auto_choose_speculative_params` in srt/arg_groups/speculative_hook.py of sglang 0.5.14, 0.5.16 and
+    0.5.23.
+    """
 
     def speculation(**flags: str) -> tuple[int, int, int] | None:
-        given = {f"speculative-{name.replace('_', '-')}": value for name, value in flags.items()}
-        facts = serving_facts(given, context_length=1, platform="rocm", sparse_attention=False)
+        options = {f"speculative-{name.replace('_', '-')}": value for name, value in flags.items()}
+        facts = serving_facts(options, context_length=1, platform="rocm", sparse_attention=False)
         return facts.drafts and (facts.drafts.steps, facts.drafts.topk, facts.drafts.tokens)
 
     assert speculation(num_steps="5") is None
     assert speculation(algorithm="EAGLE") == (3, 1, 4)
     assert speculation(algorithm="EAGLE", num_steps="5") == (5, 1, 6)
-    bare = [f"flags.speculative-{name}=null" for name in ("num-steps", "eagle-topk", "num-draft-tokens")]
-    assert "mtp-shared-expert-exclude" in carried(load("mi355x-tp8-july", overrides=bare).plan)
+    defaults = [f"flags.speculative-{name}=null" for name in ("num-steps", "eagle-topk", "num-draft-tokens")]
+    assert "mtp-shared-expert-exclude" in patch_ids(load("mi355x-tp8-july", overrides=defaults).plan)

@@ -1,4 +1,4 @@
-"""The header with the key."""
+"""Test the authorization header and the validation of API keys."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Values of options as that version's own parser takes them."""
+"""Test that option values are validated as in the engine's own parser."""
 
 from pathlib import Path
 
@@ -55,9 +55,9 @@ def test_option_with_optional_value_accepts_both_forms() -> None:
 
 def test_deprecated_option_is_noted_with_location(capsys: pytest.CaptureFixture[str]) -> None:
     load("cpu-tiny", overrides=["flags.disable-cuda-graph=true"])
-    noted = capsys.readouterr().err
-    assert "`--disable-cuda-graph` is deprecated in sglang 0.5.14: use " in noted
-    assert "(--set flags.disable-cuda-graph)" in noted
+    stderr = capsys.readouterr().err
+    assert "`--disable-cuda-graph` is deprecated in sglang 0.5.14: use " in stderr
+    assert "(--set flags.disable-cuda-graph)" in stderr
     load("cpu-tiny")
     assert not capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""Histograms as Prometheus exports them: read, and asked for a quantile between two readings."""
+"""Test the parsing of Prometheus histograms and the quantile between two readings."""
 
 import math
 
@@ -32,11 +32,11 @@ def test_buckets_ascend_and_are_summed_over_replicas() -> None:
 
 @pytest.mark.parametrize(
     ("share", "seconds"),
-    [(0.2, 0.05), (0.4, 0.1), (0.5, 0.12), (0.7, 0.16), (0.9, 0.2), (0.95, 0.2)],  # beyond the last end: where it is
+    [(0.2, 0.05), (0.4, 0.1), (0.5, 0.12), (0.7, 0.16), (0.9, 0.2), (0.95, 0.2)],  # at most the last boundary
 )
 def test_a_quantile_is_interpolated_in_its_bucket(share: float, seconds: float) -> None:
     before = {0.1: 1.0, 0.2: 2.0, math.inf: 2.0}
-    after = {0.1: 5.0, 0.2: 11.0, math.inf: 12.0}  # of ten more, four within 0.1 s and nine within 0.2 s
+    after = {0.1: 5.0, 0.2: 11.0, math.inf: 12.0}  # ten more: four within 0.1 s, nine within 0.2 s
     assert quantile(before, after, share) == pytest.approx(seconds)
 
 
@@ -47,26 +47,26 @@ def test_a_quantile_is_interpolated_in_its_bucket(share: float, seconds: float) 
         ({0.1: 3.0, math.inf: 3.0}, {0.1: 3.0, math.inf: 3.0}),
         ({0.1: 3.0, math.inf: 3.0}, {0.1: 1.0, math.inf: 1.0}),
     ],
-    ids=["no histogram", "nothing counted", "started again"],
+    ids=["no histogram", "no new observation", "restarted"],
 )
 def test_quantile_without_observations_is_unknown(before: dict[float, float], after: dict[float, float]) -> None:
     assert quantile(before, after, 0.5) is None
 
 
 @given(st.lists(st.floats(0, 2), min_size=1, max_size=60), st.sampled_from([0.0, 0.5, 0.9, 0.95, 1.0]))
-def test_quantile_lies_in_bucket_of_exact_value(seen: list[float], share: float) -> None:
+def test_quantile_lies_in_bucket_of_exact_value(observed: list[float], share: float) -> None:
     ends = (0.1, 0.3, 0.7, 1.5, math.inf)
-    after = {end: float(sum(value <= end for value in seen)) for end in ends}
-    found = quantile({}, after, share)
-    exact = sorted(seen)[max(0, math.ceil(share * len(seen)) - 1)]
+    after = {end: float(sum(value <= end for value in observed)) for end in ends}
+    computed = quantile({}, after, share)
+    exact = sorted(observed)[max(0, math.ceil(share * len(observed)) - 1)]
     bucket = next(index for index, end in enumerate(ends) if exact <= end)
     begin, end = (0.0, *ends)[bucket], ends[bucket]
-    assert found is not None
-    assert share == 0.0 or begin <= found <= (begin if math.isinf(end) else end)
+    assert computed is not None
+    assert share == 0.0 or begin <= computed <= (begin if math.isinf(end) else end)
 
 
 def test_work_is_counted_per_dp_rank_once() -> None:
-    """As sglang 0.5.14 exports it: prefill and decode apart, `dp_rank` only with several."""
+    """sglang 0.5.14 exports prefill and decode separately, and `dp_rank` only with several ranks."""
     two = b"""
 sglang:realtime_tokens_total{dp_rank="0",mode="prefill_compute",tp_rank="0"} 100.0
 sglang:realtime_tokens_total{dp_rank="0",mode="decode",tp_rank="0"} 20.0

@@ -1,4 +1,4 @@
-"""The launch line, whole."""
+"""Test the complete launch command."""
 
 import dataclasses
 

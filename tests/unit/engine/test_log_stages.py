@@ -1,4 +1,4 @@
-"""What the server is doing, from its log."""
+"""Test the startup stages that the parser reads from a server's log."""
 
 from pathlib import Path
 
@@ -10,8 +10,8 @@ from orchestrator.core.logs.lines import LogTail
 from orchestrator.engine import log
 from orchestrator.engine.log import StartupLogParser
 
-H200 = Path(__file__).parent / "logs/h200-0.5.16-mtp-start.log"
-REAL = Path(__file__).parents[1] / "diagnose/logs/none/near-real-0.5.14-healthy-dp2.log"
+H200_LOG = Path(__file__).parent / "logs/h200-0.5.16-mtp-start.log"
+REAL_LOG = Path(__file__).parents[1] / "diagnose/logs/none/near-real-0.5.14-healthy-dp2.log"
 
 
 def read(*lines: str) -> StartupLogParser:
@@ -22,7 +22,7 @@ def read(*lines: str) -> StartupLogParser:
 
 
 def test_stages_of_recorded_start_are_recognized() -> None:
-    assert read(*LogTail(REAL)()).names == [
+    assert read(*LogTail(REAL_LOG)()).names == [
         "starting",
         "connecting ranks",
         "loading weights",
@@ -39,7 +39,7 @@ def test_loaded_shards_are_counted() -> None:
 
 
 def test_kv_cache_allocation_follows_weight_loading() -> None:
-    """It is logged when it is done, which took 50 s on a CPU (sglang 0.5.14)."""
+    """sglang logs the allocation when it is done, which took 50 s on a CPU (sglang 0.5.14)."""
     rank = "[2026-07-02 10:14:31 TP0]"
     reader = read(f"{rank} Load weight begin. avail mem=19.50 GB", f"{rank} Load weight end. elapsed=0.29 s, type=X")
     assert reader.text == "allocating the KV cache"
@@ -63,33 +63,33 @@ def test_weight_load_of_second_rank_is_not_draft() -> None:
 
 
 @pytest.mark.parametrize(
-    ("begin", "shown"),
+    ("begin", "expected"),
     [
         ("Capture cuda graph begin. This can take up to several minutes.", "capturing graphs 5/20"),
         ("Capture draft cuda graph begin.", "capturing draft graphs 5/20"),
         ("Capture decode CUDA graph begin. backend=full", "capturing decode graphs 5/20"),
         ("Capture draft extend cuda graph begin (step 1).", "capturing draft extend graphs 5/20"),
-        ("the server says nothing of a capture", "capturing graphs 5/20"),
+        ("no line about a capture", "capturing graphs 5/20"),
     ],
 )
-def test_graph_captures_are_counted_in_every_wording(begin: str, shown: str) -> None:
+def test_graph_captures_are_counted_in_every_wording(begin: str, expected: str) -> None:
     bar = "Capturing batches (bs=16 avail_mem=40.11 GB):  25%|██▌       | 5/20 [00:10<00:30]"
-    assert read(begin, bar).text == shown
+    assert read(begin, bar).text == expected
 
 
 def test_graph_captures_of_recorded_h200_start_are_distinguished() -> None:
-    """sglang 0.5.16 with EAGLE: the prefill of the target in 58 sizes, its verification and the draft in 27 each."""
-    reader, shown = StartupLogParser(), []
-    for line in LogTail(H200)():
+    """sglang 0.5.16 with EAGLE captures 58 prefill sizes of the target, and 27 sizes each of verification and draft."""
+    reader, texts = StartupLogParser(), []
+    for line in LogTail(H200_LOG)():
         reader.feed(line)
-        shown.append(reader.text)
+        texts.append(reader.text)
     assert [stage for stage in reader.names if stage.startswith("capturing")] == [
         "capturing target prefill graphs",
         "capturing target verify graphs",
         "capturing draft decode graphs",
     ]
     counted = {"capturing target prefill graphs 1/58", "capturing target verify graphs 27/27"}
-    assert counted | {"capturing draft decode graphs 2/27"} <= set(shown)
+    assert counted | {"capturing draft decode graphs 2/27"} <= set(texts)
 
 
 def test_progress_count_resets_with_stage() -> None:
@@ -113,13 +113,13 @@ def state(reader: StartupLogParser) -> tuple[object, ...]:
     return reader.names, reader.count, reader.port_in_use, reader._loads, list(reader._last_lines)
 
 
-@pytest.mark.parametrize("at_once", [7, 100_000])
-def test_batched_log_reading_matches_line_by_line(at_once: int) -> None:
+@pytest.mark.parametrize("batch_size", [7, 100_000])
+def test_batched_log_reading_matches_line_by_line(batch_size: int) -> None:
     for path in LOGS:
-        lines, whole = list(LogTail(path).to_end()), StartupLogParser()
-        for at in range(0, len(lines), at_once):
-            whole.feed("\n".join(lines[at : at + at_once]))
-        assert state(whole) == state(read(*lines)), path.name
+        lines, batched = list(LogTail(path).to_end()), StartupLogParser()
+        for at in range(0, len(lines), batch_size):
+            batched.feed("\n".join(lines[at : at + batch_size]))
+        assert state(batched) == state(read(*lines)), path.name
 
 
 PORTS = "[Errno 98] error while attempting to bind on address ('127.0.0.1', {}): address already in use"
@@ -134,18 +134,18 @@ LINES = (
     'INFO:     127.0.0.1:{} - "POST /v1/completions HTTP/1.1" 200 OK',
     "Memory pool end. avail mem={} GB",
     "Decode batch, #token: {}",
-    *["{}"] * 9,  # short lines alone are searched at once
+    *["{}"] * 9,  # the parser searches batches of short lines as a whole
     PORTS,
 )
 
 
 @given(st.lists(st.tuples(st.sampled_from(LINES), st.integers(0, 12)), max_size=60), st.integers(1, 60))
-def test_parsed_state_does_not_depend_on_batch_size(numbered_lines: list[tuple[str, int]], at_once: int) -> None:
-    lines, whole, states = [line.format(number, number) for line, number in numbered_lines], StartupLogParser(), []
-    for at in range(0, len(lines), at_once):
-        piece = lines[at : at + at_once]
-        states.append(whole.feed("\n".join(piece)) == any("GET" not in line for line in piece))
-    assert state(whole) == state(read(*lines))
+def test_parsed_state_does_not_depend_on_batch_size(numbered_lines: list[tuple[str, int]], batch_size: int) -> None:
+    lines, batched, states = [line.format(number, number) for line, number in numbered_lines], StartupLogParser(), []
+    for at in range(0, len(lines), batch_size):
+        batch = lines[at : at + batch_size]
+        states.append(batched.feed("\n".join(batch)) == any("GET" not in line for line in batch))
+    assert state(batched) == state(read(*lines))
     assert all(states)
 
 

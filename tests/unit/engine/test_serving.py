@@ -1,4 +1,4 @@
-"""What options mean: each fact follows from its option, and from the engine's own default without it."""
+"""Test that each serving fact follows from its option, or from the engine's default without it."""
 
 from functools import partial
 
@@ -59,7 +59,7 @@ def test_serving_fact_follows_from_option_or_default(
 
 
 def test_invalid_option_value_falls_back_to_default() -> None:
-    """Other checks refuse it, and capacity is computed before they are asked."""
+    """Other checks reject such values, but only after the capacity is computed."""
     assert facts({"page-size": "x", "max-total-tokens": "nan", "pp-size": "1e400", "context-length": 0}) == facts({})
 
 

@@ -1,4 +1,4 @@
-"""Server-sent events, read however they are cut, by both clients."""
+"""Test the parsing of server-sent events by both clients, for any fragmentation."""
 
 import json
 from itertools import pairwise
@@ -30,8 +30,8 @@ EVENTS = [b'{"text": "a"}', b'{"text":\n"b"}', b"[DONE]"]
 @given(st.lists(st.integers(0, len(STREAM)), max_size=12))
 def test_events_are_parsed_for_any_fragmentation(cuts: list[int]) -> None:
     reader, bounds = SseParser(), [0, *sorted(cuts), len(STREAM)]
-    pieces = [STREAM[a:b] for a, b in pairwise(bounds)]
-    assert [event for piece in pieces for event in reader.feed(piece)] == EVENTS
+    fragments = [STREAM[a:b] for a, b in pairwise(bounds)]
+    assert [event for fragment in fragments for event in reader.feed(fragment)] == EVENTS
 
 
 def test_endless_event_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,25 +78,25 @@ def test_error_event_type_is_recognized(line: str) -> None:
 
 @pytest.mark.parametrize("reason", ["abort", "error"])
 def test_aborted_response_is_rejected(reason: str) -> None:
-    """`error` is vLLM's word, `abort` that of both."""
+    """vLLM uses `error`, and both engines use `abort`."""
     choice = f'"choices":[{{"text":"a","index":0,"message":{{"content":"a"}},"finish_reason":"{reason}"}}]'
     usage = '"usage":{"prompt_tokens":1,"completion_tokens":1}'
     meta = f'{{"prompt_tokens":1,"completion_tokens":1,"cached_tokens":0,"finish_reason":{{"type":"{reason}"}}}}'
-    own = f'{{"meta_info":{meta},"output_ids":[1]}}'.encode()
-    whole = f"{{{choice},{usage}}}".encode()
+    native = f'{{"meta_info":{meta},"output_ids":[1]}}'.encode()
+    openai = f"{{{choice},{usage}}}".encode()
     for read in (
-        lambda: read_completion_event(whole),
-        lambda: read_usage(whole, whole),
-        lambda: read_usage(own, b""),
-        lambda: read_generated(json.loads(own)),
-        lambda: read_chat(json.loads(whole)),
+        lambda: read_completion_event(openai),
+        lambda: read_usage(openai, openai),
+        lambda: read_usage(native, b""),
+        lambda: read_generated(json.loads(native)),
+        lambda: read_chat(json.loads(openai)),
     ):
         with pytest.raises(AbortedResponseError, match=f"`finish_reason` is `{reason}`"):
             read()
 
 
 @pytest.mark.parametrize(
-    "counted",
+    "usage",
     [
         b"",
         b"[]",
@@ -108,6 +108,6 @@ def test_aborted_response_is_rejected(reason: str) -> None:
         b"\xff",
     ],
 )
-def test_malformed_usage_is_rejected(counted: bytes) -> None:
+def test_malformed_usage_is_rejected(usage: bytes) -> None:
     with pytest.raises(UnexpectedResponseError):
-        read_usage(counted, b"")
+        read_usage(usage, b"")

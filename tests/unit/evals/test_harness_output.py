@@ -1,4 +1,4 @@
-"""lm-evaluation-harness seen from outside: its command line, its task files, what it wrote (recorded from 0.4.13)."""
+"""Test the command line, task files and output of lm-evaluation-harness (recorded from 0.4.13)."""
 
 import json
 from pathlib import Path
@@ -61,10 +61,10 @@ def test_api_key_is_not_on_command_line() -> None:
     ("suite", "file"), [("gsm8k", "samples_gsm8k.jsonl"), ("gpqa-diamond", "samples_gpqa_diamond.jsonl")]
 )
 def test_each_recorded_answer_is_read_once(suite: str, file: str) -> None:
-    """The harness writes each question once for every filter; one filter is the score."""
-    chosen = find_suite(suite)
+    """The harness writes each question once per filter; only one filter is the score."""
+    suite_ = find_suite(suite)
     text = (RECORDED / file).read_text()
-    items = read_items(text, metric=chosen.metric, filter_=chosen.filter)
+    items = read_items(text, metric=suite_.metric, filter_=suite_.filter)
     assert len(text.splitlines()) == 2 * len(items) == 6
     assert sorted(item.correct for item in items) == [False, True, True]
     assert len({item.id for item in items}) == 3
@@ -82,12 +82,12 @@ def test_eval_result_is_read_from_harness_output(tmp_path: Path) -> None:
         (RECORDED / "samples_gsm8k.jsonl").read_text()
     )
     (folder / "results_2026-11-20T15-50-00.434455.json").write_text('{"lm_eval_version": "0.4.13"}')
-    outcome = read_eval_result(tmp_path, request(), task="gsm8k")
-    assert outcome.harness == "lm-eval 0.4.13"
-    assert outcome.score == pytest.approx(2 / 3)
-    file = tmp_path / eval_result_file(outcome.suite)
-    file.write_text(eval_result_to_json(outcome))
-    assert load_eval_result(file) == outcome
+    result = read_eval_result(tmp_path, request(), task="gsm8k")
+    assert result.harness == "lm-eval 0.4.13"
+    assert result.score == pytest.approx(2 / 3)
+    file = tmp_path / eval_result_file(result.suite)
+    file.write_text(eval_result_to_json(result))
+    assert load_eval_result(file) == result
 
 
 def test_missing_harness_output_is_an_error(tmp_path: Path) -> None:
@@ -98,13 +98,13 @@ def test_missing_harness_output_is_an_error(tmp_path: Path) -> None:
 def test_local_dataset_requires_few_shot_examples(tmp_path: Path) -> None:
     harness = tmp_path / "lib/python3.11/site-packages/lm_eval"
     harness.mkdir(parents=True)
-    asked = request(environment=tmp_path)
+    eval_request = request(environment=tmp_path)
     (tmp_path / "test.jsonl").touch()
     with pytest.raises(UsageError) as caught:
-        local_task(asked, tmp_path / "test.jsonl")
+        local_task(eval_request, tmp_path / "test.jsonl")
     assert caught.value.location == str(tmp_path / "train.jsonl")
     (tmp_path / "train.jsonl").touch()
-    task = json.loads(local_task(asked, tmp_path / "test.jsonl"))
+    task = json.loads(local_task(eval_request, tmp_path / "test.jsonl"))
     assert task["include"] == f"{harness}/tasks/gsm8k/gsm8k.yaml"
     assert task["dataset_kwargs"]["data_files"] == {
         "test": str(tmp_path / "test.jsonl"),
@@ -126,7 +126,7 @@ def test_corrupt_eval_result_is_rejected(text: str, tmp_path: Path) -> None:
 
 
 def test_result_with_invalid_utf8_is_rejected(tmp_path: Path) -> None:
-    """They used to end as internal error."""
+    """Invalid UTF-8 once caused an internal error."""
     file = tmp_path / "eval.json"
     file.write_bytes(b'{"suite": "\xe9"}')
     for load in (load_eval_result, load_result):

@@ -1,4 +1,4 @@
-"""Log-probabilities of a server that is wrong in one way at a time, and readers against answers of any form."""
+"""Test the log-probability comparison with servers that have one error each, and the parsing of malformed responses."""
 
 import copy
 import dataclasses
@@ -36,8 +36,8 @@ Wrong = Callable[[int, int, Way], float | None]
 Ask = Callable[..., tuple[LogprobReport, LogprobReference]]
 
 
-def asking(patch: pytest.MonkeyPatch) -> Ask:
-    """Probe a scripted server, beside the reference that a right one gave unless another is named."""
+def make_probe(patch: pytest.MonkeyPatch) -> Ask:
+    """Return a function that probes a scripted server, by default without a reference."""
 
     def run(
         server: EngineApi,
@@ -61,17 +61,17 @@ def asking(patch: pytest.MonkeyPatch) -> Ask:
 
 @pytest.fixture
 def ask(monkeypatch: pytest.MonkeyPatch) -> Ask:
-    return asking(monkeypatch)
+    return make_probe(monkeypatch)
 
 
 @pytest.fixture(scope="module")
-def right() -> LogprobReference:
+def correct() -> LogprobReference:
     with pytest.MonkeyPatch.context() as patch:
-        return asking(patch)(engine())[1]
+        return make_probe(patch)(engine())[1]
 
 
 def issues_of(report: LogprobReport) -> dict[tuple[str, int], list[int]]:
-    """Where bands above the limit begin, by what was compared and the text's length."""
+    """Return the first positions of bands above the limit, by comparison and text length."""
     return {
         (row.title, row.length): [part.first for part in row.above_limit if part in row.bands]
         for row in report.rows
@@ -79,10 +79,10 @@ def issues_of(report: LogprobReport) -> dict[tuple[str, int], list[int]]:
     }
 
 
-def test_same_server_matches_its_reference(ask: Ask, right: LogprobReference) -> None:
-    report, again = ask(engine(), reference=right)
+def test_same_server_matches_its_reference(ask: Ask, correct: LogprobReference) -> None:
+    report, again = ask(engine(), reference=correct)
     assert report.ok
-    assert again == right
+    assert again == correct
     assert {row.overall.maximum for row in report.rows} == {0.0}
     assert {row.what for row in report.rows} == {
         *("the reference", "asked again", "decoded", "in a batch of 4", "32 cached", "256 cached")
@@ -97,7 +97,7 @@ def test_without_reference_there_is_no_limit(ask: Ask) -> None:
     assert {row.limit for row in report.rows} == {None}
 
 
-WRONG: tuple[tuple[Wrong, dict[tuple[str, int], list[int]]], ...] = (
+FAULTS: tuple[tuple[Wrong, dict[tuple[str, int], list[int]]], ...] = (
     (lambda position, _rank, _way: position * 8e-6, {("the reference", 512): [64]}),
     (lambda position, _rank, way: 0.01 * (position >= 64 and way == "batch"), {("in a batch of 4", 512): [64]}),
     (lambda position, _rank, way: 0.01 * (position >= 257 and way == "cached"), {("256 cached", 512): [257]}),
@@ -105,26 +105,28 @@ WRONG: tuple[tuple[Wrong, dict[tuple[str, int], list[int]]], ...] = (
 )
 
 
-@pytest.mark.parametrize(("wrong", "found"), WRONG, ids=["with the position", "in a batch", "cached", "decoding"])
+@pytest.mark.parametrize(
+    ("wrong", "expected"), FAULTS, ids=["growing with position", "in a batch", "cached", "decoding"]
+)
 def test_failed_comparison_names_first_wrong_position(
     ask: Ask,
-    right: LogprobReference,
+    correct: LogprobReference,
     wrong: Wrong,
-    found: dict[tuple[str, int], list[int]],
+    expected: dict[tuple[str, int], list[int]],
 ) -> None:
-    report, _ = ask(engine(wrong_scores=wrong), reference=right)
-    assert issues_of(report) == found
+    report, _ = ask(engine(wrong_scores=wrong), reference=correct)
+    assert issues_of(report) == expected
     with pytest.raises(SmokeError, match="failed the log-probability comparison") as caught:
         report.require()
-    (name, length), (first,) = next(iter(found.items()))
+    (name, length), (first,) = next(iter(expected.items()))
     assert caught.value.problems[0].message.startswith(f"{name}, {length} tokens, positions {first} to ")
 
 
-def test_user_tolerance_applies_only_to_reference(ask: Ask, right: LogprobReference) -> None:
+def test_user_tolerance_applies_only_to_reference(ask: Ask, correct: LogprobReference) -> None:
     strict = dataclasses.replace(OPTIONS, tolerance=1e-4)
     slightly = engine(wrong_scores=lambda position, _rank, way: 2e-4 * (position % 2 if way == "again" else 1))
-    assert {what for what, _ in issues_of(ask(slightly, reference=right, options=strict)[0])} == {"the reference"}
-    assert ask(slightly, reference=right)[0].ok
+    assert {what for what, _ in issues_of(ask(slightly, reference=correct, options=strict)[0])} == {"the reference"}
+    assert ask(slightly, reference=correct)[0].ok
 
 
 def test_each_rank_is_compared_with_first_rank(ask: Ask) -> None:
@@ -133,13 +135,13 @@ def test_each_rank_is_compared_with_first_rank(ask: Ask) -> None:
     assert {name for name, _ in issues_of(report)} == {"rank 1: the first rank"}
 
 
-def test_only_noise_of_reference_raises_the_limit(ask: Ask, right: LogprobReference) -> None:
+def test_only_noise_of_reference_raises_the_limit(ask: Ask, correct: LogprobReference) -> None:
     noisy = engine(wrong_scores=lambda _position, _rank, way: 0.004 * (way == "batch"))
     off = engine(wrong_scores=lambda _position, _rank, way: 0.003 if way != "batch" else 0.009)
     reference = ask(noisy)[1]
     assert reference.noise == pytest.approx(0.004)
     assert ask(off, reference=reference)[0].ok
-    assert {what for what, _ in issues_of(ask(off, reference=right)[0])} == {"the reference", "in a batch of 4"}
+    assert {what for what, _ in issues_of(ask(off, reference=correct)[0])} == {"the reference", "in a batch of 4"}
 
 
 def test_different_dtype_uses_limit_of_noisier_side(
@@ -157,17 +159,17 @@ def test_different_dtype_uses_limit_of_noisier_side(
 
 @pytest.mark.parametrize("way", ["batch", "again", "alone"])
 def test_rejected_logprobs_request_fails_with_server_message(ask: Ask, way: Way) -> None:
-    server = engine(refuses_scores=lambda _, asked: asked == way)
-    refused = "returned HTTP 400: .*speculation does not support return_logprob yet"
-    with pytest.raises(SmokeError, match=f"returns no log-probabilities: .*{refused}"):
+    server = engine(refuses_scores=lambda _, requested: requested == way)
+    error = "returned HTTP 400: .*speculation does not support return_logprob yet"
+    with pytest.raises(SmokeError, match=f"returns no log-probabilities: .*{error}"):
         ask(server)
 
 
-def test_rank_returning_nan_fails_with_its_name(ask: Ask, right: LogprobReference) -> None:
+def test_rank_returning_nan_fails_with_its_name(ask: Ask, correct: LogprobReference) -> None:
     server = engine(wrong_scores=lambda position, rank, _way: None if rank and position == 40 else 0.0)
     nan = "rank 1: the log-probability at input token 40 is not a number; sglang writes NaN as null"
     with pytest.raises(SmokeError, match=f"returns no log-probabilities: {nan}"):
-        ask(server, reference=right, dp=2)
+        ask(server, reference=correct, dp=2)
 
 
 def test_disabled_cache_has_no_rows(ask: Ask) -> None:
@@ -178,13 +180,13 @@ def test_disabled_cache_has_no_rows(ask: Ask) -> None:
 def test_api_key_is_sent_but_never_reported(ask: Ask) -> None:
     server = engine(key="sk-0123456789")
     report, reference = ask(server, key=Secret("sk-0123456789"))
-    assert report.ok  # without its key, the server says 401
+    assert report.ok  # without the key, the server returns 401
     assert "sk-0123456789" not in json.dumps(dataclasses.asdict(report)) + str(reference)
 
 
-def test_reference_round_trips_through_file(right: LogprobReference, tmp_path: Path) -> None:
-    (tmp_path / "reference.json").write_text(reference_to_json(right))
-    assert load_reference(tmp_path / "reference.json") == right
+def test_reference_round_trips_through_file(correct: LogprobReference, tmp_path: Path) -> None:
+    (tmp_path / "reference.json").write_text(reference_to_json(correct))
+    assert load_reference(tmp_path / "reference.json") == correct
 
 
 @pytest.mark.parametrize(
@@ -198,10 +200,10 @@ def test_reference_round_trips_through_file(right: LogprobReference, tmp_path: P
     ],
 )
 def test_corrupt_reference_is_rejected(
-    right: LogprobReference, tmp_path: Path, key: str, value: object, message: str
+    correct: LogprobReference, tmp_path: Path, key: str, value: object, message: str
 ) -> None:
     file = tmp_path / "reference.json"
-    file.write_text(reference_to_json(right))
+    file.write_text(reference_to_json(correct))
     file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
     with pytest.raises(BenchError, match=message):
         load_reference(file)
@@ -218,82 +220,82 @@ HEAD: dict[str, object] = {
 }
 
 
-def kib(what: str) -> int:
+def memory_kib(field: str) -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(what))
+    return next(int(line.split()[1]) for line in lines if line.startswith(field))
 
 
-def filled(unit: str, location: str, most: int) -> str:
-    """A file that holds as many of this value as go into so many bytes, where a reference holds its texts or scores."""
-    values = ",".join([unit] * (most // (len(unit) + 1)))
+def reference_filled_with(unit: str, location: str, max_bytes: int) -> str:
+    """Return a reference file of at most `max_bytes` that is filled with one value in place of its texts or scores."""
+    values = ",".join([unit] * (max_bytes // (len(unit) + 1)))
     texts = f"[{values}]" if location == "texts" else f'[{{"ids": [1, 2], "actual": [0], "top": [{values}]}}]'
     return json.dumps({**HEAD, "texts": "here"}).replace('"here"', texts)
 
 
 def test_malformed_reference_is_rejected_in_bounded_memory(tmp_path: Path) -> None:
-    """As many values as are allowed, and as many as there is room for: 2 MiB of `[]` took 171 MiB."""
+    """The files have as many values as are allowed, and as many as fit: 2 MiB of `[]` once took 171 MiB."""
     file = tmp_path / "reference.json"
     for unit in ("[[[[]]]]", "[[1,0]]", "[1,2]", "[]", "{}", "1", '""'):
         lists, values = unit.count("[") + unit.count("{"), unit.count(",") + 1
         allowed = min(79_990 // max(lists, 1), 199_990 // values) * (len(unit) + 1)
         for size, location in itertools.product((1 << 20, allowed), ("texts", "top")):
-            file.write_text(filled(unit, location, size))
-            Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
-            before = kib("VmRSS")
+            file.write_text(reference_filled_with(unit, location, size))
+            Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+            before = memory_kib("VmRSS")
             with pytest.raises(BenchError):
                 load_reference(file)
-            assert kib("VmHWM") - before < 48 << 10, (unit, size, location)  # of 64 MiB that a command may take
+            assert memory_kib("VmHWM") - before < 48 << 10, (unit, size, location)  # a command may use 64 MiB
 
 
 def test_logprobs_of_later_ranks_are_not_accumulated(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lists of 8 MiB a rank, of which there may be 64."""
+    """Each rank has lists of 8 MiB, and there may be 64 ranks."""
     alive: list[int] = []
     probe_rank = probe.probe_rank
 
-    def counting(*given: Any, **named: Any) -> probe.RankScores:  # noqa: ANN401 - as it is given
+    def count_and_probe(*args: Any, **kwargs: Any) -> probe.RankScores:  # noqa: ANN401 - passed on unchanged
         gc.collect()
         alive.append(sum(isinstance(obj, TokenLogprobs) for obj in gc.get_objects()))
-        return probe_rank(*given, **named)
+        return probe_rank(*args, **kwargs)
 
-    monkeypatch.setattr(probe, "probe_rank", counting)
+    monkeypatch.setattr(probe, "probe_rank", count_and_probe)
     report, _ = ask(engine(), dp=5)
     assert report.ok
-    assert alive[1] > alive[0]  # those of the first
-    assert alive[2:] == [2 * alive[1]] * 3  # and those of the one before
+    assert alive[1] > alive[0]  # the scores of the first rank
+    assert alive[2:] == [2 * alive[1]] * 3  # plus those of the previous rank
 
 
-def test_reference_of_another_checkpoint_needs_explicit_consent(ask: Ask, right: LogprobReference) -> None:
+def test_reference_of_another_checkpoint_needs_explicit_consent(ask: Ask, correct: LogprobReference) -> None:
     with pytest.raises(BenchError, match=r"another checkpoint: `glm-5\.2`, not `other`"):
-        ask(engine(model="other"), reference=right)
-    anyway = dataclasses.replace(OPTIONS, allow_other_checkpoint=True)
-    assert ask(engine(model="other"), reference=right, options=anyway)[0].ok
+        ask(engine(model="other"), reference=correct)
+    allowed = dataclasses.replace(OPTIONS, allow_other_checkpoint=True)
+    assert ask(engine(model="other"), reference=correct, options=allowed)[0].ok
     sourced = ask(engine(), source="amd/GLM-5.2-MXFP4@1")[1]
     with pytest.raises(BenchError, match=r"`amd/GLM-5\.2-MXFP4@1`, not `amd/GLM-5\.2-MXFP4@2`"):
         ask(engine(), reference=sourced, source="amd/GLM-5.2-MXFP4@2")
 
 
-def test_reference_with_another_tokenizer_is_rejected_before_scoring(ask: Ask, right: LogprobReference) -> None:
+def test_reference_with_another_tokenizer_is_rejected_before_scoring(ask: Ask, correct: LogprobReference) -> None:
     other = engine(tokenizer_shift=1)
     with pytest.raises(BenchError, match="different tokens for the same text"):
-        ask(other, reference=right)
+        ask(other, reference=correct)
     assert not other.scored
 
 
-def test_longer_reference_accepts_shorter_maximum_length(ask: Ask, right: LogprobReference) -> None:
-    report, _ = ask(engine(), reference=right, options=dataclasses.replace(OPTIONS, max_length=100))
+def test_longer_reference_accepts_shorter_maximum_length(ask: Ask, correct: LogprobReference) -> None:
+    report, _ = ask(engine(), reference=correct, options=dataclasses.replace(OPTIONS, max_length=100))
     assert report.ok
     assert {row.length for row in report.rows} == {64}
 
 
-def test_a_reference_can_be_another_server(ask: Ask, right: LogprobReference) -> None:
+def test_a_reference_can_be_another_server(ask: Ask, correct: LogprobReference) -> None:
     ask(engine(), dp=2)
     side = ProbeSide(name="other", engines=(("", dataclasses.replace(TARGET, dp=2)),), source=None, run=None)
-    assert measure_reference(side, dataclasses.replace(OPTIONS, tolerance=1e-9)) == right
+    assert measure_reference(side, dataclasses.replace(OPTIONS, tolerance=1e-9)) == correct
 
 
 def test_server_rejecting_queries_cannot_be_reference(ask: Ask) -> None:
     with pytest.raises(SmokeError):
-        ask(engine(refuses_scores=lambda _, asked: asked == "batch"))
+        ask(engine(refuses_scores=lambda _, requested: requested == "batch"))
     side = ProbeSide(name="other", engines=(("", TARGET),), source=None, run=None)
     with pytest.raises(SmokeError, match="returns no log-probabilities"):
         measure_reference(side, OPTIONS)
@@ -305,14 +307,14 @@ def flat(*scores: float) -> TokenLogprobs:
 
 
 def test_divergence_is_computed_from_probability_masses() -> None:
-    half, quarter = flat(math.log(0.5)), flat(math.log(0.25))
-    whole, bands = diverge(half, quarter, first=3)
-    assert whole == bands[0]
-    assert (whole.first, whole.last, whole.positions) == (3, 3, 1)
-    assert whole.mean == whole.maximum == pytest.approx(math.log(2))
-    assert whole.kl == pytest.approx(0.5 * math.log(2) + 0.25 * math.log(0.25 / 0.5))
-    assert whole.top1_agreement == 1.0  # of two that are as likely, one is that of the other side
-    assert diverge(half, flat(math.log(0.1)), first=3)[0].top1_agreement == 0.0
+    likely, unlikely = flat(math.log(0.5)), flat(math.log(0.25))
+    overall, bands = diverge(likely, unlikely, first=3)
+    assert overall == bands[0]
+    assert (overall.first, overall.last, overall.positions) == (3, 3, 1)
+    assert overall.mean == overall.maximum == pytest.approx(math.log(2))
+    assert overall.kl == pytest.approx(0.5 * math.log(2) + 0.25 * math.log(0.25 / 0.5))
+    assert overall.top1_agreement == 1.0  # of two equally likely tokens, one is the other side's choice
+    assert diverge(likely, flat(math.log(0.1)), first=3)[0].top1_agreement == 0.0
 
 
 def test_position_bands_have_expected_bounds() -> None:
@@ -324,7 +326,7 @@ def test_position_bands_have_expected_bounds() -> None:
         diverge(flat(), long, first=1)
 
 
-GOOD = engine().scores(
+RESPONSE = engine().scores(
     [5, 6, 7],
     {"logprob_start_len": 0, "sampling_params": {"max_new_tokens": 2}, "top_logprobs_num": 2},
     rank=0,
@@ -353,8 +355,8 @@ GOOD = engine().scores(
     ],
 )
 def test_malformed_logprobs_response_is_rejected(keys: tuple[Any, ...], value: object, message: str) -> None:
-    read_scored(GOOD, (5, 6, 7), start=0, tokens=2, top=2)
-    answer = copy.deepcopy(GOOD)
+    read_scored(RESPONSE, (5, 6, 7), start=0, tokens=2, top=2)
+    answer = copy.deepcopy(RESPONSE)
     inner: Any = answer
     for key in keys[:-1]:
         inner = inner[key]
@@ -364,8 +366,8 @@ def test_malformed_logprobs_response_is_rejected(keys: tuple[Any, ...], value: o
 
 
 def test_zero_token_id_for_last_vocabulary_entry_is_accepted() -> None:
-    answer = copy.deepcopy(GOOD)
+    answer = copy.deepcopy(RESPONSE)
     answer["meta_info"]["input_token_logprobs"][2][1] = 0
     assert read_scored(answer, (5, 6, 7), start=0, tokens=2, top=2) == read_scored(
-        GOOD, (5, 6, 7), start=0, tokens=2, top=2
+        RESPONSE, (5, 6, 7), start=0, tokens=2, top=2
     )

@@ -1,4 +1,4 @@
-"""What a difference of scores can tell, against worked examples of the literature."""
+"""Test the significance of score differences against worked examples from the literature."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -22,8 +22,8 @@ from orchestrator.evals.significance import (
 )
 
 
-def outcome(answers: str, *, prefix: str = "q") -> EvalResult:
-    """`+` a right answer, `-` a wrong one."""
+def result_of(answers: str, *, prefix: str = "q") -> EvalResult:
+    """Return a result whose answers are correct (`+`) or wrong (`-`)."""
     items = tuple(
         AnsweredQuestion(id=f"{prefix}{index}", correct=answer == "+") for index, answer in enumerate(answers)
     )
@@ -34,13 +34,13 @@ def outcome(answers: str, *, prefix: str = "q") -> EvalResult:
 
 
 def test_wilson_interval_matches_newcombe() -> None:
-    """81 of 263: 0.2553 to 0.3662 (Newcombe 1998, Stat Med 17:857, table I, method 3)."""
+    """Newcombe 1998, Stat Med 17:857, table I, method 3: 81 of 263 gives 0.2553 to 0.3662."""
     interval = wilson(81 / 263, 263)
     assert (round(interval.low, 4), round(interval.high, 4)) == (0.2553, 0.3662)
 
 
 def test_independent_interval_matches_newcombe() -> None:
-    """56/70 against 48/80: 0.0524 to 0.3339 (Newcombe 1998, Stat Med 17:873, table II (a), method 10)."""
+    """Newcombe 1998, Stat Med 17:873, table II (a), method 10: 56/70 against 48/80 gives 0.0524 to 0.3339."""
     interval = independent_interval(baseline=48 / 80, candidate=56 / 70, items=(80, 70))
     assert (round(interval.low, 4), round(interval.high, 4)) == (0.0524, 0.3339)
 
@@ -57,12 +57,12 @@ def test_sign_flip_equals_exact_mcnemar_for_one_seed(lost: int, gained: int, p: 
 
 
 def test_sign_flip_handles_several_seeds() -> None:
-    """Of +1, +1/2 and -1/2 the sum is 1; of the eight choices of signs, 2, 1, 1 and -2, -1, -1 are as far from 0."""
+    """The sum of +1, +1/2 and -1/2 is 1; six of the eight sign choices give a sum at least as far from 0."""
     assert sign_flip([[Fraction(1), Fraction(1, 2), Fraction(-1, 2)]]) == pytest.approx(6 / 8)
 
 
 def test_sign_flip_weights_domains_equally() -> None:
-    """+1 of two tasks and -1 of four weigh 2 and 1: of the sums 3, 1, -1, -3 all are as far from 0 as 1."""
+    """+1 of two tasks and -1 of four have the weights 2 and 1; all sums (3, 1, -1, -3) are at least 1 from 0."""
     small, large = changes(lost=0, gained=1, same=1), changes(lost=1, gained=0, same=3)
     assert sign_flip([small, large]) == 1.0
     assert sign_flip([small, changes(lost=0, gained=1, same=3)]) == pytest.approx(2 / 4)
@@ -76,7 +76,7 @@ def test_sign_flip_matches_full_enumeration(quarters: list[int]) -> None:
 
 
 def test_sign_flip_uses_normal_approximation_for_large_sums() -> None:
-    """9 of 9 at z = 3: 0.0027."""
+    """All 9 changes in one direction give z = 3, which is p = 0.0027."""
     coprime = [[Fraction(1, 999_983)] * 9, [Fraction(0)] * 999_979]
     assert sign_flip(coprime) == pytest.approx(2 / 512)
     uneven = [Fraction(10**6 + excess, 10**6) for excess in range(9)]
@@ -85,12 +85,12 @@ def test_sign_flip_uses_normal_approximation_for_large_sums() -> None:
 
 @given(st.integers(0, 60), st.integers(0, 60))
 def test_sign_flip_is_symmetric(lost: int, gained: int) -> None:
-    there, back = ([changes(lost=one, gained=other, same=1)] for one, other in ((lost, gained), (gained, lost)))
-    assert sign_flip(there) == sign_flip(back) <= 1
+    forward, backward = ([changes(lost=one, gained=other, same=1)] for one, other in ((lost, gained), (gained, lost)))
+    assert sign_flip(forward) == sign_flip(backward) <= 1
 
 
 def test_paired_interval_matches_agresti_and_min() -> None:
-    """14 lost and 5 gained of 100: (5.5 - 14.5) / 102 = -0.0882, 1.96 * sqrt(20 - 81 / 102) / 102 = 0.0842."""
+    """14 lost and 5 gained of 100: (5.5 - 14.5) / 102 = -0.0882, ± 1.96 × sqrt(20 - 81 / 102) / 102 = 0.0842."""
     interval = paired_interval([changes(lost=14, gained=5, same=81)])
     assert (round(interval.low, 4), round(interval.high, 4)) == (-0.1724, -0.0040)
 
@@ -109,15 +109,15 @@ def test_published_score_differences_are_not_significant(suite: str) -> None:
         baseline=line.baseline.score, candidate=line.candidate.score, items=(line.samples, line.samples)
     )
     assert not judgment.significant
-    assert judgment.detectable > 0.05  # while the differences are 0.010 and 0.019
+    assert judgment.detectable > 0.05  # the published differences are 0.010 and 0.019
     assert judgment.items_needed is not None
     assert judgment.items_needed > 3000  # GSM8K has 1,319 questions, GPQA-Diamond 198
     assert judgment.sentence.startswith("not significant at this sample size")
 
 
 def test_results_on_same_questions_are_paired() -> None:
-    """Eight lost and none gained is seen in 40 paired items, while two independent samples would not show it."""
-    before, after = outcome("+" * 36 + "-" * 4), outcome("-" * 8 + "+" * 28 + "-" * 4)
+    """A loss of 8 in 40 is significant for paired questions, but not for two independent samples."""
+    before, after = result_of("+" * 36 + "-" * 4), result_of("-" * 8 + "+" * 28 + "-" * 4)
     judgment = compare_results(before, after)
     assert (judgment.lost, judgment.gained) == (8, 0)
     assert judgment.p_value == pytest.approx(2 / 256)
@@ -126,21 +126,24 @@ def test_results_on_same_questions_are_paired() -> None:
 
 
 def test_different_questions_are_independent_samples() -> None:
-    judgment = compare_results(outcome("+" * 36 + "-" * 4), outcome("+" * 28 + "-" * 12, prefix="other"))
+    judgment = compare_results(result_of("+" * 36 + "-" * 4), result_of("+" * 28 + "-" * 12, prefix="other"))
     assert judgment.p_value is None
     assert judgment.method.startswith("independent")
 
 
 def test_duplicate_questions_are_paired_in_order() -> None:
-    twice = outcome("++--")
-    both = EvalResult(
-        **{**vars(twice), "items": tuple(AnsweredQuestion(id="same", correct=item.correct) for item in twice.items)}
+    repeated = result_of("++--")
+    result = EvalResult(
+        **{
+            **vars(repeated),
+            "items": tuple(AnsweredQuestion(id="same", correct=item.correct) for item in repeated.items),
+        }
     )
-    assert compare_results(both, both).items == 4
+    assert compare_results(result, result).items == 4
 
 
 def seeded(*answers: str, group: str = "") -> tuple[AnsweredQuestion, ...]:
-    """One text of `+` and `-` a seed, one question a place."""
+    """Return the answers (`+` or `-`) to the same questions, one text per seed."""
     return tuple(
         AnsweredQuestion(id=f"q{index}", correct=answer == "+", seed=seed, group=group)
         for seed, answered in enumerate(answers)
@@ -148,13 +151,13 @@ def seeded(*answers: str, group: str = "") -> tuple[AnsweredQuestion, ...]:
     )
 
 
-def of_items(*items: AnsweredQuestion) -> EvalResult:
-    return replace(outcome("+"), items=items)
+def result_of_items(*items: AnsweredQuestion) -> EvalResult:
+    return replace(result_of("+"), items=items)
 
 
 def test_effective_sample_size_reflects_seed_variation() -> None:
-    """p = 3/4: alike, the shares 1, 1, 1, 0 vary by 3/16, so n = 4; 1, 1, 1/2, 1/2 vary by 1/16: n = 12."""
-    alike, other = of_items(*seeded("+++-", "+++-")), of_items(*seeded("+++-", "++-+"))
+    """p = 3/4: with shares 1, 1, 1, 0 the variance is 3/16 and n = 4; with 1, 1, 1/2, 1/2 it is 1/16 and n = 12."""
+    alike, other = result_of_items(*seeded("+++-", "+++-")), result_of_items(*seeded("+++-", "++-+"))
     assert (alike.score, other.score) == (0.75, 0.75)
     assert (alike.effective_items, other.effective_items) == (pytest.approx(4), pytest.approx(12))
     assert score_interval(alike) == wilson(0.75, alike.effective_items)
@@ -162,35 +165,35 @@ def test_effective_sample_size_reflects_seed_variation() -> None:
 
 
 def test_single_seed_effective_size_is_question_count() -> None:
-    assert outcome("+" * 190 + "-" * 10).effective_items == pytest.approx(200)
-    assert outcome("+" * 200).effective_items == 200
+    assert result_of("+" * 190 + "-" * 10).effective_items == pytest.approx(200)
+    assert result_of("+" * 200).effective_items == 200
 
 
 def test_seeds_are_clustered_by_question() -> None:
-    """Six questions lost by both seeds: 2 / 2^6 over questions, where 12 pairs would have said 2 / 2^12."""
-    right, wrong = "+" * 20, "-" * 6 + "+" * 14
-    judgment = compare_results(of_items(*seeded(right, right)), of_items(*seeded(wrong, wrong)))
+    """Both seeds lose the same six questions: p = 2 / 2^6, while 12 separate pairs would give 2 / 2^12."""
+    before, after = "+" * 20, "-" * 6 + "+" * 14
+    judgment = compare_results(result_of_items(*seeded(before, before)), result_of_items(*seeded(after, after)))
     assert judgment.p_value == pytest.approx(2 / 2**6)
     assert (judgment.lost, judgment.gained, judgment.test) == (6, 0, "sign-flip")
     assert "clustered by question" in judgment.method
 
 
 def test_different_seed_counts_are_independent_samples() -> None:
-    one, two = of_items(*seeded("++-")), of_items(*seeded("++-", "+--"))
+    one, two = result_of_items(*seeded("++-")), result_of_items(*seeded("++-", "+--"))
     assert compare_results(one, two).p_value is None
 
 
 def test_domains_are_weighted_equally() -> None:
-    """1 of 2 and 4 of 4: 0.75, where 5 of 6 would be 0.83."""
-    assert of_items(*seeded("+-", group="airline"), *seeded("++++", group="retail")).score == 0.75
+    """The score is 0.75 for 1 of 2 and 4 of 4, not 0.83 as for 5 of 6."""
+    assert result_of_items(*seeded("+-", group="airline"), *seeded("++++", group="retail")).score == 0.75
 
 
 def test_identical_answers_across_seeds_are_deterministic() -> None:
     alike = tuple(replace(item, answer="a" + item.id) for item in seeded("++-", "++-"))
-    assert of_items(*alike).is_deterministic
-    assert not of_items(replace(alike[0], answer="b"), *alike[1:]).is_deterministic
-    assert not of_items(*seeded("++-", "++-")).is_deterministic, "of answers that were not kept nothing is known"
-    assert not of_items(*alike[:3]).is_deterministic, "one seed repeats nothing"
+    assert result_of_items(*alike).is_deterministic
+    assert not result_of_items(replace(alike[0], answer="b"), *alike[1:]).is_deterministic
+    assert not result_of_items(*seeded("++-", "++-")).is_deterministic, "answers without text cannot be compared"
+    assert not result_of_items(*alike[:3]).is_deterministic, "one seed repeats no question"
 
 
 def test_zero_difference_has_no_required_sample_size() -> None:

@@ -1,7 +1,7 @@
-"""tau2-bench seen from outside: its commands, and what it wrote.
+"""Test the commands for tau2-bench and the parsing of its results.
 
-`recorded/tau2/results.json` was written by its own code (commit a2c0247, `tau2 run --domain mock --num-trials 4`)
-against an endpoint that calls the right tool now and then; conversations, tasks and checks were cut out of it.
+tau2-bench itself wrote `recorded/tau2/results.json` (commit a2c0247, `tau2 run --domain mock --num-trials 4`) with an
+endpoint that sometimes calls the right tool; conversations, tasks and checks were removed.
 """
 
 import json
@@ -17,8 +17,8 @@ from orchestrator.evals.tau2 import COMMIT, read_simulations, tau2_script
 RECORDED = Path(__file__).parent / "recorded" / "tau2" / "results.json"
 
 
-def run_of(folder: Path, name: str, domain: str, **changes: object) -> Path:
-    """The recorded run as one of another name and domain; `changes` are of its `info`, or `rewards` by trial."""
+def write_run(folder: Path, name: str, domain: str, **changes: object) -> Path:
+    """Write the recorded run under another name and domain; `changes` apply to its `info`, `rewards` to its trials."""
     data = json.loads(RECORDED.read_text())
     data["info"]["environment_info"]["domain_name"] = domain
     rewards = changes.pop("rewards", None)
@@ -32,29 +32,29 @@ def run_of(folder: Path, name: str, domain: str, **changes: object) -> Path:
 
 
 def test_score_equals_pass_1_printed_by_tau2() -> None:
-    """`Pass^1 0.250`, 40 simulations of 10 tasks."""
-    outcome = read_simulations(RECORDED, "glm", "deploy eval glm").result
-    assert (outcome.score, len(outcome.items), len(outcome.answers)) == (0.25, 40, 10)
-    assert (outcome.model, outcome.task) == ("glm-5.2", "mock; user hosted_vllm/user")
-    span = score_interval(outcome)
-    assert span.low < 0.25 < span.high
-    assert 10 <= outcome.effective_items < 40, "four trials of a task are no four tasks"
+    """tau2 printed `Pass^1 0.250` for 40 simulations of 10 tasks."""
+    result = read_simulations(RECORDED, "glm", "deploy eval glm").result
+    assert (result.score, len(result.items), len(result.answers)) == (0.25, 40, 10)
+    assert (result.model, result.task) == ("glm-5.2", "mock; user hosted_vllm/user")
+    interval = score_interval(result)
+    assert interval.low < 0.25 < interval.high
+    assert 10 <= result.effective_items < 40, "four trials of a task do not count as four tasks"
 
 
 def test_domains_count_equally_and_names_are_separate(tmp_path: Path) -> None:
-    run_of(tmp_path, "glm", "airline", rewards=[1.0, 1.0, 1.0, 0.0])
-    run_of(tmp_path, "glm", "retail", rewards=[1.0, 0.0, 0.0, 0.0])
-    run_of(tmp_path, "glm-fp8", "airline", rewards=[1.0] * 4)
+    write_run(tmp_path, "glm", "airline", rewards=[1.0, 1.0, 1.0, 0.0])
+    write_run(tmp_path, "glm", "retail", rewards=[1.0, 0.0, 0.0, 0.0])
+    write_run(tmp_path, "glm-fp8", "airline", rewards=[1.0] * 4)
     assert read_simulations(tmp_path, "glm", "").result.score == pytest.approx((0.75 + 0.25) / 2)
     assert read_simulations(tmp_path, "glm-fp8", "").result.score == 1.0
 
 
 def test_results_of_two_servers_are_paired_by_task(tmp_path: Path) -> None:
-    run_of(tmp_path, "fp8", "airline", rewards=[1.0] * 4)
-    run_of(tmp_path, "mxfp4", "airline", rewards=[1.0, 1.0, 0.0, 0.0])
-    judged = compare_results(*(read_simulations(tmp_path, name, "").result for name in ("fp8", "mxfp4")))
-    assert (judged.difference, judged.lost, judged.gained) == (-0.5, 10, 0)
-    assert judged.p_value == pytest.approx(2 / 2**10)
+    write_run(tmp_path, "fp8", "airline", rewards=[1.0] * 4)
+    write_run(tmp_path, "mxfp4", "airline", rewards=[1.0, 1.0, 0.0, 0.0])
+    judgment = compare_results(*(read_simulations(tmp_path, name, "").result for name in ("fp8", "mxfp4")))
+    assert (judgment.difference, judgment.lost, judgment.gained) == (-0.5, 10, 0)
+    assert judgment.p_value == pytest.approx(2 / 2**10)
 
 
 def test_infrastructure_errors_are_skipped_like_tau2(tmp_path: Path) -> None:
@@ -84,8 +84,8 @@ def test_invalid_tau2_results_are_rejected(text: str, tmp_path: Path) -> None:
 
 
 def test_inconsistent_tau2_runs_are_rejected(tmp_path: Path) -> None:
-    run_of(tmp_path, "a", "airline")
-    run_of(tmp_path, "b", "retail", user_info={"llm": "another-user"})
+    write_run(tmp_path, "a", "airline")
+    write_run(tmp_path, "b", "retail", user_info={"llm": "another-user"})
     with pytest.raises(BenchError, match="different simulated users: `another-user`, `hosted_vllm/user`"):
         read_simulations(tmp_path, "neither", "")
     shutil.rmtree(tmp_path / "b-retail")
@@ -95,8 +95,8 @@ def test_inconsistent_tau2_runs_are_rejected(tmp_path: Path) -> None:
 
 
 def test_baseline_requires_results_of_named_run(tmp_path: Path) -> None:
-    """Of two servers of which only one was asked, its score was compared with itself."""
-    file = run_of(tmp_path, "glm", "airline")
+    """With results of only one server, its score was once compared with itself."""
+    file = write_run(tmp_path, "glm", "airline")
     assert read_simulations(tmp_path, "glm", "", require_name=True).result.score == 0.25
     for path in (tmp_path, file):
         with pytest.raises(UsageError, match="no tau2 results named `fp8-DOMAIN` found"):
@@ -112,7 +112,7 @@ def test_duplicate_simulation_is_rejected(tmp_path: Path) -> None:
 
 
 def test_nan_reward_is_rejected(tmp_path: Path) -> None:
-    run_of(tmp_path, "glm", "airline", rewards=[1.0, float("nan"), 1.0, 1.0])
+    write_run(tmp_path, "glm", "airline", rewards=[1.0, float("nan"), 1.0, 1.0])
     with pytest.raises(BenchError, match="not a valid file of tau2 results"):
         read_simulations(tmp_path, "glm", "")
 
@@ -130,5 +130,5 @@ def test_tau2_commands_contain_no_key() -> None:
     assert 'HOSTED_VLLM_API_KEY="$GLM_KEY"' in script
     assert "--agent-llm 'hosted_vllm/glm 5'" in script
     assert script.endswith("deploy eval mine --suite tau2 --simulations data/simulations\n")
-    without = tau2_script("http://h:1/", "glm 5", key_env=None, name="mine", trials=4)
-    assert 'HOSTED_VLLM_API_KEY="' not in without
+    without_key = tau2_script("http://h:1/", "glm 5", key_env=None, name="mine", trials=4)
+    assert 'HOSTED_VLLM_API_KEY="' not in without_key

@@ -1,4 +1,4 @@
-"""What is read of a measurement, where, and when higher rates tell nothing more."""
+"""Test which metric of a measurement a sweep uses, and when higher rates are unnecessary."""
 
 from dataclasses import replace
 
@@ -14,13 +14,13 @@ def goal(objective: Objective, at_rps: float | None = None, *, closed: bool = Fa
 
 
 def test_objective_value_is_knee_or_rate_metric() -> None:
-    result = tp8()  # sustains 1.5, and 2 no more
+    result = tp8()  # 1.5 requests/s are sustained, 2 are not
     assert goal(Objective.KNEE).values(result) == (1.5,)
     assert goal(Objective.TOK_S).values(result) == (1.5 * 985,)
     assert replace(goal(Objective.TOK_S, at_rps=2.0), ttft_p95_s=99.0).values(result) == (1480.0,)
-    user = goal(Objective.PARETO).values(result)
-    assert user is not None
-    assert user[0] == 1.5 * 985
+    values = goal(Objective.PARETO).values(result)
+    assert values is not None
+    assert values[0] == 1.5 * 985
     assert goal(Objective.TOK_S, closed=True).values(single_stream()) is not None
 
 
@@ -43,7 +43,7 @@ def overloaded(*, p95: float, window: bool) -> BenchResult:
 
 @pytest.mark.parametrize(("p95", "window"), [(17.2, True), (17.2, False), (1.0, False)])
 def test_overloaded_setting_has_a_reason_instead_of_value(p95: float, window: bool) -> None:
-    """It ended the whole sweep with `output tok/s per node was not measured`."""
+    """Such a setting once ended the whole sweep with `output tok/s per node was not measured`."""
     result = overloaded(p95=p95, window=window)
     at_rate = goal(Objective.TOK_S, at_rps=2.0)
     assert at_rate.overload(result) == f"TTFT p95 {p95:.2f} s exceeds 5 s"
@@ -62,11 +62,11 @@ def test_ladder_ends_once_knee_is_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("p95", "success", "completed", "held"), [(0.5, 1.0, 1.0, 1.0), (10.0, 1.0, 1.0, 0.5), (0.5, 0.96, 0.5, 0.5)]
+    ("p95", "success", "completed", "attained"), [(0.5, 1.0, 1.0, 1.0), (10.0, 1.0, 1.0, 0.5), (0.5, 0.96, 0.5, 0.5)]
 )
-def test_held_rate_drops_only_beyond_limits(p95: float, success: float, completed: float, held: float) -> None:
-    found = replace(point(1.0, 0.4, p95), success_share=success, completion_ratio=completed)
-    assert goal(Objective.KNEE).attained(found) == pytest.approx(held)
+def test_attained_rate_drops_only_beyond_limits(p95: float, success: float, completed: float, attained: float) -> None:
+    measured = replace(point(1.0, 0.4, p95), success_share=success, completion_ratio=completed)
+    assert goal(Objective.KNEE).attained(measured) == pytest.approx(attained)
 
 
 def test_client_lag_is_reported_for_relevant_points() -> None:

@@ -1,4 +1,4 @@
-"""Which checkpoint `deploy reproduce` measures: one of the published kind where the host has it, else the default."""
+"""Test the checkpoint of `deploy reproduce`: the published kind if the host has it, else the default."""
 
 import json
 import re
@@ -23,13 +23,13 @@ CONFIG = {
 
 @pytest.fixture
 def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The directory that the catalog's entry names; it does not exist yet."""
+    """Return the directory in the catalog entry; it does not exist yet."""
     home, directory = tmp_path / "home", tmp_path / "routed"
     monkeypatch.setenv("DEPLOY_HOME", str(home))
     text = Catalog.shipped().path(EntryKind.MODEL, ROUTED).read_text()
-    mine = home / EntryKind.MODEL.file(ROUTED)
-    mine.parent.mkdir(parents=True)
-    mine.write_text(text.replace("/mnt/GLM-5.2-MXFP4-routed", str(directory)))
+    entry = home / EntryKind.MODEL.file(ROUTED)
+    entry.parent.mkdir(parents=True)
+    entry.write_text(text.replace("/mnt/GLM-5.2-MXFP4-routed", str(directory)))
     return directory
 
 
@@ -60,11 +60,11 @@ def test_published_kind_of_checkpoint_is_used_if_staged(
     ups = [line.split("  ")[0] for line in table.splitlines() if line.startswith("deploy up")]
     assert len(ups) == 5
     assert all(f"--set model={ROUTED}" in up for up in ups[:-1])
-    assert ROUTED not in ups[-1], "the ablation has a checkpoint of its own"
+    assert ROUTED not in ups[-1], "the ablation has another checkpoint"
     assert table.count("deploy kernels tune") == 4
     assert table.count("--retune-derived") == 4
     assert f"checkpoint: `{ROUTED}`, {checkpoint}, of the published kind" in notes
-    assert ROUTED not in steps(capsys, tmp_path, set_=["model=glm-5.2-mxfp4"])[0], "the user's choice goes first"
+    assert ROUTED not in steps(capsys, tmp_path, set_=["model=glm-5.2-mxfp4"])[0], "the user's choice has priority"
 
 
 @pytest.mark.usefixtures("checkpoint")
@@ -76,10 +76,10 @@ def test_baseline_without_checkpoint_prints_command_and_cost(
     message = "not measured: the baseline of gsm8k, gpqa-diamond, as `zai-org/GLM-5.2-FP8` is not on the host; "
     message += "`deploy reproduce wafer-glm52 --ablation baseline-checkpoint` measures it too, in about "
     minutes, usd = re.findall(rf"{re.escape(message)}(\d+) min more, ([0-9.]+) USD", notes)[0]
-    with_it = steps(capsys, tmp_path, ablation=["baseline-checkpoint"])[0].splitlines()
-    total = [line.split() for line in (table.splitlines()[-1], with_it[-1])]
+    with_baseline = steps(capsys, tmp_path, ablation=["baseline-checkpoint"])[0].splitlines()
+    total = [line.split() for line in (table.splitlines()[-1], with_baseline[-1])]
     assert float(total[1][-1]) - float(total[0][-1]) == pytest.approx(float(usd), abs=0.02)
-    assert 120 < int(minutes) < 240, "32 of them download 756 GB, 113 are for GPQA-Diamond"
+    assert 120 < int(minutes) < 240, "32 minutes for the download of 756 GB, 113 for GPQA-Diamond"
 
     stage(tmp_path / "home/models/glm-5.2-fp8")
     table, notes = steps(capsys, tmp_path)
@@ -99,14 +99,14 @@ def test_gated_dataset_is_reported_in_dry_run(
         notes = steps(capsys, tmp_path)[1]
         assert gated.format(state) in notes
         assert "`hf auth login`, or set HF_TOKEN to a token with read access" in notes
-    for without in ({"no_evals": True}, {"dataset": tmp_path}, {"profile_": "b200-tp8"}):
-        assert "gated" not in steps(capsys, tmp_path, **without)[1]
+    for options in ({"no_evals": True}, {"dataset": tmp_path}, {"profile_": "b200-tp8"}):
+        assert "gated" not in steps(capsys, tmp_path, **options)[1]
 
 
 def test_single_profile_is_reproduced_at_its_gpu_price(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The post's B200 figure is of its own workload; engine and flags were not published."""
+    """The published B200 figure is for its own workload; its engine and flags are unknown."""
     stage(checkpoint)
     table, notes = steps(capsys, tmp_path, profile_="b200-tp8")
     words = [line.split("  ")[0].split()[1:3] for line in table.splitlines() if line.startswith("deploy ")]

@@ -1,4 +1,4 @@
-"""`deploy reproduce`: the steps, what remains of them after a failure, and what is taken down."""
+"""Test the steps of `deploy reproduce`, resumption after a failure, and which servers are stopped."""
 
 import json
 import os
@@ -39,32 +39,30 @@ from orchestrator.servers.group import RunningServer
 from orchestrator.servers.servers import Servers
 
 WAFER = load_published("wafer-glm52")
-PLANNED = cache(load)  # of each profile once, which takes longer than the rest of these tests
+cached_load = cache(load)  # load each profile once: loading takes longer than the rest of these tests
 
 
 @pytest.fixture(autouse=True)
-def _planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    for user in (experiments.reproduce, suites):
-        monkeypatch.setattr(user, "load", PLANNED)
+def _cache_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (experiments.reproduce, suites):
+        monkeypatch.setattr(module, "load", cached_load)
 
 
-def asked(named: str = WAFER.name) -> ReproduceRequest:
-    """A plain call."""
-    return ReproduceRequest(published_name=named)
+def request_for(name: str = WAFER.name) -> ReproduceRequest:
+    return ReproduceRequest(published_name=name)
 
 
 def steps(directory: Path) -> tuple[Step, ...]:
-    return plan_steps(WAFER, directory, asked()).steps
+    return plan_steps(WAFER, directory, request_for()).steps
 
 
 def runs_of(*runs: tuple[str, str]) -> Published:
-    """The published figures with other servers to bring up: profile and workload."""
-    other = tuple(ReproduceRun(profile=profile, workloads=(workload,)) for profile, workload in runs)
-    return WAFER.model_copy(update={"reproduce": WAFER.reproduce.model_copy(update={"runs": other})})
+    new_runs = tuple(ReproduceRun(profile=profile, workloads=(workload,)) for profile, workload in runs)
+    return WAFER.model_copy(update={"reproduce": WAFER.reproduce.model_copy(update={"runs": new_runs})})
 
 
-class Machine:
-    """Runs nothing, remembers everything; ends one command otherwise than well. Knows which servers are up."""
+class FakeRunner:
+    """A runner that only records the commands; one of them may fail. It tracks which servers are up."""
 
     def __init__(self, failing: str = "", *, interrupted: bool = False) -> None:
         self.failing = failing
@@ -87,7 +85,7 @@ class Machine:
         return 0
 
 
-def go(directory: Path, machine: Machine, *, keep: bool = False) -> None:
+def run_steps(directory: Path, machine: FakeRunner, *, keep: bool = False) -> None:
     planned = steps(directory)
     runner = StepRunner(run=machine, might_exist=machine.servers.__contains__)
     reproduce(planned, StepLog(directory / STATE_FILE, planned), runner, keep_failed=keep)
@@ -101,13 +99,13 @@ def test_preparation_steps_precede_first_server(tmp_path: Path) -> None:
 
 
 def test_tuning_follows_staging(tmp_path: Path) -> None:
-    planned = plan_steps(WAFER, tmp_path, replace(asked(), overrides=("engine=sglang-0.5.14-rocm",), tune=True))
+    planned = plan_steps(WAFER, tmp_path, replace(request_for(), overrides=("engine=sglang-0.5.14-rocm",), tune=True))
     stages = dict.fromkeys(step.stage for step in planned.steps)
     assert [*stages][:5] == ["preflight", "stage", "tune", "kernels", "build"]
 
 
 def test_kernel_table_is_built_before_the_image(tmp_path: Path) -> None:
-    """The published 2,626 tok/s are those of tuned fp4 MoE kernels."""
+    """The published 2,626 tok/s need tuned FP4 MoE kernels."""
     commands = [" ".join(step.argv) for step in steps(tmp_path)]
     table = commands.index("kernels build --profile mi355x-tp4dp2")
     assert commands.index("build --profile mi355x-tp4dp2") > table
@@ -115,7 +113,7 @@ def test_kernel_table_is_built_before_the_image(tmp_path: Path) -> None:
 
 def test_skipped_steps_are_listed_with_reasons(tmp_path: Path) -> None:
     published = runs_of(("cpu-tiny", "smoke-tiny"), ("b200-tp8", "wafer-20k-1k"))
-    planned = plan_steps(published, tmp_path, asked("mine.yaml"))
+    planned = plan_steps(published, tmp_path, request_for("mine.yaml"))
     early = [step.id for step in planned.steps if step.stage in {"stage", "kernels", "build"}]
     assert early == ["b200-tp8/build", "b200-tp8/stage"]
     assert planned.skipped == (
@@ -128,8 +126,8 @@ def test_skipped_steps_are_listed_with_reasons(tmp_path: Path) -> None:
 
 
 def test_load_servers_admit_enough_concurrent_requests() -> None:
-    """2.4 requests/s that take some 10 s each are 24 at once, more than the 16 of a single stream's server."""
-    for server in of().servers:
+    """At 2.4 requests/s of some 10 s each, 24 run at once, more than the 16 of the single-stream server."""
+    for server in plan_with().servers:
         admitted = int(server.plan.flag("max-running-requests") or 0) * server.plan.layout.dp
         assert admitted >= (80 if "wafer-20k-1k" in server.workloads else 1), server.name
 
@@ -147,13 +145,13 @@ def test_profile_file_gives_server_its_name(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text((data_root() / "profiles" / "cpu-tiny.yaml").read_text())
     (tmp_path / "brief.yaml").write_text((data_root() / "profiles" / "workloads" / "smoke-tiny.yaml").read_text())
     published = runs_of((str(tmp_path / "mine.yaml"), str(tmp_path / "brief.yaml")))
-    found = {step.stage: step for step in plan_steps(published, tmp_path, asked("x")).steps}
-    assert found["up"].argv == ("up", "--profile", str(tmp_path / "mine.yaml"), "--name", "mine")
-    assert found["bench"].output == tmp_path / "mine" / "brief"
+    steps_by_stage = {step.stage: step for step in plan_steps(published, tmp_path, request_for("x")).steps}
+    assert steps_by_stage["up"].argv == ("up", "--profile", str(tmp_path / "mine.yaml"), "--name", "mine")
+    assert steps_by_stage["bench"].output == tmp_path / "mine" / "brief"
 
 
 def test_shared_downloads_are_counted_once(tmp_path: Path) -> None:
-    """438 GB at 400 MB/s; the image comes with the first step that reads it."""
+    """The download is 438 GB at 400 MB/s; the image counts at the first step that reads it."""
     about = {step.id: step.seconds for step in steps(tmp_path)}
     assert about["mi355x-tp8/stage"] - about["mi355x-tp4dp2/stage"] == pytest.approx(438e9 / 400e6, rel=0.001)
     assert about["mi355x-tp8/kernels"] > 10 * about["mi355x-tp4dp2/kernels"]
@@ -161,71 +159,71 @@ def test_shared_downloads_are_counted_once(tmp_path: Path) -> None:
 
 
 def test_startup_estimate_scales_with_weights_size(tmp_path: Path) -> None:
-    planned = plan_steps(runs_of(("cpu-tiny", "smoke-tiny")), tmp_path, asked("x"))
+    planned = plan_steps(runs_of(("cpu-tiny", "smoke-tiny")), tmp_path, request_for("x"))
     tiny = next(step.seconds for step in planned.steps if step.stage == "up")
     large = next(step.seconds for step in steps(tmp_path) if step.stage == "up")
-    assert large - tiny == pytest.approx(13 * 60 + 400, rel=0.01)  # and kernels are compiled, graphs captured
+    assert large - tiny == pytest.approx(13 * 60 + 400, rel=0.01)  # plus compiling kernels and capturing graphs
 
 
 def test_each_server_stops_before_the_next_starts(tmp_path: Path) -> None:
-    machine = Machine()
-    go(tmp_path, machine)
+    machine = FakeRunner()
+    run_steps(tmp_path, machine)
     order = [line for line in machine.ran if line.startswith(("up", "down"))]
     assert [line.split()[0] for line in order] == ["up", "down"] * 4
 
 
 def test_completed_steps_are_not_repeated(tmp_path: Path) -> None:
-    go(tmp_path, Machine())
-    again = Machine()
-    go(tmp_path, again)
-    assert again.ran == []
+    run_steps(tmp_path, FakeRunner())
+    resumed = FakeRunner()
+    run_steps(tmp_path, resumed)
+    assert resumed.ran == []
 
 
 def test_server_stops_after_failure_and_restarts_on_resume(tmp_path: Path) -> None:
-    machine = Machine(failing="bench mi355x-tp8-throughput --workload wafer")
+    machine = FakeRunner(failing="bench mi355x-tp8-throughput --workload wafer")
     with pytest.raises(DeployError) as caught:
-        go(tmp_path, machine)
+        run_steps(tmp_path, machine)
     assert caught.value.exit_code == 8
     assert machine.ran[-1] == "down mi355x-tp8-throughput"
-    again = Machine()
-    go(tmp_path, again)
-    assert again.ran[0] == "up --profile mi355x-tp8-throughput --name mi355x-tp8-throughput"
-    assert again.ran[1].startswith("bench mi355x-tp8-throughput --workload wafer-20k-1k")
+    resumed = FakeRunner()
+    run_steps(tmp_path, resumed)
+    assert resumed.ran[0] == "up --profile mi355x-tp8-throughput --name mi355x-tp8-throughput"
+    assert resumed.ran[1].startswith("bench mi355x-tp8-throughput --workload wafer-20k-1k")
 
 
 def test_keep_option_leaves_server_running(tmp_path: Path) -> None:
-    machine = Machine(failing="smoke")
+    machine = FakeRunner(failing="smoke")
     with pytest.raises(DeployError):
-        go(tmp_path, machine, keep=True)
+        run_steps(tmp_path, machine, keep=True)
     assert not any(line.startswith("down") for line in machine.ran)
 
 
 def test_interrupt_stops_the_server(tmp_path: Path) -> None:
-    machine = Machine("smoke", interrupted=True)
+    machine = FakeRunner("smoke", interrupted=True)
     with pytest.raises(Interrupted, match="interrupted") as caught:
-        go(tmp_path, machine)
+        run_steps(tmp_path, machine)
     assert caught.value.hint == "`mi355x-tp8` is stopped; repeat the command to continue"
     assert machine.ran[-1] == "down mi355x-tp8"
 
 
 def test_stopped_server_is_not_stopped_again(tmp_path: Path) -> None:
-    """The failed report took it down; what remains after the mended report is nothing."""
+    """The run with the failed report has already stopped the server."""
     with pytest.raises(DeployError):
-        go(tmp_path, Machine("report"))
-    again = Machine()
-    go(tmp_path, again)
-    assert again.ran[0].startswith("report")
-    assert again.ran[1] == "up --profile mi355x-tp8-throughput --name mi355x-tp8-throughput"
+        run_steps(tmp_path, FakeRunner("report"))
+    resumed = FakeRunner()
+    run_steps(tmp_path, resumed)
+    assert resumed.ran[0].startswith("report")
+    assert resumed.ran[1] == "up --profile mi355x-tp8-throughput --name mi355x-tp8-throughput"
 
 
 def test_unresponsive_runtime_means_server_might_exist(tmp_path: Path) -> None:
-    """While the Docker daemon restarts, a container is still to be taken down."""
+    """While the Docker daemon restarts, a container may still have to be stopped."""
 
-    class Silent:
+    class UnresponsiveRuntime:
         def find(self, _name: str | None = None) -> tuple[RunningServer, ...]:
             raise HostError("the Docker daemon does not answer")
 
-    servers = Servers(Home(tmp_path), {"docker": Silent()})  # type: ignore[dict-item]
+    servers = Servers(Home(tmp_path), {"docker": UnresponsiveRuntime()})  # type: ignore[dict-item]
     for profile in ("mi355x-tp8", "cpu-tiny"):
         plan = load(profile).plan
         open_run(servers.home, profile, plan).save("plan.json", plan.to_dict())
@@ -257,56 +255,56 @@ def test_invalid_state_file_is_rejected(text: str, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def begun(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A directory whose first server is measured, and its state."""
-    directory = tmp_path_factory.mktemp("begun")
+def failed_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Return a directory in which the first servers are measured, and its state file."""
+    directory = tmp_path_factory.mktemp("failed_run")
     with pytest.raises(DeployError):
-        go(directory, Machine(failing="bench mi355x-tp4dp2"))
+        run_steps(directory, FakeRunner(failing="bench mi355x-tp4dp2"))
     return directory, (directory / STATE_FILE).read_text()
 
 
-def damaged(text: str, dice: Random) -> str:
-    """Cut, overwritten, or with another value in one of its places."""
-    at, kind = dice.randrange(len(text)), dice.randrange(5)
+def corrupt(text: str, rng: Random) -> str:
+    """Return the text truncated, overwritten, or with one value replaced or removed."""
+    position, kind = rng.randrange(len(text)), rng.randrange(5)
     if kind == 0:
-        return text[:at]
+        return text[:position]
     if kind == 1:
-        return text[:at] + dice.choice('{}[]",:0\x00x') + text[at + dice.randrange(2) :]
-    data, malformed = json.loads(text), dice.choice([None, [], {}, -1, True, "1", "", [["a", "b"]], ["ab"], {"a": 1}])
+        return text[:position] + rng.choice('{}[]",:0\x00x') + text[position + rng.randrange(2) :]
+    data, malformed = json.loads(text), rng.choice([None, [], {}, -1, True, "1", "", [["a", "b"]], ["ab"], {"a": 1}])
     if kind == 2:
-        data[dice.choice(["steps", "done"])] = malformed
+        data[rng.choice(["steps", "done"])] = malformed
     elif kind == 3:
-        data["done"][dice.choice([*data["done"]])] = malformed
+        data["done"][rng.choice([*data["done"]])] = malformed
     else:
-        del data["done"][dice.choice([*data["done"]])]
+        del data["done"][rng.choice([*data["done"]])]
     return json.dumps(data)
 
 
 def test_corrupt_state_file_never_loses_completed_steps(
-    begun: tuple[Path, str],
+    failed_run: tuple[Path, str],
 ) -> None:
-    """A list of steps in place of the table was taken for an empty one, and all of it was done again."""
-    (directory, text), planned = begun, steps(begun[0])
-    file, whole, dice, refused = directory / STATE_FILE, set(json.loads(text)["done"]), Random(20261122), 0
+    """A list of steps in place of the table once counted as empty, so all steps were repeated."""
+    (directory, text), planned = failed_run, steps(failed_run[0])
+    file, completed, rng, rejected = directory / STATE_FILE, set(json.loads(text)["done"]), Random(20261122), 0
     for _ in range(100):
-        changed = damaged(text, dice)
+        changed = corrupt(text, rng)
         file.write_text(changed)
         try:
             state = StepLog(file, planned)
         except UsageError as error:
-            refused += 1
+            rejected += 1
             assert (file.read_text(), error.location, bool(error.hint)) == (changed, str(file), True)  # noqa: PT017
             continue
-        done = {key for key in json.loads(changed)["done"] if key in whole}
-        assert {key for key in state.done if key in whole} == done
-        machine = Machine()
+        done = {key for key in json.loads(changed)["done"] if key in completed}
+        assert {key for key in state.done if key in completed} == done
+        machine = FakeRunner()
         runner = StepRunner(run=machine, might_exist=machine.servers.__contains__)
         reproduce(planned, state, runner, keep_failed=False)
         assert not [
             step for step in planned if step.id in done and step.stage == "bench" and step.argv in machine.argvs
         ]
         assert done <= set(json.loads(file.read_text())["done"])
-    assert 20 < refused < 80
+    assert 20 < rejected < 80
 
 
 def test_fifo_as_state_file_is_rejected(tmp_path: Path) -> None:
@@ -316,14 +314,14 @@ def test_fifo_as_state_file_is_rejected(tmp_path: Path) -> None:
 
 
 def test_measurement_duration_is_estimated() -> None:
-    """200 requests a rate: 400 s at 0.5 rps down to 83 s at 2.4 rps are about 17 min, before climbing and drains."""
+    """200 requests per rate take 400 s at 0.5 rps down to 83 s at 2.4 rps: about 17 min without ramp and drains."""
     published = bench_seconds(load_workload("wafer-20k-1k").model_copy(update={"ramp": None}), tok_s=213)
     assert published == pytest.approx(1005 + 6 * 30, abs=1)
     assert bench_seconds(load_workload("single-stream-10k-1.5k"), tok_s=213) == pytest.approx(20 * 1500 / 213)
 
 
-def of(**options: object) -> ReproducePlan:
-    request = replace(asked(), **options)  # type: ignore[arg-type]
+def plan_with(**options: object) -> ReproducePlan:
+    request = replace(request_for(), **options)  # type: ignore[arg-type]
     return plan_steps(WAFER, Path("results"), request)
 
 
@@ -332,7 +330,7 @@ def lines(planned: ReproducePlan, run: str = "") -> list[str]:
 
 
 def test_overrides_are_passed_to_every_planning_command() -> None:
-    planned = of(overrides=("engine=sglang-0.5.14-rocm", "flags.max-running-requests=64"))
+    planned = plan_with(overrides=("engine=sglang-0.5.14-rocm", "flags.max-running-requests=64"))
     settings = "--set engine=sglang-0.5.14-rocm --set flags.max-running-requests=64"
     planning = [line for line in lines(planned) if "--profile" in line]
     assert len(planning) == 20
@@ -341,7 +339,7 @@ def test_overrides_are_passed_to_every_planning_command() -> None:
 
 
 def test_remote_host_builds_table_and_image_during_up() -> None:
-    planned = of(host="ssh://node")
+    planned = plan_with(host="ssh://node")
     assert {step.stage for step in planned.steps if "--host" not in step.argv} == {"report"}
     assert {step.stage for step in planned.steps} == {
         "preflight", "stage", "up", "smoke", "bench", "eval", "report", "down"
@@ -350,24 +348,24 @@ def test_remote_host_builds_table_and_image_during_up() -> None:
 
 
 def test_remote_server_is_stopped_on_its_host() -> None:
-    asked_for: list[tuple[str, ...]] = []
-    runner = StepRunner(run=lambda argv: asked_for.append(argv) or 0, might_exist=lambda _: True, host="ssh://node")
+    calls: list[tuple[str, ...]] = []
+    runner = StepRunner(run=lambda argv: calls.append(argv) or 0, might_exist=lambda _: True, host="ssh://node")
     assert runner.stop("tiny") == 0
-    assert asked_for == [("down", "tiny", "--host", "ssh://node")]
+    assert calls == [("down", "tiny", "--host", "ssh://node")]
 
 
 def test_local_weights_are_verified_without_download(tmp_path: Path) -> None:
-    planned = of(checkpoint=tmp_path, ablations=("baseline-checkpoint",))
+    planned = plan_with(checkpoint=tmp_path, ablations=("baseline-checkpoint",))
     about = {step.id: step.seconds for step in planned.steps if step.stage == "stage"}
     assert about["mi355x-tp8/stage"] == about["mi355x-tp4dp2/stage"] < 60
     assert f"--set model.checkpoint.path={tmp_path}" in lines(planned, "mi355x-tp8")[0]
-    other = next(server for server in planned.servers if server.is_baseline)
-    assert other.plan.model.checkpoint.path == "zai-org/GLM-5.2-FP8", "another checkpoint does not lie there"
+    baseline = next(server for server in planned.servers if server.is_baseline)
+    assert baseline.plan.model.checkpoint.path == "zai-org/GLM-5.2-FP8", "the directory has only the other checkpoint"
     assert about["mi355x-tp4dp2-evals-baseline-checkpoint/stage"] == pytest.approx(756e9 / 400e6, rel=0.01)
 
 
 def test_each_ablation_is_a_separate_server() -> None:
-    planned = of(ablations=("mtp-off", "table-off"))
+    planned = plan_with(ablations=("mtp-off", "table-off"))
     servers = {server.name: server for server in planned.servers}
     published = ["mi355x-tp8", "mi355x-tp8-throughput", "mi355x-tp4dp2", "mi355x-tp4dp2-evals"]
     assert list(servers) == [*published, "mi355x-tp8-mtp-off", "mi355x-tp4dp2-table-off"]
@@ -382,12 +380,12 @@ def test_each_ablation_is_a_separate_server() -> None:
 
 
 def test_baseline_is_evaluated_like_the_full_server() -> None:
-    planned = of(ablations=("baseline-checkpoint",), prices=("MI355X=2",), evals=False)
-    asked_eval = [line for line in lines(planned) if line.startswith("eval ")]
-    whole, baseline = "mi355x-tp4dp2-evals", "mi355x-tp4dp2-evals-baseline-checkpoint"
-    assert asked_eval == [
+    planned = plan_with(ablations=("baseline-checkpoint",), prices=("MI355X=2",), evals=False)
+    evals = [line for line in lines(planned) if line.startswith("eval ")]
+    full, baseline = "mi355x-tp4dp2-evals", "mi355x-tp4dp2-evals-baseline-checkpoint"
+    assert evals == [
         f"eval {server} --suite {suite} --output results/{server}"
-        for server in (whole, baseline)
+        for server in (full, baseline)
         for suite in ("gsm8k --limit 200", "gpqa-diamond --seeds 2")
     ]
     reports = [line for line in lines(planned) if line.startswith("report ")]
@@ -402,7 +400,7 @@ def evals_of(planned: ReproducePlan) -> list[Step]:
 
 
 def test_published_suites_run_on_a_sampling_server() -> None:
-    planned = of()
+    planned = plan_with()
     server = next(server for server in planned.servers if server.suites)
     assert [warning.id for warning in server.plan.warnings if warning.id == "speculation-is-greedy"] == []
     assert [" ".join(step.argv) for step in evals_of(planned)] == [
@@ -414,14 +412,14 @@ def test_published_suites_run_on_a_sampling_server() -> None:
 
 
 def test_suite_duration_is_estimated_from_longest_answers() -> None:
-    """200 x 512 / 1944 tok/s = 52.7 s and 60 s before them; 396 x 32768 / 1944 = 6674.9 s and twice 60 s."""
-    gsm8k, gpqa = evals_of(of())
+    """200 × 512 / 1944 tok/s + 60 s = 112.7 s; 396 × 32768 / 1944 tok/s + 2 × 60 s = 6794.9 s."""
+    gsm8k, gpqa = evals_of(plan_with())
     assert gsm8k.seconds == pytest.approx(112.7, abs=0.1)
     assert gpqa.seconds == pytest.approx(6794.9, abs=0.1)
 
 
 def test_started_evaluation_is_resumed(tmp_path: Path) -> None:
-    gsm8k, gpqa = evals_of(plan_steps(WAFER, tmp_path, asked()))
+    gsm8k, gpqa = evals_of(plan_steps(WAFER, tmp_path, request_for()))
     assert gpqa.output is not None
     gpqa.output.mkdir(parents=True)
     (gpqa.output / "eval-gpqa-diamond.json").touch()
@@ -429,30 +427,30 @@ def test_started_evaluation_is_resumed(tmp_path: Path) -> None:
 
 
 def test_failed_evaluation_stops_server_and_is_repeated(tmp_path: Path) -> None:
-    machine = Machine(failing="eval mi355x-tp4dp2-evals --suite gpqa", interrupted=True)
+    machine = FakeRunner(failing="eval mi355x-tp4dp2-evals --suite gpqa", interrupted=True)
     with pytest.raises(Interrupted):
-        go(tmp_path, machine)
+        run_steps(tmp_path, machine)
     assert machine.ran[-1] == "down mi355x-tp4dp2-evals"
-    again = Machine()
-    go(tmp_path, again)
-    assert [line.split()[0] for line in again.ran] == ["up", "eval", "report", "down"]
-    assert "gpqa-diamond" in again.ran[1]
+    resumed = FakeRunner()
+    run_steps(tmp_path, resumed)
+    assert [line.split()[0] for line in resumed.ran] == ["up", "eval", "report", "down"]
+    assert "gpqa-diamond" in resumed.ran[1]
 
 
 def test_evaluations_can_be_skipped_or_use_local_dataset(tmp_path: Path) -> None:
-    assert evals_of(of(evals=False)) == []
-    assert {server.name for server in of(evals=False).servers} == {
+    assert evals_of(plan_with(evals=False)) == []
+    assert {server.name for server in plan_with(evals=False).servers} == {
         "mi355x-tp8",
         "mi355x-tp8-throughput",
         "mi355x-tp4dp2",
     }
-    assert all(f"--dataset {tmp_path}" in " ".join(step.argv) for step in evals_of(of(dataset=tmp_path)))
+    assert all(f"--dataset {tmp_path}" in " ".join(step.argv) for step in evals_of(plan_with(dataset=tmp_path)))
 
 
 def test_inaccessible_gated_dataset_is_rejected_before_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    planned = of()
+    planned = plan_with()
     with pytest.raises(UsageError, match="the questions of `gpqa-diamond` are gated") as caught:
         require_all_questions(planned, planned.steps, None)
     assert "set HF_TOKEN" in caught.value.hint
@@ -464,14 +462,14 @@ def test_inaccessible_gated_dataset_is_rejected_before_start(tmp_path: Path, mon
 
 def test_unknown_ablation_is_rejected() -> None:
     with pytest.raises(UsageError, match="`wafer-glm52` has no ablation `mtp-of`") as caught:
-        of(ablations=("mtp-of",))
+        plan_with(ablations=("mtp-of",))
     assert "mtp-off" in caught.value.hint
 
 
 @pytest.mark.parametrize(("prices", "hourly"), [((), 1.48 * 8), (("2.10",), 2.10 * 8), (("B200=2.10",), 1.48 * 8)])
 def test_cost_estimate_prefers_the_given_price(prices: tuple[str, ...], hourly: float) -> None:
-    bill = CostEstimate.for_node(WAFER, prices)
-    assert bill.hourly == pytest.approx(hourly)
+    estimate = CostEstimate.for_node(WAFER, prices)
+    assert estimate.hourly == pytest.approx(hourly)
     planned = [StepOutput(id=step.id, argv=step.argv, about_s=round(step.seconds)) for step in steps(Path("results"))]
-    total = bill.to_table(planned).splitlines()[-1]
-    assert total.split()[-1] == f"{bill.cost_of(sum(step.about_s for step in planned)):.2f}"
+    total = estimate.to_table(planned).splitlines()[-1]
+    assert total.split()[-1] == f"{estimate.cost_of(sum(step.about_s for step in planned)):.2f}"

@@ -1,4 +1,4 @@
-"""The search: what Optuna is asked and told. Nothing is measured here, the objective is a formula."""
+"""Test the search with Optuna on a formula in place of measurements."""
 
 import sys
 from collections.abc import Callable
@@ -20,8 +20,8 @@ SPACE = SearchSpace(
     )
 )
 GOAL = Goal(objective=Objective.TOK_S, at_rps=2.0, ttft_p95_s=5.0)
-PLANTED = 4  # running 16
-OWN = {"flags.running": 1, "flags.policy": 0, "flags.chunk": 0}
+OPTIMUM = 4  # index of `running` 16
+PROFILE_POINT = {"flags.running": 1, "flags.policy": 0, "flags.chunk": 0}
 
 
 def search(
@@ -31,144 +31,146 @@ def search(
 
 
 def tok_s(point: dict[str, int]) -> float:
-    """16 running requests are best; the others matter little."""
-    return 100.0 - 10 * abs(point["flags.running"] - PLANTED) + point["flags.policy"]
+    """Return a value that is best at 16 running requests; the other parameters matter little."""
+    return 100.0 - 10 * abs(point["flags.running"] - OPTIMUM) + point["flags.policy"]
 
 
-def go(found: Search, count: int, value: Callable[[dict[str, int]], float] = tok_s) -> list[dict[str, int]]:
+def run_trials(search_: Search, count: int, value: Callable[[dict[str, int]], float] = tok_s) -> list[dict[str, int]]:
     tried = []
     for _ in range(count):
-        asked = found.ask(OWN)
-        assert asked is not None
-        point = dict(asked.point)
+        suggestion = search_.ask(PROFILE_POINT)
+        assert suggestion is not None
+        point = dict(suggestion.point)
         tried.append(point)
-        number = len(found.trials) + 1
-        ended = SweepTrial(
+        number = len(search_.trials) + 1
+        trial = SweepTrial(
             number=number,
             point=point,
             outcome=TrialOutcome.MEASURED,
             values=(value(point),),
-            is_baseline=asked.is_baseline,
+            is_baseline=suggestion.is_baseline,
         )
-        found.record_trial(asked, ended)
+        search_.record_trial(suggestion, trial)
     return tried
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_search_finds_planted_optimum_within_20_trials(tmp_path: Path, seed: int) -> None:
-    found = search(tmp_path, seed=seed)
-    tried = go(found, 20)
-    assert found.best()[0].point["flags.running"] == PLANTED
-    assert tried[0] == OWN
+def test_search_finds_optimum_within_20_trials(tmp_path: Path, seed: int) -> None:
+    search_ = search(tmp_path, seed=seed)
+    tried = run_trials(search_, 20)
+    assert search_.best()[0].point["flags.running"] == OPTIMUM
+    assert tried[0] == PROFILE_POINT
     assert len({tuple(point.values()) for point in tried}) == 20, "no point is tried twice"
-    weights = found.importances()
+    weights = search_.importances()
     assert max(weights, key=lambda key: weights[key]) == "flags.running"
     assert sum(weights.values()) == pytest.approx(1)
 
 
 def test_search_resumes_from_its_journal(tmp_path: Path) -> None:
-    first = go(search(tmp_path), 5)
-    again = search(tmp_path)
-    assert [dict(trial.point) for trial in again.trials] == first
-    more = go(again, 5)
+    first = run_trials(search(tmp_path), 5)
+    resumed = search(tmp_path)
+    assert [dict(trial.point) for trial in resumed.trials] == first
+    more = run_trials(resumed, 5)
     assert not [point for point in more if point in first]
-    assert [trial.is_baseline for trial in again.trials].count(True) == 1
+    assert [trial.is_baseline for trial in resumed.trials].count(True) == 1
     with pytest.raises(UsageError, match="started with another profile"):
         search(tmp_path, sweep_identity="two")
 
 
 def test_every_point_is_tried_once(tmp_path: Path) -> None:
     small = SearchSpace(parameters=SPACE.parameters[1:2])
-    found = search(tmp_path, space=small)
+    search_ = search(tmp_path, space=small)
     tried = []
-    while (asked := found.ask(None)) is not None:
-        tried.append(asked.point["flags.policy"])
-        found.record_trial(
-            asked, SweepTrial(number=len(tried), point=asked.point, outcome=TrialOutcome.INFEASIBLE, reason="no room")
+    while (suggestion := search_.ask(None)) is not None:
+        tried.append(suggestion.point["flags.policy"])
+        search_.record_trial(
+            suggestion,
+            SweepTrial(number=len(tried), point=suggestion.point, outcome=TrialOutcome.INFEASIBLE, reason="no room"),
         )
     assert sorted(tried) == [0, 1, 2]
-    assert found.best() == ()
+    assert search_.best() == ()
 
 
 def test_interrupted_or_killed_trial_is_repeated(tmp_path: Path) -> None:
-    found = search(tmp_path)
-    asked = found.ask(OWN)
-    assert asked is not None
-    found.record_trial(
-        asked, SweepTrial(number=1, point=asked.point, outcome=TrialOutcome.INTERRUPTED, is_baseline=True)
+    search_ = search(tmp_path)
+    suggestion = search_.ask(PROFILE_POINT)
+    assert suggestion is not None
+    search_.record_trial(
+        suggestion, SweepTrial(number=1, point=suggestion.point, outcome=TrialOutcome.INTERRUPTED, is_baseline=True)
     )
-    killed = found.ask(OWN)
+    killed = search_.ask(PROFILE_POINT)
     assert killed is not None
-    assert killed.point == OWN
-    later = search(tmp_path)
-    assert [trial.state.name for trial in later._study.trials] == ["FAIL", "FAIL"]
-    again = later.ask(OWN)
+    assert killed.point == PROFILE_POINT
+    resumed = search(tmp_path)
+    assert [trial.state.name for trial in resumed._study.trials] == ["FAIL", "FAIL"]
+    again = resumed.ask(PROFILE_POINT)
     assert again is not None
-    assert again.point == OWN
+    assert again.point == PROFILE_POINT
 
 
 def test_trial_reported_before_kill_is_counted(tmp_path: Path) -> None:
-    asked = search(tmp_path).ask(OWN)
-    assert asked is not None
-    ended = SweepTrial(number=1, point=asked.point, outcome=TrialOutcome.MEASURED, values=(5.0,), is_baseline=True)
-    asked.trial.set_user_attr("outcome", asdict(ended))
-    assert search(tmp_path).best() == (ended,)
+    suggestion = search(tmp_path).ask(PROFILE_POINT)
+    assert suggestion is not None
+    trial = SweepTrial(number=1, point=suggestion.point, outcome=TrialOutcome.MEASURED, values=(5.0,), is_baseline=True)
+    suggestion.trial.set_user_attr("outcome", asdict(trial))
+    assert search(tmp_path).best() == (trial,)
 
 
 def test_large_space_is_not_reported_exhausted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the search suggests nothing but what was tried already."""
+    """The search suggests only points that were already tried."""
     monkeypatch.setattr("orchestrator.experiments.sweep.search._MAX_SUGGESTIONS", 0)
-    knobs = (
+    parameters = (
         SweepParameter(key="flags.chunk", values=tuple(range(200))),
         SweepParameter(key="flags.running", values=tuple(range(100))),
     )
-    asked = search(tmp_path, space=SearchSpace(parameters=knobs)).ask(None)
-    assert asked is not None
-    assert asked.point.keys() == {"flags.chunk", "flags.running"}
+    suggestion = search(tmp_path, space=SearchSpace(parameters=parameters)).ask(None)
+    assert suggestion is not None
+    assert suggestion.point.keys() == {"flags.chunk", "flags.running"}
 
 
 @pytest.mark.parametrize("objective", [Objective.TOK_S, Objective.USD])
 def test_trial_worse_than_others_is_pruned(tmp_path: Path, objective: Objective) -> None:
     goal = replace(GOAL, objective=objective)
-    found, higher = search(tmp_path, goal), goal.higher_is_better[0]
+    search_, higher = search(tmp_path, goal), goal.higher_is_better[0]
 
-    def asked() -> Suggestion:
-        proposed = found.ask(None)
+    def ask() -> Suggestion:
+        proposed = search_.ask(None)
         assert proposed is not None
         return proposed
 
     for number in range(1, 5):
-        other = asked()
+        other = ask()
         assert not any(other.should_prune(rung, float(rung), higher_is_better=higher) for rung in (1, 2, 3))
-        found.record_trial(
+        search_.record_trial(
             other, SweepTrial(number=number, point=other.point, outcome=TrialOutcome.MEASURED, values=(1.0,))
         )
-    same, less = asked(), asked()
+    same, worse = ask(), ask()
     assert not any(same.should_prune(rung, float(rung), higher_is_better=higher) for rung in (1, 2, 3))
-    assert [less.should_prune(rung, held, higher_is_better=higher) for rung, held in ((1, 1.0), (2, 1.9))] == [
+    assert [worse.should_prune(rung, value, higher_is_better=higher) for rung, value in ((1, 1.0), (2, 1.9))] == [
         False,
         True,
     ]
 
 
 def test_lowest_price_is_best(tmp_path: Path) -> None:
-    found = search(tmp_path, Goal(objective=Objective.USD, at_rps=None, ttft_p95_s=5.0))
-    go(found, 6)
-    assert found.best()[0].values[0] == min(trial.values[0] for trial in found.trials)
+    search_ = search(tmp_path, Goal(objective=Objective.USD, at_rps=None, ttft_p95_s=5.0))
+    run_trials(search_, 6)
+    assert search_.best()[0].values[0] == min(trial.values[0] for trial in search_.trials)
 
 
 def test_pareto_front_contains_only_non_dominated_trials(tmp_path: Path) -> None:
-    found = search(tmp_path, Goal(objective=Objective.PARETO, at_rps=None, ttft_p95_s=5.0))
+    search_ = search(tmp_path, Goal(objective=Objective.PARETO, at_rps=None, ttft_p95_s=5.0))
     for values in ((10.0, 5.0), (20.0, 1.0), (9.0, 4.0)):
-        asked = found.ask(None)
-        assert asked is not None
-        found.record_trial(asked, SweepTrial(number=1, point=asked.point, outcome=TrialOutcome.MEASURED, values=values))
-    assert [trial.values for trial in found.best()] == [(20.0, 1.0), (10.0, 5.0)]
+        suggestion = search_.ask(None)
+        assert suggestion is not None
+        trial = SweepTrial(number=1, point=suggestion.point, outcome=TrialOutcome.MEASURED, values=values)
+        search_.record_trial(suggestion, trial)
+    assert [trial.values for trial in search_.best()] == [(20.0, 1.0), (10.0, 5.0)]
 
 
-@pytest.mark.parametrize("written", ["no json\n{}\n", '{"op_code": 99}\n', "[]\n"])
-def test_foreign_journal_is_rejected(tmp_path: Path, written: str) -> None:
-    (tmp_path / "journal.log").write_text(written)
+@pytest.mark.parametrize("content", ["no json\n{}\n", '{"op_code": 99}\n', "[]\n"])
+def test_foreign_journal_is_rejected(tmp_path: Path, content: str) -> None:
+    (tmp_path / "journal.log").write_text(content)
     with pytest.raises(UsageError, match="cannot read the journal"):
         search(tmp_path)
 
@@ -176,15 +178,15 @@ def test_foreign_journal_is_rejected(tmp_path: Path, written: str) -> None:
 @pytest.mark.parametrize("record", ["outcome", "confirmed"])
 def test_journal_record_of_another_version_is_rejected(tmp_path: Path, record: str) -> None:
     first = search(tmp_path)
-    go(first, 1)
+    run_trials(first, 1)
     old = {"number": 1, "outcome": "measured", "values": [1.0]}  # without the point
     if record == "confirmed":
         first._study.set_user_attr(record, [old])
     else:
-        asked = first.ask(None)
-        assert asked is not None
-        assert asked.trial is not None
-        asked.trial.set_user_attr(record, old)
+        suggestion = first.ask(None)
+        assert suggestion is not None
+        assert suggestion.trial is not None
+        suggestion.trial.set_user_attr(record, old)
     with pytest.raises(UsageError, match="written by another version") as error:
         search(tmp_path)
     assert error.value.hint == "use another `--output`"

@@ -1,4 +1,4 @@
-"""A space file becomes a finite set of points; what is wrong with it is told at its line."""
+"""Test that a space file yields a finite set of points, and that its problems have line numbers."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def space(tmp_path: Path, text: str) -> SearchSpace:
 
 
 def test_lists_ranges_and_layouts_become_parameters(tmp_path: Path) -> None:
-    found = space(
+    space_ = space(
         tmp_path,
         """
 layouts: [{tp: 8}, {tp: 4, dp: 2}]
@@ -37,7 +37,7 @@ env:
     )
     values = {
         parameter.key: [parameter.display(index) for index in range(len(parameter.values))]
-        for parameter in found.parameters
+        for parameter in space_.parameters
     }
     assert values == {
         "layout": ["TP8", "TP4×DP2"],
@@ -46,17 +46,17 @@ env:
         "flags.schedule-policy": ["lpm", "fcfs", "null"],
         "env.SGLANG_OPT_USE_TOPK_V2": ["false", "true"],
     }
-    assert found.size == 2 * 3 * 4 * 3 * 2 == len([*found.points()])
-    ordered = {parameter.key for parameter in found.parameters if parameter.ordered}
+    assert space_.size == 2 * 3 * 4 * 3 * 2 == len([*space_.points()])
+    ordered = {parameter.key for parameter in space_.parameters if parameter.ordered}
     assert ordered == {"flags.chunked-prefill-size", "flags.mem-fraction-static"}
 
 
 def test_point_is_expressed_as_set_overrides(tmp_path: Path) -> None:
-    found = space(
+    space_ = space(
         tmp_path, "layouts: [{tp: 4, dp: 2}]\nflags: {mem-fraction-static: [0.80], schedule-policy: [null]}\n"
     )
-    [point] = found.points()
-    assert found.overrides(point) == (
+    [point] = space_.points()
+    assert space_.overrides(point) == (
         "layout.tp=4",
         "layout.dp=2",
         "layout.ep=1",
@@ -64,7 +64,7 @@ def test_point_is_expressed_as_set_overrides(tmp_path: Path) -> None:
         "flags.mem-fraction-static=0.8",
         "flags.schedule-policy=null",
     )
-    plan = load("mi355x-tp8", overrides=found.overrides(point)).plan
+    plan = load("mi355x-tp8", overrides=space_.overrides(point)).plan
     assert (plan.layout.tp, plan.layout.dp) == (4, 2)
 
 
@@ -101,41 +101,41 @@ def test_space_file_hint_uses_yaml_key_names(tmp_path: Path) -> None:
 
 def test_point_of_the_profile_is_recognized(tmp_path: Path) -> None:
     profile = load("mi355x-tp8").profile
-    found = space(tmp_path, "layouts: [{tp: 4, dp: 2}, {tp: 8}]\nflags: {max-running-requests: [8, 16, null]}\n")
-    assert found.point_of_profile(profile) == {"layout": 1, "flags.max-running-requests": 1}
+    space_ = space(tmp_path, "layouts: [{tp: 4, dp: 2}, {tp: 8}]\nflags: {max-running-requests: [8, 16, null]}\n")
+    assert space_.point_of_profile(profile) == {"layout": 1, "flags.max-running-requests": 1}
     assert space(tmp_path, "flags: {max-running-requests: [8]}\n").point_of_profile(profile) is None
     unset = space(tmp_path, "flags: {schedule-policy: [lpm, null]}\nenv: {OMP_NUM_THREADS: [2, 1]}\n")
     assert unset.point_of_profile(load("cpu-tiny").profile) == {"flags.schedule-policy": 1, "env.OMP_NUM_THREADS": 1}
     off = space(tmp_path, "flags: {disable-radix-cache: [true, false], schedule-conservativeness: [0, 1]}\n")
-    assert off.point_of_profile(profile) is None, "0 is a value, and the profile has none"
+    assert off.point_of_profile(profile) is None, "the profile has no value for this flag, which differs from 0"
     assert SearchSpace(parameters=off.parameters[:1]).point_of_profile(profile) == {"flags.disable-radix-cache": 1}
 
 
 def test_default_space_surrounds_the_profile() -> None:
     loaded = load("mi355x-tp8")
-    found = default_space(loaded.profile, tuple(loaded.valid.table.flags))
-    values = {parameter.key: parameter.values for parameter in found.parameters}
+    space_ = default_space(loaded.profile, tuple(loaded.valid.table.flags))
+    values = {parameter.key: parameter.values for parameter in space_.parameters}
     assert values["layout"] == tuple(LayoutChoice(tp=tp, dp=8 // tp) for tp in (8, 4, 2, 1))
     assert values["flags.max-running-requests"] == (8, 16, 32)
-    assert found.point_of_profile(loaded.profile) is not None
+    assert space_.point_of_profile(loaded.profile) is not None
     one = load("mi355x-tp8", overrides=["flags.max-running-requests=1"])
     assert default_space(one.profile, tuple(one.valid.table.flags)).point_of_profile(one.profile) is not None
     assert "layout" not in {parameter.key for parameter in default_space(load("cpu-tiny").profile, ()).parameters}
 
 
 def test_draft_token_count_follows_speculative_steps(tmp_path: Path) -> None:
-    """With top-k 1, sglang verifies steps + 1 tokens: 1 step with the 6 tokens of the profile could not be planned."""
+    """With top-k 1, sglang verifies steps + 1 tokens, so 1 step with the profile's 6 tokens could not be planned."""
     flags = {"speculative-num-steps": 5, "speculative-eagle-topk": 1, "speculative-num-draft-tokens": 6}
     path = tmp_path / "space.yaml"
     path.write_text("flags: {speculative-num-steps: [1, 3, null]}")
-    found = search_space_from_file(read_model(path, SpaceFile, "space.yaml"), flags)
-    assert found.coupled == ("speculative-num-draft-tokens",)
+    space_ = search_space_from_file(read_model(path, SpaceFile, "space.yaml"), flags)
+    assert space_.coupled == ("speculative-num-draft-tokens",)
     for index, tokens in ((0, "2"), (1, "4"), (2, "null")):
-        overrides = found.overrides({"flags.speculative-num-steps": index})
+        overrides = space_.overrides({"flags.speculative-num-steps": index})
         assert f"flags.speculative-num-draft-tokens={tokens}" in overrides
         load("mi355x-tp4dp2", overrides=overrides)
     path.write_text("flags: {speculative-num-draft-tokens: [2, 4]}")
-    back = search_space_from_file(read_model(path, SpaceFile, "space.yaml"), flags)
-    assert "flags.speculative-num-steps=1" in back.overrides({"flags.speculative-num-draft-tokens": 0})
+    reverse = search_space_from_file(read_model(path, SpaceFile, "space.yaml"), flags)
+    assert "flags.speculative-num-steps=1" in reverse.overrides({"flags.speculative-num-draft-tokens": 0})
     tree = search_space_from_file(read_model(path, SpaceFile, "space.yaml"), {**flags, "speculative-eagle-topk": 4})
     assert tree.coupled == ()

@@ -1,4 +1,4 @@
-"""Where the ladder of a trial ends: at its knee, or where it does worse than those before it."""
+"""Test that the rates of a trial end at its knee, or when the trial is worse than earlier ones."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +13,8 @@ from orchestrator.experiments.sweep.search import SweepTrial, TrialOutcome
 from orchestrator.experiments.sweep.trial import _Ladder
 
 
-def cut(count: int, *, success: float = 1.0) -> BenchResult:
-    """A result after so many of its rates; of the last one this share was answered."""
+def result_after(count: int, *, success: float = 1.0) -> BenchResult:
+    """Return a result after the first `count` rates, the last one with this success share."""
     points = tp8().points[:count]
     last = replace(points[-1], success_share=success, sustained=points[-1].sustained and success > 0.99)
     return replace(tp8(), points=(*points[:-1], last))
@@ -34,18 +34,20 @@ def test_ladder_ends_at_knee_or_when_worse(tmp_path: Path) -> None:
     sweep = plan_sweep(request, Home(tmp_path))
     with open_search(sweep) as search:
         for number in range(1, 5):
-            asked = search.ask(None)
-            assert asked is not None
-            ladder = _Ladder(sweep, asked)
-            assert [ladder(cut(count)) for count in (1, 2, 3)] == [None] * 3
-            measured = SweepTrial(number=number, point=asked.point, outcome=TrialOutcome.MEASURED, values=(1000.0,))
-            search.record_trial(asked, measured)
-        asked = search.ask(None)
-        assert asked is not None
-        worse = _Ladder(sweep, asked)
-        assert worse(cut(1)) is None
-        assert (worse(cut(2, success=0.5)), worse.stopped) == (EndReason.INTERRUPTED, True)
-        last = _Ladder(sweep, asked)
-        assert last(cut(4, success=0.5)) is None, "nothing is left to save"
-        knee = _Ladder(plan_sweep(replace(request, at_rps=None, objective=Objective.KNEE), Home(tmp_path)), asked)
+            suggestion = search.ask(None)
+            assert suggestion is not None
+            ladder = _Ladder(sweep, suggestion)
+            assert [ladder(result_after(count)) for count in (1, 2, 3)] == [None] * 3
+            measured = SweepTrial(
+                number=number, point=suggestion.point, outcome=TrialOutcome.MEASURED, values=(1000.0,)
+            )
+            search.record_trial(suggestion, measured)
+        suggestion = search.ask(None)
+        assert suggestion is not None
+        worse = _Ladder(sweep, suggestion)
+        assert worse(result_after(1)) is None
+        assert (worse(result_after(2, success=0.5)), worse.stopped) == (EndReason.INTERRUPTED, True)
+        last = _Ladder(sweep, suggestion)
+        assert last(result_after(4, success=0.5)) is None, "the last rate leaves no time to save"
+        knee = _Ladder(plan_sweep(replace(request, at_rps=None, objective=Objective.KNEE), Home(tmp_path)), suggestion)
         assert (knee(tp8()), knee.stopped) == (EndReason.COMPLETE, False)

@@ -1,4 +1,4 @@
-"""Which Docker daemon is meant: the image has to be built where its container is started."""
+"""Test the choice of the Docker daemon: image builds and containers must use the same one."""
 
 import json
 from collections.abc import Sequence
@@ -18,14 +18,14 @@ REMOTE = "ssh://amd@GPU-Node1"
 
 @pytest.fixture
 def contexts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
-    """An environment in which the docker command's context `node` is chosen."""
+    """Return an environment in which the docker context `node` is selected."""
 
-    def attempt(argv: Sequence[str], *, timeout: float) -> CompletedProgram:
+    def run_or_127(argv: Sequence[str], *, timeout: float) -> CompletedProgram:
         assert timeout > 0
         code = 0 if argv[-1] == "node" else 1
         return CompletedProgram(argv=tuple(argv), code=code, stdout="" if code else f"{REMOTE}\n", stderr="")
 
-    monkeypatch.setattr(module, "run_or_127", attempt)
+    monkeypatch.setattr(module, "run_or_127", run_or_127)
     (tmp_path / "config.json").write_text(json.dumps({"currentContext": "node"}))
     return {"DOCKER_CONFIG": str(tmp_path)}
 
@@ -39,7 +39,7 @@ def test_docker_endpoint_precedence(contexts: dict[str, str]) -> None:
 
 
 def test_sdk_and_cli_use_same_docker_host(contexts: dict[str, str], tmp_path: Path) -> None:
-    """With a chosen context the command built on one machine and the SDK started on another."""
+    """With a selected context, the CLI once built on one host and the SDK started on another."""
     command = DockerCli(program="docker", version="27", builder="buildkit", host=docker_endpoint(None, contexts))
     assert command.env["DOCKER_HOST"] == DockerHost(Home(tmp_path), environ=contexts).url == REMOTE
 

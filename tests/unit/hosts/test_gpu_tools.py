@@ -1,4 +1,4 @@
-"""What the vendors' tools print, read."""
+"""Test the parsing of amd-smi and nvidia-smi output."""
 
 import pytest
 from machine_samples import survey_of
@@ -65,15 +65,15 @@ def test_missing_gpu_values_are_unknown_not_zero(value: str) -> None:
 
 
 def test_idle_and_busy_h200_are_parsed() -> None:
-    idle, held = read_nvidia(survey_of("h200-idle")), read_nvidia(survey_of("h200-held"))
+    idle, busy = read_nvidia(survey_of("h200-idle")), read_nvidia(survey_of("h200-held"))
     assert idle is not None
-    assert held is not None
+    assert busy is not None
     assert (idle.driver, idle.toolkit, idle.gpus[0].arch) == ("580.159.04", "13.0", "sm90")
     assert idle.gpus[0].vram_bytes == 143771 * MIB
     assert (idle.gpus[0].used_share, idle.processes) == (0.0, ())
-    assert round(held.gpus[0].used_share or 0, 2) == 0.29
-    assert holders(held, [0]) == ("python3 (pid 412, gpu 0, 40.6 GiB)",)
-    assert (held.processes[0].vram_bytes or 0) > 40 * GIB
+    assert round(busy.gpus[0].used_share or 0, 2) == 0.29
+    assert holders(busy, [0]) == ("python3 (pid 412, gpu 0, 40.6 GiB)",)
+    assert (busy.processes[0].vram_bytes or 0) > 40 * GIB
 
 
 def test_nvidia_smi_without_driver_is_reported() -> None:

@@ -1,4 +1,4 @@
-"""Which machine an `ssh://` URL means."""
+"""Test the parsing of `ssh://` URLs."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from orchestrator.hosts.ssh import SshHost, ssh_runner
     [
         ("ssh://node", "node", None, "/var/run/docker.sock"),
         ("ssh://amd@node:2222", "amd@node", 2222, "/var/run/docker.sock"),
-        ("ssh://GPU-Node1", "GPU-Node1", None, "/var/run/docker.sock"),  # an alias of the ssh configuration
+        ("ssh://GPU-Node1", "GPU-Node1", None, "/var/run/docker.sock"),  # an alias in the ssh configuration
         ("ssh://amd@[fe80::1%eth0]:22", "amd@fe80::1%eth0", 22, "/var/run/docker.sock"),
         ("ssh://amd@node/run/user/1000/docker.sock", "amd@node", None, "/run/user/1000/docker.sock"),
     ],

@@ -1,4 +1,4 @@
-"""The one script that looks at a machine, and what is read from its output."""
+"""Test the survey script and the parsing of its output."""
 
 from collections.abc import Sequence
 
@@ -17,31 +17,31 @@ def test_each_command_is_delimited_by_name_and_exit_code() -> None:
 
 
 def test_truncated_section_is_dropped() -> None:
-    assert parse("\x1ea b\nline\nline\n\x1f0\x1ec\n\x1f127\x1ed\nhalf") == {
+    assert parse("\x1ea b\nline\nline\n\x1f0\x1ec\n\x1f127\x1ed\nincomplete") == {
         "a b": Section(0, "line\nline\n"),
         "c": Section(127, ""),
     }
 
 
 def test_unreachable_host_is_an_error() -> None:
-    refused = CompletedProgram(
+    failed = CompletedProgram(
         argv=(), code=255, stdout="", stderr="ssh: connect to host node port 22: Connection refused\n"
     )
     with pytest.raises(HostError, match="Connection refused"):
-        survey(lambda _argv: refused, MACHINE_SECTIONS)
+        survey(lambda _argv: failed, MACHINE_SECTIONS)
 
 
 def test_ssh_runs_in_batch_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[str, ...]] = []
+    commands: list[tuple[str, ...]] = []
 
-    def attempt(argv: Sequence[str], *, timeout: float) -> CompletedProgram:
+    def run_or_127(argv: Sequence[str], *, timeout: float) -> CompletedProgram:
         assert timeout > 0
-        seen.append(tuple(argv))
+        commands.append(tuple(argv))
         return CompletedProgram(argv=(), code=0, stdout="", stderr="")
 
-    monkeypatch.setattr("orchestrator.hosts.ssh.run_or_127", attempt)
+    monkeypatch.setattr("orchestrator.hosts.ssh.run_or_127", run_or_127)
     ssh_runner("ssh://amd@node:2222")(("cat", "/proc/a b"))
-    (argv,) = seen
+    (argv,) = commands
     assert "BatchMode=yes" in argv
     assert argv[-5:] == ("-p", "2222", "--", "amd@node", "cat '/proc/a b'")
 

@@ -1,4 +1,4 @@
-"""Environments of engines: their keys, what is refused before a build, what uv says and is told. Nothing is built."""
+"""Test the virtual environments of engines (keys, early rejections, uv's output and settings) without building one."""
 
 from pathlib import Path
 
@@ -15,7 +15,6 @@ CPU = "torch==2.13.0+cpu\nsglang==0.5.14\n"
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
-    """A requirement file and a shim."""
     (tmp_path / "cpu_shim").mkdir()
     (tmp_path / "cpu_shim/shim.py").write_text("")
     (tmp_path / "engine.txt").write_text(CPU)
@@ -80,9 +79,9 @@ def test_insufficient_disk_space_is_rejected_before_install(tmp_path: Path) -> N
     requirements = tmp_path / "engine-1.txt"
     requirements.write_text("# Installed size: 900,000,000 MB (an engine of tomorrow)\npackaging==26.0\n")
     home = Home(tmp_path / "home")
-    with pytest.raises(HostError, match=r"not enough disk space: 900000\.0 GB needed, [\d.]+ GB free") as refused:
+    with pytest.raises(HostError, match=r"not enough disk space: 900000\.0 GB needed, [\d.]+ GB free") as error:
         ensure_venv(requirements, home=home, progress=Progress())
-    assert "DEPLOY_HOME" in refused.value.hint
+    assert "DEPLOY_HOME" in error.value.hint
     assert [path.suffix for path in home.environments.iterdir()] == [".lock"]
 
 
@@ -91,8 +90,8 @@ def test_a_shipped_requirement_file_names_its_size(engine: str) -> None:
     assert "\n# Installed size: " in (data_root() / "images" / f"{engine}.txt").read_text()
 
 
-# Recorded, shortened: uv 0.13.9 with its output in a pipe.
-UV = """\
+# Recorded from uv 0.13.9 with piped output, shortened.
+UV_OUTPUT = """\
 Using Python 3.11.7 environment at: 4f799c5ef15ade56
 Resolved 101 packages in 238ms
 Downloading scipy (33.7MiB)
@@ -103,43 +102,43 @@ Prepared 101 packages in 3.44s
  + scipy==1.17.1"""
 
 
-class Recording(Progress):
-    """Keeps what a log and what a terminal would show."""
+class RecordedProgress(Progress):
+    """Records the lines of a log and the transient texts of a terminal."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
-        self.beside: list[str] = []
+        self.transient_texts: list[str] = []
 
-    def update(self, text: str, *, stage: str | None = None, transient: str = "") -> None:  # noqa: ARG002 - recorded alone
+    def update(self, text: str, *, stage: str | None = None, transient: str = "") -> None:  # noqa: ARG002 - same signature
         if text not in self.lines:
             self.lines.append(text)
-        self.beside.append(transient)
+        self.transient_texts.append(transient)
 
 
 def test_uv_progress_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    def follow(_argv: object, take: object, **_: object) -> int:
-        assert callable(take)
-        for line in UV.splitlines():
-            take(line)
+    def follow(_argv: object, on_line: object, **_: object) -> int:
+        assert callable(on_line)
+        for line in UV_OUTPUT.splitlines():
+            on_line(line)
         return 0
 
     monkeypatch.setattr("orchestrator.core.subprocesses.follow", follow)
-    progress = Recording()
+    progress = RecordedProgress()
     _run("installing", ["uv"], Path("sglang.txt"), progress, cwd=Path(), env={})
 
     assert progress.lines == ["environment `sglang`: installing"]
-    assert "Downloading scipy (33.7MiB)" in progress.beside
+    assert "Downloading scipy (33.7MiB)" in progress.transient_texts
 
 
 def test_pip_settings_are_passed_to_uv() -> None:
-    listed = """\
+    settings = """\
 :env:.index-url='https://mirror.example/simple'
 global.cert='/etc/ssl/certs/ca-certificates.crt'
 global.extra-index-url='https://a.example/simple https://b.example/simple'
 global.index-url='https://old.example/simple'
 global.timeout='60'
 install.find-links='\\n/opt/wheels\\n/opt/more'"""
-    assert pip_settings_for_uv(listed, {}) == {
+    assert pip_settings_for_uv(settings, {}) == {
         "UV_DEFAULT_INDEX": "https://mirror.example/simple",
         "UV_INDEX": "https://a.example/simple https://b.example/simple",
         "UV_FIND_LINKS": "/opt/wheels,/opt/more",
@@ -148,6 +147,6 @@ install.find-links='\\n/opt/wheels\\n/opt/more'"""
 
 
 def test_uv_settings_take_precedence_over_pip() -> None:
-    listed = "global.index-url='https://mirror.example/simple'"
-    assert pip_settings_for_uv(listed, {"UV_DEFAULT_INDEX": "https://own.example"}) == {}
+    settings = "global.index-url='https://mirror.example/simple'"
+    assert pip_settings_for_uv(settings, {"UV_DEFAULT_INDEX": "https://own.example"}) == {}
     assert pip_settings_for_uv("", {}) == {}

@@ -1,4 +1,4 @@
-"""images/apply_patches.py: content decides, hunks match to the letter, the receipt is proved."""
+"""Test images/apply_patches.py: content decides the state, hunks match exactly, and the receipt is verified."""
 
 import errno
 import os
@@ -50,9 +50,9 @@ def package(tmp_path: Path) -> Path:
     return root
 
 
-def state(package: Path, asked: dict[str, Any]) -> tuple[str, str]:
-    found, evidence = applier.state_of(asked, {"sglang": package})
-    return found, "\n".join(evidence)
+def state(package: Path, patch_: dict[str, Any]) -> tuple[str, str]:
+    result, evidence = applier.state_of(patch_, {"sglang": package})
+    return result, "\n".join(evidence)
 
 
 def test_unpatched_sources_are_needed_with_evidence(package: Path) -> None:
@@ -82,9 +82,9 @@ def test_unrecognized_sources_conflict_with_file_patches(package: Path) -> None:
 def test_changed_context_is_a_conflict_showing_both_sides(package: Path) -> None:
     (package / "kernels/copy.cuh").write_text(SOURCE.replace("<algorithm>", "<vector>"))
 
-    found, evidence = state(package, patch())
+    result, evidence = state(package, patch())
 
-    assert found == "conflict"
+    assert result == "conflict"
     assert "    | #include <algorithm>\n    | #include <cuda_runtime.h>" in evidence
     assert "    | #include <vector>\n    | #include <cuda_runtime.h>" in evidence
 
@@ -110,35 +110,39 @@ def test_apply_records_hashes_and_removes_bytecode(package: Path) -> None:
 
 def test_apply_is_idempotent(package: Path) -> None:
     (first,) = applier.apply([patch()], {"sglang": package})
-    (again,) = applier.apply([patch()], {"sglang": package})
+    (second,) = applier.apply([patch()], {"sglang": package})
 
     assert (package / "kernels/copy.cuh").read_text() == FIXED
-    assert again["files"] == first["files"]
-    assert (again["state"], again["evidence"]) == (
+    assert second["files"] == first["files"]
+    assert (second["state"], second["evidence"]) == (
         "applied",
         ["kernels/copy.cuh:2: #ifdef USE_ROCM, as this diff writes it"],
     )
 
 
 def test_unexpected_inapplicable_patch_does_not_fail_build(package: Path) -> None:
-    gone = patch(id="gone", expected=False, detect={"needed": [{"file": "gone.py", "match": "x"}], "present": []})
-    torn = patch(id="torn", expected=False, detect={"needed": [{"file": "copy.cuh", "match": "other"}], "present": []})
+    missing = patch(id="missing", expected=False, detect={"needed": [{"file": "gone.py", "match": "x"}], "present": []})
+    conflicting = patch(
+        id="conflicting", expected=False, detect={"needed": [{"file": "copy.cuh", "match": "other"}], "present": []}
+    )
 
-    applied = applier.apply([patch(expected=False), gone, torn], {"sglang": package})
+    applied = applier.apply([patch(expected=False), missing, conflicting], {"sglang": package})
 
     assert [entry["state"] for entry in applied] == ["applied", "not applicable", "conflict"]
 
 
 def test_all_failing_diffs_are_reported_without_writing(package: Path) -> None:
-    lost = patch(id="lost", detect={"needed": [{"file": "gone.py", "match": "x"}], "present": []})
-    torn = patch(id="torn", detect={"needed": [{"file": "copy.cuh", "match": "no such line"}], "present": []})
+    missing = patch(id="missing", detect={"needed": [{"file": "gone.py", "match": "x"}], "present": []})
+    conflicting = patch(
+        id="conflicting", detect={"needed": [{"file": "copy.cuh", "match": "no such line"}], "present": []}
+    )
 
-    with pytest.raises(applier.Refusal) as refused:
-        applier.apply([patch(), lost, torn], {"sglang": package})
+    with pytest.raises(applier.Refusal) as error:
+        applier.apply([patch(), missing, conflicting], {"sglang": package})
 
-    assert "patch `lost` neither applies nor is present\n  there is no file `gone.py`" in str(refused.value)
-    assert "patch `torn`" in str(refused.value)
-    assert "upstream: owner/project#1" in str(refused.value)
+    assert "patch `missing` neither applies nor is present\n  there is no file `gone.py`" in str(error.value)
+    assert "patch `conflicting`" in str(error.value)
+    assert "upstream: owner/project#1" in str(error.value)
     assert (package / "kernels/copy.cuh").read_text() == SOURCE
 
 
@@ -153,8 +157,8 @@ def test_file_patch_requires_its_input(package: Path, tmp_path: Path, monkeypatc
     assert applier.apply([table], {"sglang": package})[0]["state"] == "applied"
 
 
-class TestFilesThatAreNotAsExpected:
-    """Each is patched as it is, or refused with a reason; none ends in a traceback."""
+class TestUnexpectedFiles:
+    """Each file is either patched or rejected with a reason; none causes a traceback."""
 
     def test_non_utf8_bytes_are_preserved(self, package: Path) -> None:
         file = package / "kernels/copy.cuh"
@@ -180,10 +184,10 @@ class TestFilesThatAreNotAsExpected:
         assert state(package, patch()) == ("not applicable", "there is no file `copy.cuh`")
 
     def test_unreadable_file_is_a_conflict(self, package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        def refuse(_: Path) -> bytes:
+        def fail(_: Path) -> bytes:
             raise PermissionError(errno.EACCES, "Permission denied")
 
-        monkeypatch.setattr(Path, "read_bytes", refuse)
+        monkeypatch.setattr(Path, "read_bytes", fail)
 
         assert state(package, patch()) == (
             "conflict",
@@ -193,10 +197,10 @@ class TestFilesThatAreNotAsExpected:
     def test_unwritable_file_is_rejected_and_left_unchanged(
         self, package: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def refuse(_: Path, __: Path) -> None:
+        def fail(_: Path, __: Path) -> None:
             raise OSError(errno.EROFS, "Read-only file system")
 
-        monkeypatch.setattr(Path, "replace", refuse)
+        monkeypatch.setattr(Path, "replace", fail)
 
         with pytest.raises(applier.Refusal, match=r"patch `guard` cannot be applied\n.*cannot write `.*`: Read-only"):
             applier.apply([patch()], {"sglang": package})
@@ -227,9 +231,9 @@ class TestFilesThatAreNotAsExpected:
         (package / "kernels/copy.cuh").unlink()
         (package / "kernels/copy.cuh").symlink_to(tmp_path / "shared.cuh")
 
-        found, evidence = state(package, patch())
+        result, evidence = state(package, patch())
 
-        assert (found, "is a link that leads out of the sources" in evidence) == ("conflict", True)
+        assert (result, "is a link that leads out of the sources" in evidence) == ("conflict", True)
         assert (tmp_path / "shared.cuh").read_text() == SOURCE
 
     def test_crlf_line_endings_are_preserved(self, package: Path) -> None:
@@ -307,7 +311,7 @@ LINES = st.lists(st.sampled_from(["a\n", "b\n", "c\n", "\n", "x = 1\n", "form\x0
 def test_generated_diff_transforms_one_text_into_other(
     tmp_path_factory: pytest.TempPathFactory, before: list[str], after: list[str]
 ) -> None:
-    """With the whole file as context, so that every hunk has one place only."""
+    """The whole file is context, so every hunk matches at one place only."""
     root = tmp_path_factory.mktemp("diff")
     (root / "file").write_text("".join(before))
     diff = "".join(unified_diff(before, after, "a/file", "b/file", n=20))

@@ -1,4 +1,4 @@
-"""From a plan to a build context: the same plan and sources give the same bytes."""
+"""Test that the same plan and sources yield the same build context."""
 
 import dataclasses
 import re
@@ -25,8 +25,8 @@ def plan(*overrides: str, table: bytes | None = None) -> Plan:
     return load("mi355x-tp8", overrides=overrides, facts=Facts(inputs=inputs)).plan
 
 
-def context(of: Plan, **inputs: bytes) -> BuildContext:
-    return build_context(of, image_sources(of, inputs={"moe-table": inputs["table"]} if inputs else {}))
+def context(plan_: Plan, **inputs: bytes) -> BuildContext:
+    return build_context(plan_, image_sources(plan_, inputs={"moe-table": inputs["table"]} if inputs else {}))
 
 
 def dockerfile(built: BuildContext) -> str:
@@ -93,7 +93,7 @@ def test_dockerfile_step_explains_its_patch() -> None:
 
 
 def test_labels_name_each_patch_and_its_state() -> None:
-    """Also of a plain `docker build`, which adds no receipt: only what holds whatever the sources are."""
+    """A plain `docker build` adds no receipt, so the labels contain only what is known before the build."""
     new = dockerfile(context(plan(table=TABLE), table=TABLE))
     old = dockerfile(context(load("mi355x-tp8-july").plan))
     table = "deploy.patch.aiter-fp4-moe-table="
@@ -107,13 +107,13 @@ def test_labels_name_each_patch_and_its_state() -> None:
 
 
 def test_build_without_required_table_fails_with_command() -> None:
-    without, given = context(plan()), context(plan(table=TABLE), table=TABLE)
+    without_table, with_table = context(plan()), context(plan(table=TABLE), table=TABLE)
 
-    assert (without.missing_inputs, given.missing_inputs) == (("aiter-fp4-moe-table",), ())
-    assert "This step stops the build;" in dockerfile(without)
-    assert "ARG ALLOW_UNTUNED=" in dockerfile(without)
-    assert "ALLOW_UNTUNED" not in dockerfile(given)
-    assert f"# State after this step: table, sha256 {sha256(TABLE).hexdigest()}" in dockerfile(given)
+    assert (without_table.missing_inputs, with_table.missing_inputs) == (("aiter-fp4-moe-table",), ())
+    assert "This step stops the build;" in dockerfile(without_table)
+    assert "ARG ALLOW_UNTUNED=" in dockerfile(without_table)
+    assert "ALLOW_UNTUNED" not in dockerfile(with_table)
+    assert f"# State after this step: table, sha256 {sha256(TABLE).hexdigest()}" in dockerfile(with_table)
 
 
 def test_table_recorded_in_plan_must_be_provided() -> None:

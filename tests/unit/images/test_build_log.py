@@ -1,4 +1,4 @@
-"""What is read from a build's log, and what a build is told."""
+"""Test the parsing of build logs and the arguments of a build."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from orchestrator.images.client import DockerCli
 BUILDKIT = DockerCli(program="docker", version="28.2.2", builder="buildkit", host="unix:///var/run/docker.sock")
 CLASSIC = DockerCli(program="docker", version="20.10.24", builder="classic", host="unix:///var/run/docker.sock")
 
-REFUSED = """\
+FAILED_LOG = """\
 #7 [3/3] RUN ["python3", "-B", "/opt/deploy/patches/apply_patches.py", "apply"]
 #7 0.364 error: patch `guard` neither applies nor is present
 #7 0.364   `copy.cuh` has no match for: ^#include
@@ -40,7 +40,7 @@ def test_steps_of_both_builders_are_parsed(line: str, step: str | None) -> None:
 
 
 def test_patch_error_is_found_in_buildkit_log() -> None:
-    assert parse_patch_error(REFUSED.splitlines()) == (
+    assert parse_patch_error(FAILED_LOG.splitlines()) == (
         "patch `guard` neither applies nor is present\n"
         "  `copy.cuh` has no match for: ^#include\n"
         "  upstream: sgl-project/sglang#29373"

@@ -1,4 +1,4 @@
-"""`deploy patches check`: what it looks at, and how it ends."""
+"""Test which sources `deploy patches check` examines, and its output and exit code."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def make(root: Path, *packages: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sglang", "beside", "given"),
+    ("sglang", "sibling", "source"),
     [
         ("site-packages/sglang", "site-packages/aiter", "site-packages"),
         ("site-packages/sglang", "site-packages/aiter", "site-packages/sglang"),
@@ -27,14 +27,14 @@ def make(root: Path, *packages: str) -> None:
     ],
 )
 def test_aiter_is_found_next_to_sglang(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sglang: str, beside: str, given: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sglang: str, sibling: str, source: str
 ) -> None:
-    make(tmp_path, sglang, beside)
+    make(tmp_path, sglang, sibling)
 
-    assert package_in(tmp_path / given) == tmp_path / sglang
-    assert sibling_aiter(tmp_path / sglang, tmp_path / given) == tmp_path / beside
-    monkeypatch.chdir(tmp_path / given)
-    assert sibling_aiter(package_in(Path()), Path()) == tmp_path / beside
+    assert package_in(tmp_path / source) == tmp_path / sglang
+    assert sibling_aiter(tmp_path / sglang, tmp_path / source) == tmp_path / sibling
+    monkeypatch.chdir(tmp_path / source)
+    assert sibling_aiter(package_in(Path()), Path()) == tmp_path / sibling
 
 
 def test_missing_aiter_has_no_substitute(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_failed_download_shows_output_of_pip(tmp_path: Path, monkeypatch: pytest
     [("none.whl", "cannot read `none.whl`: No such file or directory"), ("a.whl", "`a.whl` is not a wheel")],
 )
 def test_invalid_wheel_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str) -> None:
-    """It used to be `[Errno 2] No such file or directory: 'none.whl'`."""
+    """The message was once `[Errno 2] No such file or directory: 'none.whl'`."""
     monkeypatch.chdir(tmp_path)
     Path("a.whl").write_text("no archive")
     with pytest.raises(UsageError) as caught:
@@ -90,5 +90,5 @@ def test_conflict_is_shown_and_exits_with_error(
     with pytest.raises(PatchError, match="`two`") as caught:
         check_patches(source=Path(), json=json)
     assert caught.value.exit_code == 5
-    shown = capsys.readouterr().out
-    assert '"state": "conflict"' in shown if json else "two    conflict  a.py:1: x" in shown
+    output = capsys.readouterr().out
+    assert '"state": "conflict"' in output if json else "two    conflict  a.py:1: x" in output

@@ -1,5 +1,7 @@
-"""What the program makes of errors that say nothing about arguments, and of words; sglang itself is asked in
-tests/integration/test_argument_check.py."""
+"""Test images/check_server_args.py without sglang: which errors do not concern arguments, and the matching of names.
+
+tests/integration/test_argument_check.py runs it with sglang.
+"""
 
 import sys
 from collections.abc import Callable
@@ -11,32 +13,32 @@ import check_server_args as program
 import pytest
 
 
-def raised(action: Callable[[], object]) -> BaseException:
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever it is
+def error_of(action: Callable[[], object]) -> BaseException:
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - any exception
         action()
     return caught.value
 
 
-def no_gpu(folder: Path) -> BaseException:
-    """As torch raises it, from a file of its own."""
+def missing_gpu_error(folder: Path) -> BaseException:
+    """Return torch's error about a missing GPU, raised from a file in a folder `torch`."""
     module = folder / "torch" / "cuda.py"
     module.parent.mkdir()
     module.write_text("def init():\n    raise RuntimeError('No HIP GPUs are available')\n")
     space: dict[str, Callable[[], object]] = {}
-    exec(compile(module.read_text(), str(module), "exec"), space)  # noqa: S102 - for the file name in its frames
-    return raised(space["init"])
+    exec(compile(module.read_text(), str(module), "exec"), space)  # noqa: S102 - its traceback needs the file name
+    return error_of(space["init"])
 
 
 def test_host_errors_are_distinguished_from_argument_errors(tmp_path: Path) -> None:
-    def refuse() -> None:
+    def reject_argument() -> None:
         raise ValueError("--dcp-size must be >= 1")
 
-    assert program._is_of_this_machine(no_gpu(tmp_path))
-    assert program._is_of_this_machine(raised(lambda: Path("/nonexistent/config.json").read_text()))
-    assert program._is_of_this_machine(raised(lambda: __import__("no_such_package")))
-    assert program._is_of_this_machine(raised(lambda: MagicMock() < 3))
-    assert not program._is_of_this_machine(raised(refuse))
-    assert not program._is_of_this_machine(raised(lambda: 8 % 0))
+    assert program._is_of_this_machine(missing_gpu_error(tmp_path))
+    assert program._is_of_this_machine(error_of(lambda: Path("/nonexistent/config.json").read_text()))
+    assert program._is_of_this_machine(error_of(lambda: __import__("no_such_package")))
+    assert program._is_of_this_machine(error_of(lambda: MagicMock() < 3))
+    assert not program._is_of_this_machine(error_of(reject_argument))
+    assert not program._is_of_this_machine(error_of(lambda: 8 % 0))
 
 
 def test_each_option_except_model_is_omitted_with_values() -> None:
@@ -49,10 +51,10 @@ def test_each_option_except_model_is_omitted_with_values() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "named"), [("tp-size", True), ("tp", False), ("tp-size-x", False), ("tensor-parallel-size", True)]
+    ("option", "matches"), [("tp-size", True), ("tp", False), ("tp-size-x", False), ("tensor-parallel-size", True)]
 )
-def test_option_name_is_matched_as_whole_word(option: str, named: bool) -> None:
-    assert program._names("argument --tp-size/--tensor-parallel-size: invalid int value", option) == named
+def test_option_name_is_matched_as_whole_word(option: str, matches: bool) -> None:
+    assert program._names("argument --tp-size/--tensor-parallel-size: invalid int value", option) == matches
 
 
 def test_model_files_replace_model_path(tmp_path: Path) -> None:
@@ -89,18 +91,18 @@ def test_gpu_is_simulated_from_plan_facts(monkeypatch: pytest.MonkeyPatch) -> No
         (["--chat-template", "/no/such.jinja"], "chat-template"),
         (["--tokenizer-path", "./no-such-folder"], "tokenizer-path"),
         (["--speculative-draft-model-path", "/no/such"], "speculative-draft-model-path"),
-        (["--chat-template", "chatml"], None),  # a template of sglang's own
-        (["--tokenizer-path", "org/name"], None),  # on the hub
-        (["--tokenizer-path", "/models/other"], None),  # where the checkpoint is to come
+        (["--chat-template", "chatml"], None),  # a template that sglang includes
+        (["--tokenizer-path", "org/name"], None),  # a repository on the hub
+        (["--tokenizer-path", "/models/other"], None),  # below the directory of the checkpoint
         (["--tokenizer-path", __file__], None),
     ],
 )
 def test_nonexistent_path_argument_is_rejected(words: list[str], missing: str | None, tmp_path: Path) -> None:
-    """`ServerArgs` takes it, and the start would end after the weights are loaded."""
+    """`ServerArgs` accepts such a path, and the start would fail only after the weights are loaded."""
     (tmp_path / "config.json").write_text("{}")
-    accepting = ModuleType("server_args")
-    accepting.prepare_server_args = lambda _: SimpleNamespace(check_server_args=lambda: None)  # type: ignore[attr-defined]
-    judge = program.Judge(accepting, cpu=False, replaced={str(tmp_path): "/models/glm"})
+    module = ModuleType("server_args")
+    module.prepare_server_args = lambda _: SimpleNamespace(check_server_args=lambda: None)  # type: ignore[attr-defined]
+    judge = program.Judge(module, cpu=False, replaced={str(tmp_path): "/models/glm"})
     verdict = judge.verdict(["--model-path", str(tmp_path), *words])
     if missing is None:
         assert verdict == {"accepted": "validated"}

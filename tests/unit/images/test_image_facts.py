@@ -1,4 +1,4 @@
-"""images/image_facts.py: what a torch is built for, by its own version.py, which is read and not imported."""
+"""Test images/image_facts.py, which reads torch's platform from its version.py without importing it."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from image_facts import platform_of
     [
         ("cuda: Optional[str] = None\nhip: Optional[str] = '7.2.53211'\n", "rocm"),
         ("cuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n", "cuda"),
-        ("cuda = '12.9'\nhip = None\n", "cuda"),  # as it was written before
+        ("cuda = '12.9'\nhip = None\n", "cuda"),  # the format of older versions
         ("cuda: Optional[str] = None\nhip: Optional[str] = None\nxpu: Optional[str] = None\n", "cpu"),
         ("cuda: Optional[str] = None\nhip: Optional[str] = None\nxpu: Optional[str] = '2025.3'\n", None),
         ("__version__ = '2.9.1'\n", None),
@@ -19,8 +19,8 @@ from image_facts import platform_of
 )
 def test_platform_is_read_from_torch_version(version: str, platform: str | None, tmp_path: Path) -> None:
     (tmp_path / "version.py").write_text(f"raise ImportError\n{version}")
-    found = platform_of(tmp_path)
-    assert (found and found["platform"]) == platform
+    facts = platform_of(tmp_path)
+    assert (facts and facts["platform"]) == platform
 
 
 def test_torch_without_version_has_no_platform(tmp_path: Path) -> None:

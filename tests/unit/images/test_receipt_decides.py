@@ -1,4 +1,4 @@
-"""What a start does follows from what the image's receipt says, not from the plan alone."""
+"""Test that a start applies config patches as the image's receipt says, not as the plan alone says."""
 
 import pytest
 
@@ -13,10 +13,10 @@ EXCLUDE = "mtp-shared-expert-exclude"
 
 
 @pytest.mark.parametrize(
-    ("state", "acts"), [("applied at startup", True), ("upstream", False), ("not applicable", False)]
+    ("state", "is_applied"), [("applied at startup", True), ("upstream", False), ("not applicable", False)]
 )
 def test_config_patch_is_applied_only_if_receipt_requires(
-    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory, state: str, acts: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory, state: str, is_applied: bool
 ) -> None:
     record = PatchRecord(id=EXCLUDE, title="", kind="config", state=state, upstream="", evidence=(), files=())
     receipt = ImageReceipt(python="3.10", sources={}, patches=(record,))
@@ -27,4 +27,4 @@ def test_config_patch_is_applied_only_if_receipt_requires(
 
     prepared = spec.prepare(render_artifacts(load("mi355x-tp8-july").plan), host_ref)
 
-    assert (EXCLUDE not in prepared.not_needed) == acts
+    assert (EXCLUDE not in prepared.not_needed) == is_applied

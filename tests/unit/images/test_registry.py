@@ -1,4 +1,4 @@
-"""What a registry says of an image without a pull; and every way in which it does not."""
+"""Test image configs from a registry without a pull, and the errors of a registry."""
 
 import gzip
 import hashlib
@@ -31,16 +31,17 @@ INDEX = json.dumps(
 ).encode()
 
 
-def registry(answer: Callable[[httpx.Request], httpx.Response], *, timeout: float = 5.0) -> Registry:
-    """A registry that answers so."""
-    return Registry(timeout=timeout, transport=httpx.MockTransport(answer))
+def registry(respond: Callable[[httpx.Request], httpx.Response], *, timeout: float = 5.0) -> Registry:
+    return Registry(timeout=timeout, transport=httpx.MockTransport(respond))
 
 
-def served(asked: list[str], *, top: bytes = INDEX, config: bytes = BLOB) -> Callable[[httpx.Request], httpx.Response]:
-    """Docker's own registry, which hands everyone a token; `asked` takes each address."""
+def docker_registry(
+    urls: list[str], *, top: bytes = INDEX, config: bytes = BLOB
+) -> Callable[[httpx.Request], httpx.Response]:
+    """Return the responses of Docker's own registry, which issues a token to everyone; `urls` collects the URLs."""
 
-    def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(str(request.url))
+    def respond(request: httpx.Request) -> httpx.Response:
+        urls.append(str(request.url))
         if request.url.host == "auth.example":
             return httpx.Response(200, json={"token": "public"})
         if request.headers.get("Authorization") != "Bearer public":
@@ -50,17 +51,17 @@ def served(asked: list[str], *, top: bytes = INDEX, config: bytes = BLOB) -> Cal
             return httpx.Response(200, content=config)
         return httpx.Response(200, content=top if request.url.path.endswith("/v1") else MANIFEST)
 
-    return answer
+    return respond
 
 
 def test_image_config_is_read_with_token_authentication() -> None:
-    asked: list[str] = []
-    found = registry(served(asked)).config("a/b:v1")
-    assert found.engine_env == {"ROCM_QUICK_REDUCE_QUANTIZATION": "INT8"}
-    assert (found.labels, found.digest) == ({"a": "b"}, digest(INDEX))
-    assert asked[0] == "https://registry-1.docker.io/v2/a/b/manifests/v1"
-    assert asked[1] == "https://auth.example/token?service=s&scope=repository%3Aa%2Fb%3Apull"
-    assert asked[-1].endswith(f"/blobs/{digest(BLOB)}")
+    urls: list[str] = []
+    config = registry(docker_registry(urls)).config("a/b:v1")
+    assert config.engine_env == {"ROCM_QUICK_REDUCE_QUANTIZATION": "INT8"}
+    assert (config.labels, config.digest) == ({"a": "b"}, digest(INDEX))
+    assert urls[0] == "https://registry-1.docker.io/v2/a/b/manifests/v1"
+    assert urls[1] == "https://auth.example/token?service=s&scope=repository%3Aa%2Fb%3Apull"
+    assert urls[-1].endswith(f"/blobs/{digest(BLOB)}")
 
 
 @pytest.mark.parametrize(
@@ -74,18 +75,18 @@ def test_image_config_is_read_with_token_authentication() -> None:
     ],
 )
 def test_registry_address_is_resolved_like_docker(reference: str, address: str) -> None:
-    asked: list[str] = []
+    urls: list[str] = []
 
-    def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(str(request.url))
+    def respond(request: httpx.Request) -> httpx.Response:
+        urls.append(str(request.url))
         return httpx.Response(200, content=BLOB if "/blobs/" in request.url.path else MANIFEST)
 
-    registry(answer).config(reference)
-    assert asked[0] == address
+    registry(respond).config(reference)
+    assert urls[0] == address
 
 
 @pytest.mark.parametrize(
-    ("answer", "reason"),
+    ("respond", "reason"),
     [
         (lambda _: httpx.Response(404), "404 Not Found"),
         (
@@ -104,27 +105,27 @@ def test_registry_address_is_resolved_like_docker(reference: str, address: str) 
             lambda _: httpx.Response(200, headers={"Content-Encoding": "gzip"}, content=gzip.compress(b"{}")),
             "an encoding that was not requested",
         ),
-        (served([], config=BLOB + b" "), "the content does not match its digest"),
+        (docker_registry([], config=BLOB + b" "), "the content does not match its digest"),
     ],
 )
 def test_invalid_registry_response_hints_at_docker_pull(
-    answer: Callable[[httpx.Request], httpx.Response], reason: str
+    respond: Callable[[httpx.Request], httpx.Response], reason: str
 ) -> None:
     with pytest.raises(BuildError) as caught:
-        registry(answer).config("a/b:v1")
+        registry(respond).config("a/b:v1")
     assert reason in caught.value.message
     assert "`docker pull a/b:v1` first" in caught.value.hint
 
 
 def test_slow_registry_response_times_out() -> None:
-    def answer(_: httpx.Request) -> httpx.Response:
+    def respond(_: httpx.Request) -> httpx.Response:
         time.sleep(0.2)
         return httpx.Response(200, content=MANIFEST)
 
     with pytest.raises(BuildError, match=r"no complete response within 0\.05 s"):
-        registry(answer, timeout=0.05).config("a/b:v1")
+        registry(respond, timeout=0.05).config("a/b:v1")
 
 
 def test_invalid_image_name_is_rejected_without_request() -> None:
     with pytest.raises(BuildError, match="is not the name of an image"):
-        registry(served([])).config("UPPER case")
+        registry(docker_registry([])).config("UPPER case")

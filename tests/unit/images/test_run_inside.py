@@ -1,4 +1,4 @@
-"""A container of one command does not outlive a client that failed."""
+"""Test that a container for one command is removed if its client fails."""
 
 from collections.abc import Sequence
 
@@ -28,4 +28,4 @@ def test_container_is_removed_after_failed_command(code: int, monkeypatch: pytes
     first, *others = commands
     name = first[first.index("--name") + 1]
     assert others == ([["docker", "rm", "--force", name]] if code else [])
-    assert all(timeouts[1:]), "the removal waits for a lost daemon without a time limit"
+    assert all(timeouts[1:]), "each removal needs a timeout, as the daemon may be unreachable"

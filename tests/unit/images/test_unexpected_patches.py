@@ -1,4 +1,4 @@
-"""What a build found beside what its plan expected: told, acted on, or refused."""
+"""Test patch states that a build did not expect: they are reported, applied or rejected."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ GUARD, TOPK, EXCLUDE = "rocm-cuda-runtime-guard", "dsa-topk-v2-off", "mtp-shared
 
 
 def receipt(version: str | None = "0.5.14", **states: str) -> ImageReceipt:
-    """A receipt; patches by id with underscores."""
+    """Return a receipt; the keywords are patch ids with underscores."""
     records = (
         PatchRecord(id=name.replace("_", "-"), title="", kind="", state=state, upstream="", evidence=(), files=())
         for name, state in states.items()
@@ -32,16 +32,16 @@ def july() -> Plan:
     return load("mi355x-tp8-july").plan
 
 
-@pytest.mark.parametrize("found", ["0.5.14", "0.5.14+g1234", None, "unknown"])
-def test_matching_or_unknown_source_version_is_accepted(found: str | None) -> None:
-    require_version(receipt(found), july().engine)
+@pytest.mark.parametrize("version", ["0.5.14", "0.5.14+g1234", None, "unknown"])
+def test_matching_or_unknown_source_version_is_accepted(version: str | None) -> None:
+    require_version(receipt(version), july().engine)
 
 
-@pytest.mark.parametrize("found", ["0.5.16", "0.5.14.post1", "0.5.15"])
-def test_sources_of_another_release_are_rejected_with_hint(found: str) -> None:
-    with pytest.raises(BuildError, match=f"contains sglang {found}; the engine names 0.5.14") as caught:
-        require_version(receipt(found), july().engine)
-    assert f"`--set engine.version={found}`" in caught.value.hint
+@pytest.mark.parametrize("version", ["0.5.16", "0.5.14.post1", "0.5.15"])
+def test_sources_of_another_release_are_rejected_with_hint(version: str) -> None:
+    with pytest.raises(BuildError, match=f"contains sglang {version}; the engine names 0.5.14") as caught:
+        require_version(receipt(version), july().engine)
+    assert f"`--set engine.version={version}`" in caught.value.hint
 
 
 def test_development_build_is_accepted_with_a_note(capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,19 +50,19 @@ def test_development_build_is_accepted_with_a_note(capsys: pytest.CaptureFixture
 
 
 def test_expected_patch_states_are_not_reported() -> None:
-    found = receipt(
+    expected = receipt(
         rocm_cuda_runtime_guard="applied", mtp_shared_expert_exclude="applied at startup",
         eagle_verify_broadcast="applied", dsa_topk_v2_off="not applicable", aiter_fp4_moe_table="needed",
     )  # fmt: skip
-    assert list(unexpected_patches(july(), found)) == []
-    assert startup_patches(july(), found) == NO_DETECTED_PATCHES
+    assert list(unexpected_patches(july(), expected)) == []
+    assert startup_patches(july(), expected) == NO_DETECTED_PATCHES
 
 
 def test_each_unexpected_patch_state_has_a_reason() -> None:
-    found = unexpected_patches(
+    messages = unexpected_patches(
         july(), receipt(rocm_cuda_runtime_guard="upstream", dsa_topk_v2_off="applied at startup")
     )
-    assert list(found) == [
+    assert list(messages) == [
         (
             "patch `dsa-topk-v2-off` was not expected, but the sources need it (applied at startup): "
             "sglang 0.5.14 is not in `>=0.5.15,<0.5.16` (sgl-project/sglang#30506)"
@@ -78,8 +78,10 @@ def test_each_unexpected_patch_state_has_a_reason() -> None:
     )
 
 
-def prepared(plan: Plan, found: ImageReceipt, monkeypatch: pytest.MonkeyPatch, home: Home) -> spec.PreparedRun:
-    built = BuiltImage(tag="t:1", image_id="sha256:1", receipt=found, built=True, builder="classic", seconds=0.0)
+def prepare(plan: Plan, image_receipt: ImageReceipt, monkeypatch: pytest.MonkeyPatch, home: Home) -> spec.PreparedRun:
+    built = BuiltImage(
+        tag="t:1", image_id="sha256:1", receipt=image_receipt, built=True, builder="classic", seconds=0.0
+    )
     monkeypatch.setattr(spec, "find_docker", lambda _: None)
     monkeypatch.setattr(spec, "build_image", lambda *_: built)
     return spec.prepare(render_artifacts(plan), HostRef(home=home))
@@ -88,15 +90,15 @@ def prepared(plan: Plan, found: ImageReceipt, monkeypatch: pytest.MonkeyPatch, h
 def test_detected_patch_sets_variable_without_changing_digest(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """An image of July, labeled 0.5.14: the kernel that the next release has on by default is in it."""
+    """An image of July is labeled 0.5.14, but contains the kernel that the next release enables by default."""
     home = Home(tmp_path_factory.mktemp("home"))
     plan = july()
     assert "SGLANG_OPT_USE_TOPK_V2" not in dict(render_artifacts(plan).command.env)
 
-    made = prepared(plan, receipt(dsa_topk_v2_off="applied at startup"), monkeypatch, home)
+    run = prepare(plan, receipt(dsa_topk_v2_off="applied at startup"), monkeypatch, home)
 
-    assert dict(made.artifacts.command.env)["SGLANG_OPT_USE_TOPK_V2"] == "false"
-    assert made.artifacts.plan.digest == plan.digest
+    assert dict(run.artifacts.command.env)["SGLANG_OPT_USE_TOPK_V2"] == "false"
+    assert run.artifacts.plan.digest == plan.digest
 
 
 def test_detected_config_patch_mounts_overlay(
@@ -104,17 +106,17 @@ def test_detected_config_patch_mounts_overlay(
 ) -> None:
     home = Home(tmp_path_factory.mktemp("home"))
     plan = load("mi355x-tp8").plan
-    made = prepared(plan, receipt("0.5.16", mtp_shared_expert_exclude="applied at startup"), monkeypatch, home)
+    run = prepare(plan, receipt("0.5.16", mtp_shared_expert_exclude="applied at startup"), monkeypatch, home)
 
-    mounts = [mount.source for mount in spec_of(made.artifacts).mounts]
+    mounts = [mount.source for mount in spec_of(run.artifacts).mounts]
     assert any("overlays/" in source for source in mounts)
     assert not any("overlays/" in mount.source for mount in spec_of(render_artifacts(plan)).mounts)
-    assert made.detected_patches is not None
-    assert made.detected_patches.ids == {EXCLUDE}
-    assert EXCLUDE not in made.not_needed
+    assert run.detected_patches is not None
+    assert run.detected_patches.ids == {EXCLUDE}
+    assert EXCLUDE not in run.not_needed
 
 
 def test_profile_variable_overrides_detected_patch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    own = load("mi355x-tp8-july", overrides=["env.SGLANG_OPT_USE_TOPK_V2=true"]).plan
-    made = prepared(own, receipt(dsa_topk_v2_off="applied at startup"), monkeypatch, Home(tmp_path))
-    assert dict(made.artifacts.command.env)["SGLANG_OPT_USE_TOPK_V2"] == "true"
+    plan = load("mi355x-tp8-july", overrides=["env.SGLANG_OPT_USE_TOPK_V2=true"]).plan
+    run = prepare(plan, receipt(dsa_topk_v2_off="applied at startup"), monkeypatch, Home(tmp_path))
+    assert dict(run.artifacts.command.env)["SGLANG_OPT_USE_TOPK_V2"] == "true"

@@ -1,4 +1,4 @@
-"""Compiled kernels in an archive: what is taken, what is refused."""
+"""Test the archive of compiled kernels: which files it contains, and which archives are rejected."""
 
 import io
 import os
@@ -38,14 +38,14 @@ def put(home: Path, path: str, content: bytes = b"code") -> Path:
 
 def test_kernel_directories_follow_server_environment() -> None:
     env = {"SGLANG_CACHE_DIR": "/fast/sglang", "FLASHINFER_WORKSPACE_BASE": "/fast"}
-    found = {
+    paths = {
         folder.name: path for folder, path in kernel_folders(env, home="/home/u", user="u", aiter_dir="/src/aiter")
     }
-    assert found["sglang"] == "/fast/sglang"
-    assert found["flashinfer"] == "/fast/.cache/flashinfer"
-    assert found["triton"] == "/home/u/.triton/cache"
-    assert found["aiter"] == "/src/aiter/aiter/jit"
-    assert found["inductor"] == "/tmp/torchinductor_u"
+    assert paths["sglang"] == "/fast/sglang"
+    assert paths["flashinfer"] == "/fast/.cache/flashinfer"
+    assert paths["triton"] == "/home/u/.triton/cache"
+    assert paths["aiter"] == "/src/aiter/aiter/jit"
+    assert paths["inductor"] == "/tmp/torchinductor_u"
 
 
 @pytest.mark.parametrize(
@@ -69,29 +69,29 @@ def test_only_finished_kernels_are_archived(folder: str, path: str, archived: bo
 
 
 def test_archive_populates_empty_host(tmp_path: Path) -> None:
-    there, here, path = tmp_path / "there", tmp_path / "here", tmp_path / "kernels.tar.gz"
-    put(there, ".triton/cache/K/kernel.cubin").chmod(0o755)
-    put(there, ".cache/flashinfer/0.6/op/op.so")
-    (there / ".triton/cache/link").symlink_to("/etc/passwd")
-    assert write_archive(path, USE, [], folders(there).files()) == 2
+    source, target, path = tmp_path / "source", tmp_path / "target", tmp_path / "kernels.tar.gz"
+    put(source, ".triton/cache/K/kernel.cubin").chmod(0o755)
+    put(source, ".cache/flashinfer/0.6/op/op.so")
+    (source / ".triton/cache/link").symlink_to("/etc/passwd")
+    assert write_archive(path, USE, [], folders(source).files()) == 2
     archive = read_archive(path)
     assert list(archive.receipt.problems(USE)) == []
-    assert folders(here).lack(archive)
-    assert folders(here).add(archive) == 2
-    assert not folders(here).lack(archive)
-    file = here / ".triton/cache/K/kernel.cubin"
+    assert folders(target).lack(archive)
+    assert folders(target).add(archive) == 2
+    assert not folders(target).lack(archive)
+    file = target / ".triton/cache/K/kernel.cubin"
     assert (file.read_bytes(), file.stat().st_mode & 0o777) == (b"code", 0o700)
     assert file.parent.stat().st_mode & 0o777 == 0o700
-    assert folders(here).add(archive) == 0
-    assert [item.name for item in (here / ".triton").iterdir()] == ["cache"]  # nothing else is left
+    assert folders(target).add(archive) == 0
+    assert [item.name for item in (target / ".triton").iterdir()] == ["cache"]  # no temporary file remains
 
 
 def test_unpacking_keeps_existing_kernels(tmp_path: Path) -> None:
     path = tmp_path / "kernels.tar.gz"
     write_archive(path, USE, [], [kernel("triton/K/a.cubin", b"new"), kernel("triton/L/b.cubin", b"new")])
-    own = put(tmp_path, ".triton/cache/K/a.cubin", b"own")
+    existing = put(tmp_path, ".triton/cache/K/a.cubin", b"own")
     assert folders(tmp_path).add(read_archive(path)) == 1
-    assert own.read_bytes() == b"own"
+    assert existing.read_bytes() == b"own"
     assert (tmp_path / ".triton/cache/L/b.cubin").read_bytes() == b"new"
 
 
@@ -128,8 +128,8 @@ def test_receipt_mismatch_names_each_field(tmp_path: Path, other: KernelUse, mes
     assert (other.key == USE.key) is (other.plan != USE.plan)
 
 
-def planted(path: Path, change: Callable[[tarfile.TarInfo], None]) -> None:
-    """An archive with one entry that `write_archive` would not write."""
+def write_unsafe_archive(path: Path, change: Callable[[tarfile.TarInfo], None]) -> None:
+    """Write an archive with one entry that `write_archive` would never write."""
     write_archive(path, USE, [], [kernel("triton/K/a.cubin")])
     content = io.BytesIO()
     with tarfile.open(path) as source, tarfile.open(fileobj=content, mode="w:gz") as target:
@@ -156,7 +156,7 @@ def planted(path: Path, change: Callable[[tarfile.TarInfo], None]) -> None:
 )
 def test_archive_with_unsafe_entries_is_rejected(tmp_path: Path, change: Callable[[tarfile.TarInfo], None]) -> None:
     path = tmp_path / "kernels.tar.gz"
-    planted(path, change)
+    write_unsafe_archive(path, change)
     with pytest.raises(KernelsError, match="not an archive of compiled kernels"):
         read_archive(path)
 
@@ -169,15 +169,15 @@ def test_oversized_archive_is_not_written(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_user_without_name_has_kernel_directories(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container that runs as any user id: neither a name nor a home directory."""
+    """A container may run as any user id, without a name or a home directory."""
 
-    def nobody() -> str:
+    def fail() -> str:
         raise KeyError("getpwuid(): uid not found: 12345")
 
-    monkeypatch.setattr(kernel_folders_module, "getuser", nobody)
+    monkeypatch.setattr(kernel_folders_module, "getuser", fail)
     monkeypatch.delenv("HOME", raising=False)
-    found = KernelFolders.of({}, dict, aiter_dir=None)
-    assert str(found.folders["inductor"][1]).endswith(f"torchinductor_{os.geteuid()}")
+    kernel_dirs = KernelFolders.of({}, dict, aiter_dir=None)
+    assert str(kernel_dirs.folders["inductor"][1]).endswith(f"torchinductor_{os.geteuid()}")
 
 
 @pytest.mark.parametrize("content", [b"", b"not gzip", b"\x1f\x8b\x08\x00cut"])

@@ -1,4 +1,4 @@
-"""What is known of a plan's tuned kernels before anything is downloaded, and what is refused for it."""
+"""Test what is known of a plan's tuned kernels before a download, and the rejection of untuned plans."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def plan_of(profile: str, *overrides: str) -> Plan:
 
 
 @pytest.mark.parametrize(
-    ("profile", "missing", "met"),
+    ("profile", "missing", "untuned"),
     [
         ("mi355x-tp8", (), ()),
         ("mi355x-tp4dp2", (), ()),
@@ -59,19 +59,19 @@ def plan_of(profile: str, *overrides: str) -> Plan:
     ],
 )
 def test_coverage_of_each_aiter_pin_is_known(
-    profile: str, missing: tuple[int, ...], met: tuple[int, ...], tmp_path: Path
+    profile: str, missing: tuple[int, ...], untuned: tuple[int, ...], tmp_path: Path
 ) -> None:
-    found = compute_coverage(plan_of(profile), RowSources(), Home(tmp_path))
-    for key in found.keys:
+    coverage = compute_coverage(plan_of(profile), RowSources(), Home(tmp_path))
+    for key in coverage.keys:
         assert tuple(bucket.key.token for bucket in key.buckets if not bucket.state.runs_tuned) == missing
-    assert found.untuned_in_workload == met
+    assert coverage.untuned_in_workload == untuned
 
 
 @pytest.mark.parametrize(("layout", "label", "keys"), [("tp8", "TP8", 17), ("tp4dp2", "TP4×DP2", 16)])
 def test_published_checkpoint_uses_derived_kernels_until_tuned(
     layout: str, label: str, keys: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its shared experts are BF16, so its key is 256/8, for which no table is published."""
+    """The shared experts are BF16, so the key is 256/8, for which no table is published."""
     name, home = f"mi355x-{layout}-routed", Home(tmp_path)
     report_coverage(plan_of(name), home)
     plan = capsys.readouterr().err
@@ -79,9 +79,9 @@ def test_published_checkpoint_uses_derived_kernels_until_tuned(
     assert "257/9" not in plan
     assert f"`deploy kernels tune PROFILE --retune-derived` on a node with these GPUs: {keys} keys of 1 to" in plan
     assert tuning_options(plan_of(name)) == ("--retune-derived",)
-    shown = CliRunner().invoke(app, ["kernels", "coverage", name], env={"DEPLOY_HOME": str(tmp_path)})
-    assert f"topk 8 (looked up; {keys} derived" in shown.stdout
-    assert f"`deploy kernels tune {name} --retune-derived`" in shown.stderr
+    result = CliRunner().invoke(app, ["kernels", "coverage", name], env={"DEPLOY_HOME": str(tmp_path)})
+    assert f"topk 8 (looked up; {keys} derived" in result.stdout
+    assert f"`deploy kernels tune {name} --retune-derived`" in result.stderr
     assert tuning_options(plan_of(f"mi355x-{layout}")) is None
     report_coverage(plan_of(f"mi355x-{layout}"), home)
     assert "--retune-derived" not in capsys.readouterr().err
@@ -113,13 +113,13 @@ def test_untuned_workload_is_rejected_with_alternatives(tmp_path: Path) -> None:
         KernelsError, match="no tuned MoE kernel for batches of `mi355x-tp4dp2-july`: 8 tokens"
     ) as caught:
         require_tuned(plan_of("mi355x-tp4dp2-july"), Home(tmp_path))
-    ways_out = (
+    alternatives = (
         "`deploy kernels tune PROFILE` on a node with these GPUs: 6 keys of 1, 2, 8 tokens, at most 12 hours",
         "11.84 USD each, up to 142 USD (InferenceX total cost of ownership",
         "`--allow-untuned`",
     )
-    for way_out in ways_out:
-        assert way_out in caught.value.hint
+    for alternative in alternatives:
+        assert alternative in caught.value.hint
     assert signature(tune).parameters["hours"].default == TUNING_HOURS
     require_tuned(plan_of("mi355x-tp4dp2"), Home(tmp_path))
     require_tuned(plan_of("cpu-tiny"), Home(tmp_path))
@@ -136,18 +136,18 @@ def test_dry_run_rejects_untuned_plan_like_up(
     up(profile="mi355x-tp8-july", dry_run=True, allow_untuned=True)
 
 
-@pytest.mark.parametrize("write", [show, partial(render, output=Path("out"))])
+@pytest.mark.parametrize("command", [show, partial(render, output=Path("out"))])
 def test_show_and_render_report_untuned_kernels(
-    write: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("orchestrator.planner.plan_warnings.local_config", lambda _: None)
-    write(profile="mi355x-tp4dp2-july")
-    shown = " ".join("".join(capsys.readouterr()).split())
-    assert "no tuned MoE kernel for batches of `mi355x-tp4dp2-july`: 8 tokens" in shown
-    assert "on a node with these GPUs: 6 keys of 1, 2, 8 tokens, at most 12 hours (no duration is published)" in shown
-    assert "11.84 USD each, up to 142 USD (InferenceX total cost of ownership" in shown
-    write(profile="mi355x-tp4dp2")
+    command(profile="mi355x-tp4dp2-july")
+    output = " ".join("".join(capsys.readouterr()).split())
+    assert "no tuned MoE kernel for batches of `mi355x-tp4dp2-july`: 8 tokens" in output
+    assert "on a node with these GPUs: 6 keys of 1, 2, 8 tokens, at most 12 hours (no duration is published)" in output
+    assert "11.84 USD each, up to 142 USD (InferenceX total cost of ownership" in output
+    command(profile="mi355x-tp4dp2")
     assert "no tuned MoE kernel" not in "".join(capsys.readouterr())
 
 
@@ -158,13 +158,13 @@ def test_tune_dry_run_prints_limit_and_cost(capsys: pytest.CaptureFixture[str]) 
 
 def test_reproduce_includes_tuning_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     reproduce("wafer-glm52", set_=["engine=sglang-0.5.14-rocm"], tune=True, dry_run=True, output=tmp_path / "new")
-    shown = capsys.readouterr()
-    tuned = [line for line in shown.out.splitlines() if line.startswith("deploy kernels tune ")]
+    captured = capsys.readouterr()
+    tuned = [line for line in captured.out.splitlines() if line.startswith("deploy kernels tune ")]
     assert [line.split()[4:5] + line.split()[-1:] for line in tuned if "142.08" in line] == [
         ["mi355x-tp8", "142.08"],
         ["mi355x-tp4dp2", "142.08"],
-    ], "each shape once"
-    assert "the estimate includes 12 hours, the limit, for `kernels tune`" in shown.err
+    ], "one step per shape"
+    assert "the estimate includes 12 hours, the limit, for `kernels tune`" in captured.err
     with pytest.raises(UsageError, match="on this host"):
         reproduce("wafer-glm52", tune=True, dry_run=True, host="node1", output=tmp_path / "new")
 
@@ -172,18 +172,18 @@ def test_reproduce_includes_tuning_steps(tmp_path: Path, capsys: pytest.CaptureF
 def test_untuned_reproduce_is_rejected_before_first_step(tmp_path: Path) -> None:
     with pytest.raises(KernelsError, match="8, 32, 128 tokens") as caught:
         reproduce("wafer-glm52", set_=["engine=sglang-0.5.14-rocm"], dry_run=True, output=tmp_path / "new")
-    assert "--allow-untuned" not in caught.value.hint, "it has no such option"
+    assert "--allow-untuned" not in caught.value.hint, "`reproduce` has no such option"
     assert caught.value.hint.startswith(
         "`--tune` runs `deploy kernels tune` as a step for each layout: 16 keys of 1 to 512"
     )
 
 
 def test_plan_skipping_table_patch_is_not_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What a table would hold is nothing that its server reads."""
+    """The server of such a plan would not read a table."""
     plan = plan_of("mi355x-tp8-july", f"skip_patches=[{TABLE_PATCH}]")
     report_coverage(plan, Home(tmp_path))
     require_tuned(plan, Home(tmp_path))
-    assert not make_table(plan, Home(tmp_path), lambda: pytest.fail("the engine is asked"), allow_untuned=False)
+    assert not make_table(plan, Home(tmp_path), lambda: pytest.fail("the engine was queried"), allow_untuned=False)
     assert "aiter's own tables only, without `aiter-fp4-moe-table`" in capsys.readouterr().err
 
 
@@ -198,7 +198,7 @@ def test_unknown_aiter_is_not_rejected_before_image_inspection(
 
 
 def test_untuned_fp8_experts_are_reported_but_not_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where the aiter's own tables were not read, too: an aiter that promises rows for MXFP4 is none of them."""
+    """An aiter with rows only for MXFP4 counts as untuned, even if its own tables were not read."""
     for commit, message in (
         (
             "4ad99832823dde2315b361cbd3b54b1c5c12acd5",
@@ -219,30 +219,32 @@ def test_untuned_fp8_experts_are_reported_but_not_rejected(tmp_path: Path, capsy
 
 
 C16D44B, B9127C94 = "c16d44b93a528b2a4bfd6d8d3409116d465872a9", "9127c94a18e4398e1eba91f6639e910f0994ad02"
-EVERY = (*buckets(32768), 131072)
+ALL_BUCKETS = (*buckets(32768), 131072)
 
 
 @pytest.mark.parametrize(
     ("profile", "choices", "commit", "missing"),
     [
         ("mi325x-tp8", (), C16D44B, (32768, 131072)),
-        ("mi325x-tp8", ("flags.disable-shared-experts-fusion=true",), C16D44B, tuple({*EVERY} - {4, 8})),
-        ("mi300x-tp8", (), C16D44B[:12], (32768,)),  # whose chunks are smaller
-        ("mi325x-tp8", (), B9127C94, EVERY),
-        ("mi355x-tp8", ("model=glm-5.2-fp8",), B9127C94, ()),  # 131072 borrows from 32768
+        ("mi325x-tp8", ("flags.disable-shared-experts-fusion=true",), C16D44B, tuple({*ALL_BUCKETS} - {4, 8})),
+        ("mi300x-tp8", (), C16D44B[:12], (32768,)),  # with smaller prefill chunks
+        ("mi325x-tp8", (), B9127C94, ALL_BUCKETS),
+        ("mi355x-tp8", ("model=glm-5.2-fp8",), B9127C94, ()),  # 131072 falls back to 32768
         ("mi355x-tp8", ("model=glm-5.2-fp8",), C16D44B, ()),
-        ("mi355x-tp4dp2", ("model=glm-5.2-fp8",), C16D44B, buckets(32768)),  # another width: no row of it
+        ("mi355x-tp4dp2", ("model=glm-5.2-fp8",), C16D44B, buckets(32768)),  # another width, for which there is no row
     ],
 )
 def test_fp8_coverage_of_aiter_tables_is_known(
     profile: str, choices: tuple[str, ...], commit: str, missing: tuple[int, ...], tmp_path: Path
 ) -> None:
-    """By GPU and shape, as its repository has them at that commit."""
-    found = compute_coverage(plan_of(profile, *choices, f"engine.aiter_commit={commit}"), RowSources(), Home(tmp_path))
-    assert not found.unknown
-    assert f"tables of aiter {commit[:12]}" in found.tables
-    assert {key.token for key in found.untuned_keys} == {*missing}
-    assert "kernel names not checked" not in to_text(found)
+    """The expected keys follow from the tables in aiter's repository at that commit."""
+    coverage = compute_coverage(
+        plan_of(profile, *choices, f"engine.aiter_commit={commit}"), RowSources(), Home(tmp_path)
+    )
+    assert not coverage.unknown
+    assert f"tables of aiter {commit[:12]}" in coverage.tables
+    assert {key.token for key in coverage.untuned_keys} == {*missing}
+    assert "kernel names not checked" not in to_text(coverage)
 
 
 def test_measured_rows_count_without_built_table(tmp_path: Path) -> None:
@@ -253,10 +255,10 @@ def test_measured_rows_count_without_built_table(tmp_path: Path) -> None:
 
 
 def test_kernel_table_belongs_to_model_and_layout(tmp_path: Path) -> None:
-    """With the table of another layout every key would miss."""
+    """With the table of another layout, every lookup would miss."""
     home = Home(tmp_path)
-    whole = plan_of("mi355x-tp8")
-    Store.of(home, whole).write(whole, every_bucket(FUSED_TP8))
+    plan = plan_of("mi355x-tp8")
+    Store.of(home, plan).write(plan, every_bucket(FUSED_TP8))
     assert set(profile_source("mi355x-tp8", (), home).planned()[1]) == {"moe-table"}
     assert profile_source("mi355x-tp8", ("layout.tp=4", "layout.dp=2"), home).planned()[1] == {}
     assert profile_source("mi355x-tp4dp2", (), home).planned()[1] == {}
@@ -273,8 +275,7 @@ def test_table_older_than_measurements_is_rebuilt(tmp_path: Path) -> None:
     assert not store.is_fresh(plan)
 
 
-def staged(home: Home, plan: Plan, *exclude: str) -> None:
-    """A checkpoint's config, with these entries of its exclude list."""
+def stage_config(home: Home, plan: Plan, *exclude: str) -> None:
     folder = checkpoint_directory(plan.model, home)
     folder.mkdir(parents=True)
     config = {
@@ -289,46 +290,48 @@ BF16_SHARED = "model.layers.3.mlp.shared_experts.up_proj"
 
 
 def facts_of(home: Home, plan: Plan) -> Facts:
-    """What is known of the checkpoint in that home."""
     return Facts(experts=known_experts(plan.model, HostRef(home=home)))
 
 
-def started_before(plan: Plan, home: Home) -> RunSource:
+def run_source(plan: Plan, home: Home) -> RunSource:
     return RunSource(run=RunDir(home.root / "run"), plan=plan, home=home, inputs={})
 
 
 def test_separate_shared_experts_require_fusion_flag(tmp_path: Path) -> None:
     plan = plan_of("mi355x-tp8-july")
-    staged(Home(tmp_path), plan, "lm_head", BF16_SHARED)
+    stage_config(Home(tmp_path), plan, "lm_head", BF16_SHARED)
 
     facts = facts_of(Home(tmp_path), plan)
 
     with pytest.raises(ProfileError, match="would fuse shared experts that its checkpoint keeps separate") as caught:
-        started_before(plan, Home(tmp_path)).decide(facts)
+        run_source(plan, Home(tmp_path)).decide(facts)
     assert "`deploy up PROFILE` sets `--disable-shared-experts-fusion`" in caught.value.hint
 
-    stderr = load("mi355x-tp8-july", facts=facts).plan
-    assert started_before(stderr, Home(tmp_path)).decide(facts) is stderr
-    (added,) = set(stderr.flags) - set(plan.flags)
+    adjusted = load("mi355x-tp8-july", facts=facts).plan
+    assert run_source(adjusted, Home(tmp_path)).decide(facts) is adjusted
+    (added,) = set(adjusted.flags) - set(plan.flags)
     assert (added.name, added.values, added.origin) == ("disable-shared-experts-fusion", (), Origin.INFERRED)
     assert f"exclude entry `{BF16_SHARED}`" in added.source
-    assert [flag.name for flag in stderr.flags] == sorted(flag.name for flag in stderr.flags)
+    assert [flag.name for flag in adjusted.flags] == sorted(flag.name for flag in adjusted.flags)
     set_by_user = "flags.disable-shared-experts-fusion=true"
     assert inferred_fusion_flag(load("mi355x-tp8-july", overrides=[set_by_user], facts=facts).plan) is None
 
 
 def test_coverage_warns_about_checkpoint_problems(tmp_path: Path) -> None:
     config, header = Tiny(experts=256).quantized("glm5")
-    lost = {name: kind for name, kind in header.items() if ".layers.2.mlp.experts.7." not in name}
-    folder = write_tiny(tmp_path / "lacking", config, lost)
-    shown = CliRunner().invoke(app, ["kernels", "coverage", "mi355x-tp8", "--model", str(folder)])
-    assert "lacking: layer 2 lacks some of 256 experts" in shown.stderr
-    assert "routed ones as U8" in shown.stderr
-    assert "shared expert: not fused: dtype" in shown.stdout
-    bare = tmp_path / "config-alone"
-    bare.mkdir()
-    (bare / "config.json").write_text((folder / "config.json").read_text())
-    assert "warning" not in CliRunner().invoke(app, ["kernels", "coverage", "mi355x-tp8", "--model", str(bare)]).stderr
+    incomplete = {name: kind for name, kind in header.items() if ".layers.2.mlp.experts.7." not in name}
+    folder = write_tiny(tmp_path / "lacking", config, incomplete)
+    result = CliRunner().invoke(app, ["kernels", "coverage", "mi355x-tp8", "--model", str(folder)])
+    assert "lacking: layer 2 lacks some of 256 experts" in result.stderr
+    assert "routed ones as U8" in result.stderr
+    assert "shared expert: not fused: dtype" in result.stdout
+    config_dir = tmp_path / "config-only"
+    config_dir.mkdir()
+    (config_dir / "config.json").write_text((folder / "config.json").read_text())
+    assert (
+        "warning"
+        not in CliRunner().invoke(app, ["kernels", "coverage", "mi355x-tp8", "--model", str(config_dir)]).stderr
+    )
 
 
 @pytest.mark.parametrize("profile", ["mi355x-tp8-july", "mi355x-tp8", "b200-tp8"])
@@ -338,10 +341,10 @@ def test_shared_expert_dtype_sets_fusion_flag_for_every_engine(
 ) -> None:
     plan, home = plan_of(profile), Home(tmp_path)
     write_tiny(checkpoint_directory(plan.model, home), *Tiny(experts=256).quantized(recipe))
-    stderr = load(profile, facts=facts_of(home, plan)).plan
-    assert (stderr.flag("disable-shared-experts-fusion") is not None) == bool(shared)
+    adjusted = load(profile, facts=facts_of(home, plan)).plan
+    assert (adjusted.flag("disable-shared-experts-fusion") is not None) == bool(shared)
     if shared:
-        added = next(flag for flag in stderr.flags if flag.name == "disable-shared-experts-fusion")
+        added = next(flag for flag in adjusted.flags if flag.name == "disable-shared-experts-fusion")
         assert added.source == f"dtype: the checkpoint stores shared experts as {shared} and routed experts as U8"
 
 
@@ -350,23 +353,23 @@ def test_fusion_flag_is_added_only_when_required(
 ) -> None:
     plan = plan_of("mi355x-tp8-july")
     assert facts_of(Home(tmp_path / "empty"), plan) == NO_FACTS
-    staged(Home(tmp_path), plan, "lm_head", "model.layers.78.mlp.shared_experts.up_proj")
+    stage_config(Home(tmp_path), plan, "lm_head", "model.layers.78.mlp.shared_experts.up_proj")
     assert load("mi355x-tp8-july", facts=facts_of(Home(tmp_path), plan)).plan == plan
     other = Home(tmp_path / "other")
-    staged(other, plan, BF16_SHARED)
-    looking = ("engine.version=0.5.23", "engine.image=lmsysorg/sglang:v0.5.23-rocm720-mi35x")
+    stage_config(other, plan, BF16_SHARED)
+    overrides = ("engine.version=0.5.23", "engine.image=lmsysorg/sglang:v0.5.23-rocm720-mi35x")
     facts = facts_of(other, plan)
-    assert load("mi355x-tp8", overrides=looking, facts=facts).plan == plan_of("mi355x-tp8", *looking)
+    assert load("mi355x-tp8", overrides=overrides, facts=facts).plan == plan_of("mi355x-tp8", *overrides)
     assert load("cpu-tiny", facts=facts).plan == plan_of("cpu-tiny")
 
 
 def test_bf16_experts_need_no_kernel_table(tmp_path: Path) -> None:
-    """The profile's model is quantized; what counts is the checkpoint that is asked about."""
+    """The checkpoint in `--model` decides, not the quantized model of the profile."""
     config = {"hidden_size": 128, "moe_intermediate_size": 64, "num_experts": 8, "num_experts_per_tok": 2}
     (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
     name = "model.layers.0.mlp.experts.0.gate_proj.weight"
     header = json.dumps({name: {"dtype": "BF16", "shape": [0], "data_offsets": [0, 0]}}).encode()
     (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-    shown = CliRunner().invoke(app, ["kernels", "coverage", "mi355x-tp8", "--model", str(tmp_path)])
-    assert shown.exit_code == 0
-    assert "not applicable: the routed experts of" in shown.stderr
+    result = CliRunner().invoke(app, ["kernels", "coverage", "mi355x-tp8", "--model", str(tmp_path)])
+    assert result.exit_code == 0
+    assert "not applicable: the routed experts of" in result.stderr

@@ -1,4 +1,4 @@
-"""Which key counts, what decides it, and how each bucket fares."""
+"""Test which kernel keys a plan looks up, why, and the state of each bucket."""
 
 import dataclasses
 import re
@@ -90,11 +90,11 @@ def test_shared_experts_of_different_dtype_are_not_fused(shared: str, routed: st
 
 
 def test_fusion_flag_is_unnecessary_without_default_fusion() -> None:
-    apart = checkpoint(shared="BF16", routed="U8")
-    assert not decide_fusion(glm_plan(enable_two_batch_overlap=None), apart).required_flag
-    assert not decide_fusion(plan_of("cpu-tiny"), apart).required_flag
+    separate = checkpoint(shared="BF16", routed="U8")
+    assert not decide_fusion(glm_plan(enable_two_batch_overlap=None), separate).required_flag
+    assert not decide_fusion(plan_of("cpu-tiny"), separate).required_flag
     assert decide_fusion(
-        glm_plan(enable_two_batch_overlap=None, enforce_shared_experts_fusion=None), apart
+        glm_plan(enable_two_batch_overlap=None, enforce_shared_experts_fusion=None), separate
     ).required_flag
     kimi = MoeCheckpoint(
         moe=dataclasses.replace(GLM, routed_experts=384), layers=61, draft_layers=0, exclude=(), shared_dtype="BF16",
@@ -114,24 +114,24 @@ def test_flags_control_fusion() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "entry", "helps"),
+    ("version", "entry", "hint"),
     [
         ("0.5.18", BF16_DRAFT, "sglang 0.5.19 fixes this"),
         ("0.5.23", "model.decoder.mlp.shared_experts.gate_proj", "not by `model.decoder`"),
     ],
 )
-def test_enforce_flag_does_not_override_exclude_entry(version: str, entry: str, helps: str) -> None:
+def test_enforce_flag_does_not_override_exclude_entry(version: str, entry: str, hint: str) -> None:
     enforced = decide_fusion(glm_plan(version=version, enforce_shared_experts_fusion=None), checkpoint(entry))
     assert enforced.fused is False
     assert "`--enforce-shared-experts-fusion` does not override this" in enforced.hint
-    assert helps in enforced.hint
+    assert hint in enforced.hint
 
 
 def test_without_checkpoint_both_keys_are_considered() -> None:
-    found = coverage_of(glm_plan(), every_bucket(FUSED_TP8), names=NAMES)
-    assert found.fusion.fused is None
-    assert [(one.shape, one.looked_up) for one in found.keys] == [(FUSED_TP8, None), (UNFUSED_TP8, None)]
-    assert {key.shape for key in found.untuned_keys} == {UNFUSED_TP8}
+    coverage = coverage_of(glm_plan(), every_bucket(FUSED_TP8), names=NAMES)
+    assert coverage.fusion.fused is None
+    assert [(key.shape, key.looked_up) for key in coverage.keys] == [(FUSED_TP8, None), (UNFUSED_TP8, None)]
+    assert {key.shape for key in coverage.untuned_keys} == {UNFUSED_TP8}
 
 
 def test_with_checkpoint_only_looked_up_key_counts() -> None:
@@ -144,8 +144,8 @@ def test_with_checkpoint_only_looked_up_key_counts() -> None:
 def test_largest_bucket_follows_prefill_chunk_size() -> None:
     small = coverage_of(glm_plan(chunked_prefill_size="8192"), [], names=NAMES)
     assert [bucket.key.token for bucket in small.keys[0].buckets][-1] == 8192
-    whole = coverage_of(glm_plan(chunked_prefill_size="-1"), [], names=NAMES)
-    assert [bucket.key.token for bucket in whole.keys[0].buckets][-2:] == [32768, 131072]
+    unchunked = coverage_of(glm_plan(chunked_prefill_size="-1"), [], names=NAMES)
+    assert [bucket.key.token for bucket in unchunked.keys[0].buckets][-2:] == [32768, 131072]
 
 
 @pytest.mark.parametrize(
@@ -164,33 +164,33 @@ def test_largest_bucket_follows_prefill_chunk_size() -> None:
     ],
 )
 def test_bucket_state_follows_its_row(text: str, names: KernelNames | None, state: BucketState) -> None:
-    found = coverage_of(glm_plan(), rows([text]), checkpoint=checkpoint(), names=names)
-    assert found.keys[0].buckets[4].state is state
+    coverage = coverage_of(glm_plan(), rows([text]), checkpoint=checkpoint(), names=names)
+    assert coverage.keys[0].buckets[4].state is state
 
 
 def test_largest_bucket_falls_back_to_checked_kernel() -> None:
     for names, state in ((None, BucketState.FALLBACK), (WITHOUT_KW, BucketState.UNKNOWN_KERNEL)):
-        found = coverage_of(glm_plan(), rows([line(32768, kernels=(STAGE1_KW, STAGE2))]), names=names)
-        assert found.keys[0].buckets[-1].key.token == 131072
-        assert found.keys[0].buckets[-1].state is state
+        coverage = coverage_of(glm_plan(), rows([line(32768, kernels=(STAGE1_KW, STAGE2))]), names=names)
+        assert coverage.keys[0].buckets[-1].key.token == 131072
+        assert coverage.keys[0].buckets[-1].state is state
 
 
 def test_derived_rows_are_labeled_in_every_output() -> None:
-    """Also where it is the fallback for the largest batch, and in a table that is given without its origins."""
+    """Derived rows are labeled also as the fallback for the largest batch, and in a table without origins."""
     derived = derive_unfused(rows([line(32768), line(16)]), fused=FUSED_TP8, unfused=UNFUSED_TP8)
-    given = read_rows(write_table(derived).splitlines(), name="given", origin=RowOrigin.FILE, problems=[])
-    for found in (coverage_of(glm_plan(), derived, names=NAMES), coverage_of(glm_plan(), given, names=NAMES)):
-        assert [bucket.state for bucket in found.keys[1].buckets if bucket.location] == ["derived"] * 3
-        assert found.keys[1].counts == "0 tuned, 3 derived, 0 fallback, 14 untuned"
-        assert found.keys[1].summary.endswith("; 3 derived, 14 untuned")
-        cells = [words for row in to_text(found).splitlines() if (words := row.split())]
+    from_file = read_rows(write_table(derived).splitlines(), name="file", origin=RowOrigin.FILE, problems=[])
+    for coverage in (coverage_of(glm_plan(), derived, names=NAMES), coverage_of(glm_plan(), from_file, names=NAMES)):
+        assert [bucket.state for bucket in coverage.keys[1].buckets if bucket.location] == ["derived"] * 3
+        assert coverage.keys[1].counts == "0 tuned, 3 derived, 0 fallback, 14 untuned"
+        assert coverage.keys[1].summary.endswith("; 3 derived, 14 untuned")
+        cells = [words for row in to_text(coverage).splitlines() if (words := row.split())]
         assert [words[-1] for words in cells if words[0] in {"16", "32768", "131072"}] == ["derived"] * 3
 
 
 def test_first_row_wins_among_duplicate_keys() -> None:
     swiglu = line(16, kernels=(STAGE1_KW, STAGE2)).replace("ActivationType.Silu", "ActivationType.Swiglu")
-    found = coverage_of(glm_plan(), rows([swiglu, line(16)]), names=NAMES)
-    assert found.keys[0].buckets[4].kernels[0] == STAGE1_KW
+    coverage = coverage_of(glm_plan(), rows([swiglu, line(16)]), names=NAMES)
+    assert coverage.keys[0].buckets[4].kernels[0] == STAGE1_KW
 
 
 def test_table_is_assembled_from_all_origins() -> None:
@@ -219,8 +219,8 @@ def test_unknown_aiter_gets_only_image_rows() -> None:
 def test_measured_row_is_preferred_to_derived_row() -> None:
     measured = of(rows([line(16, shape=UNFUSED_TP8)]), RowOrigin.MEASURED)
     table = assemble(glm_plan(), [*every_bucket(FUSED_TP8), *measured], names=NAMES)
-    found = coverage_of(glm_plan(), table.rows, names=NAMES)
-    assert [bucket.origin for bucket in found.keys[1].buckets][3:5] == ["derived", "measured"]
+    coverage = coverage_of(glm_plan(), table.rows, names=NAMES)
+    assert [bucket.origin for bucket in coverage.keys[1].buckets][3:5] == ["derived", "measured"]
 
 
 def test_kernel_name_is_matched_exactly() -> None:

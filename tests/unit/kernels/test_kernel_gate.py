@@ -1,4 +1,4 @@
-"""What a log says: hits, misses, and everything that only looks like one."""
+"""Test which log lines count as kernel hits and misses, and which similar lines do not."""
 
 import pytest
 from hypothesis import given
@@ -16,7 +16,7 @@ NOISE = "[2026-07-04 12:00:00 DP0 TP3] Decode batch, #running-req: 16, #token: 4
         HIT,
         HIT.replace("2stage", "1stage xbf16"),
         HIT.replace(f"kernelName2='{STAGE2}'", "kernelName2=nan"),
-        HIT.replace("('gfx950', 256,", "(256,"),  # before ad73ecb5 the key had no gfx
+        HIT.replace("('gfx950', 256,", "(256,"),  # the key has a gfx only since ad73ecb5
         f"[2026-07-04 12:00:00 DP1 TP2] {HIT}",
         HIT.rstrip() + "\r",
     ],
@@ -67,8 +67,8 @@ def test_other_kernel_families_are_counted_by_table() -> None:
 
 @pytest.mark.parametrize("text", [HIT, MISS, FALLBACK])
 def test_truncated_line_is_not_counted(text: str) -> None:
-    whole = len(text.rstrip())
-    for end in range(whole):
+    length = len(text.rstrip())
+    for end in range(length):
         report = gate_report([text[:end]])
         assert not report.has_lookups, text[:end]
 
@@ -79,9 +79,9 @@ def test_fallback_line_cut_after_key_is_ignored() -> None:
 
 
 @given(st.integers(12, len(HIT) - 2), st.sampled_from((HIT, MISS, GEMM, NOISE, FALLBACK)))
-def test_interleaved_lines_never_yield_false_hits(cut: int, other: str) -> None:
-    """Two processes write at once: the rest of the first stands on the next line."""
-    report = gate_report([HIT[:cut] + other, HIT[cut:]])
+def test_interleaved_lines_never_yield_false_hits(split: int, other: str) -> None:
+    """When two processes write at once, the rest of the first line is on the next line."""
+    report = gate_report([HIT[:split] + other, HIT[split:]])
     assert [key.token for key in report.hits] == ([16] if other is HIT else [])
 
 

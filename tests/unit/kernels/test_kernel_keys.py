@@ -1,4 +1,4 @@
-"""Which key is looked up: buckets of tokens, and the shape one rank sees."""
+"""Test the kernel keys: token buckets, and the shape on one rank."""
 
 import pytest
 from hypothesis import given
@@ -33,10 +33,10 @@ def test_token_count_maps_to_bucket(tokens: int, looked_up: int) -> None:
 
 @given(st.integers(0, 2**21))
 def test_bucket_is_idempotent_and_in_bucket_list(tokens: int) -> None:
-    found = bucket(tokens)
-    assert bucket(found) == found
-    assert found in buckets(tokens)
-    assert max(buckets(tokens)) == found
+    size = bucket(tokens)
+    assert bucket(size) == size
+    assert size in buckets(tokens)
+    assert max(buckets(tokens)) == size
 
 
 @given(st.integers(1, TIERS[0] - 1))
@@ -66,11 +66,13 @@ def test_kernel_keys_of_glm_layouts(layout: Layout, fused: bool, key: tuple[int,
 
 
 @given(st.integers(1, 4096), st.sampled_from((1, 2, 4, 8)))
-def test_inter_dim_is_padded_up_to_a_multiple_of_256(slices_of: int, tp: int) -> None:
-    moe = Moe(hidden_size=64, intermediate_size=slices_of * tp, routed_experts=8, shared_experts=0, experts_per_token=2)
+def test_inter_dim_is_padded_up_to_a_multiple_of_256(slice_width: int, tp: int) -> None:
+    moe = Moe(
+        hidden_size=64, intermediate_size=slice_width * tp, routed_experts=8, shared_experts=0, experts_per_token=2
+    )
     shape = rank_shape(moe, Layout(tp=tp, dp=1, ep=1, dp_attention=False), fused=False)
     assert shape.inter_dim % 256 == 0
-    assert 0 <= shape.inter_dim - slices_of < 256
+    assert 0 <= shape.inter_dim - slice_width < 256
 
 
 @given(st.sampled_from((1, 2, 4, 8)), st.booleans())

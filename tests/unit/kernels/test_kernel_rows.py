@@ -1,4 +1,4 @@
-"""Reading tables as upstream writes them, merging them, re-keying."""
+"""Test reading upstream tables, merging them and deriving rows."""
 
 import io
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from orchestrator.kernels.rows import (
 )
 
 
-def faults(*lines: str) -> list[Problem]:
+def problems_in(*lines: str) -> list[Problem]:
     problems: list[Problem] = []
     list(read_rows(lines, name="t.csv", origin=RowOrigin.FILE, problems=problems))
     return problems
@@ -34,8 +34,8 @@ def test_missing_last_field_means_no_tag() -> None:
 
 def test_missing_gfx_column_is_inferred_from_compute_units() -> None:
     lines = [text.removeprefix("gfx950,") for text in (line(16), line(32).replace("gfx950,256", "gfx950,304"))]
-    found = rows(lines, header=HEADER.removeprefix("gfx,"))
-    assert [row.key.gfx for row in found] == ["gfx950", "gfx942"]
+    parsed = rows(lines, header=HEADER.removeprefix("gfx,"))
+    assert [row.key.gfx for row in parsed] == ["gfx950", "gfx942"]
 
 
 @pytest.mark.parametrize("empty", ["", "0", "nan"])
@@ -70,35 +70,34 @@ def test_pandas_numbers_and_crlf_are_parsed() -> None:
     ],
 )
 def test_invalid_row_is_reported_with_line(lines: tuple[str, ...], message: str, location: str) -> None:
-    problems = faults(*lines)
+    problems = problems_in(*lines)
     assert (problems[0].message, problems[0].location) == (message, location)
 
 
 def test_empty_file_is_rejected() -> None:
-    assert "missing columns" in faults()[0].message
+    assert "missing columns" in problems_in()[0].message
 
 
 def test_unterminated_quote_is_a_problem() -> None:
-    problems = faults(HEADER, line(16), '"' + "x" * 200_000, line(32))
+    problems = problems_in(HEADER, line(16), '"' + "x" * 200_000, line(32))
     assert len(problems) == 1
     assert "not a CSV table" in problems[0].message
 
 
 def test_table_is_read_lazily() -> None:
-    """A table far larger than any buffer: lines are asked for only as rows are taken."""
-    asked = 0
+    lines_read = 0
 
     def lines() -> Iterator[str]:
-        nonlocal asked
+        nonlocal lines_read
         yield HEADER
         while True:
-            asked += 1
+            lines_read += 1
             yield line(16)
 
     reading = read_rows(lines(), name="huge.csv", origin=RowOrigin.FILE, problems=[])
     for _ in range(1000):
         next(reading)
-    assert asked == 1000
+    assert lines_read == 1000
 
 
 def test_merge_prefers_origin_then_fastest_row() -> None:
@@ -142,14 +141,14 @@ def test_merge_is_unique_and_idempotent(given_rows: list[TunedRow]) -> None:
 @given(tables)
 def test_table_round_trips_through_file(given_rows: list[TunedRow]) -> None:
     merged = merge(given_rows, gfx="gfx950", cu_num=256)
-    back = list(read_rows(io.StringIO(write_table(merged)), name="t", origin=RowOrigin.FILE, problems=[]))
-    assert [row.identity for row in back] == [row.identity for row in merged]
-    assert [row.kernels for row in back] == [row.kernels for row in merged]
+    parsed = list(read_rows(io.StringIO(write_table(merged)), name="t", origin=RowOrigin.FILE, problems=[]))
+    assert [row.identity for row in parsed] == [row.identity for row in merged]
+    assert [row.kernels for row in parsed] == [row.kernels for row in merged]
     assert write_origins(merged).count("\n") == len(merged) + 1
 
 
 def test_lookup_columns_are_never_empty() -> None:
-    """An empty `run_1stage` is NaN to pandas, and NaN is true."""
+    """pandas reads an empty `run_1stage` as NaN, and NaN is true."""
     old = HEADER.replace(",xbf16,flat", "")
     (row,) = rows([line(16).replace(",0,0,0,10.0", ",0,10.0")], header=old)
     cells = dict(zip(HEADER.split(","), write_table([row]).splitlines()[1].split(","), strict=True))

@@ -1,4 +1,4 @@
-"""The edges of tables: files, the pinned download, the names file, a checkpoint's config, the store."""
+"""Test kernel tables on disk: table files, the pinned download, the kernel names, checkpoint configs and the store."""
 
 import hashlib
 import json
@@ -34,9 +34,9 @@ def table(path: Path, *lines: str) -> Path:
     return path
 
 
-def answering(content: bytes, asked: list[str]) -> httpx.MockTransport:
+def serving(content: bytes, urls: list[str]) -> httpx.MockTransport:
     def handle(request: httpx.Request) -> httpx.Response:
-        asked.append(str(request.url))
+        urls.append(str(request.url))
         return httpx.Response(200, content=content)
 
     return httpx.MockTransport(handle)
@@ -73,36 +73,36 @@ def test_table_file_is_written_atomically(tmp_path: Path) -> None:
 
 
 def test_upstream_file_is_downloaded_once(tmp_path: Path) -> None:
-    asked: list[str] = []
+    urls: list[str] = []
     for _ in range(2):
-        path = upstream_file(pin(b"rows"), tmp_path, transport=answering(b"rows", asked))
+        path = upstream_file(pin(b"rows"), tmp_path, transport=serving(b"rows", urls))
     assert path.read_bytes() == b"rows"
-    assert asked == ["https://example.org/45458be7280c/configs/glm5.csv"]
+    assert urls == ["https://example.org/45458be7280c/configs/glm5.csv"]
 
 
 def test_download_with_wrong_checksum_is_discarded(tmp_path: Path) -> None:
     with pytest.raises(KernelsError, match="checksum"):
-        upstream_file(pin(b"rows"), tmp_path, transport=answering(b"<html>sign in</html>", []))
+        upstream_file(pin(b"rows"), tmp_path, transport=serving(b"<html>sign in</html>", []))
     assert not list(tmp_path.iterdir())
 
 
 def test_oversized_download_is_aborted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upstream, "_MAX_BYTES", 3)
     with pytest.raises(KernelsError, match="the response has more than"):
-        upstream_file(pin(b"rows"), tmp_path, transport=answering(b"rows", []))
+        upstream_file(pin(b"rows"), tmp_path, transport=serving(b"rows", []))
 
 
 def test_cached_table_with_wrong_checksum_is_downloaded_again(tmp_path: Path) -> None:
     (tmp_path / "45458be7280c-glm5.csv").write_bytes(b"cut o")
-    assert upstream_file(pin(b"rows"), tmp_path, transport=answering(b"rows", [])).read_bytes() == b"rows"
+    assert upstream_file(pin(b"rows"), tmp_path, transport=serving(b"rows", [])).read_bytes() == b"rows"
 
 
 def test_download_error_hints_at_local_path(tmp_path: Path) -> None:
-    def refuse(request: httpx.Request) -> httpx.Response:
+    def fail(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("no route", request=request)
 
     with pytest.raises(KernelsError) as caught:
-        upstream_file(pin(b"rows"), tmp_path, transport=httpx.MockTransport(refuse))
+        upstream_file(pin(b"rows"), tmp_path, transport=httpx.MockTransport(fail))
     assert str(tmp_path / "45458be7280c-glm5.csv") in caught.value.hint
 
 
@@ -118,7 +118,7 @@ def test_shipped_kernel_names_distinguish_aiter_pins() -> None:
 
 
 def test_every_pin_of_a_shipped_engine_is_known() -> None:
-    """A new image pin needs its kernel names, or only the image's own tables are used: two were not read."""
+    """A new image pin needs its kernel names, else only the image's own tables are used; two pins have none."""
     pins = read_pins()
     plans = [load(name).plan for name in profile_names()]
     unknown = {
@@ -130,18 +130,18 @@ def test_every_pin_of_a_shipped_engine_is_known() -> None:
 def test_shipped_profiles_cover_both_layouts_and_keys(tmp_path: Path) -> None:
     plans = [plan for name in profile_names() if uses_tuned_table(plan := load(name).plan)]
     shapes = {
-        (found.layout, one.shape.inter_dim, one.shape.expert, one.shape.topk)
-        for found in (compute_coverage(plan, RowSources(), Home(tmp_path)) for plan in plans)
-        for one in found.keys
+        (coverage.layout, key.shape.inter_dim, key.shape.expert, key.shape.topk)
+        for coverage in (compute_coverage(plan, RowSources(), Home(tmp_path)) for plan in plans)
+        for key in coverage.keys
     }
     assert {("TP8", 256, 257, 9), ("TP8", 256, 256, 8), ("TP4×DP2", 512, 257, 9), ("TP4×DP2", 512, 256, 8)} <= shapes
 
 
-@pytest.mark.parametrize(("dtype", "read"), [("BF16", "BF16"), ("U8", "U8")])
-def test_expert_facts_are_read_from_checkpoint(tmp_path: Path, dtype: str, read: str) -> None:
-    at = "model.layers.{}.mlp.{}.gate_proj.weight"
-    dtypes = {at.format(layer, part): "U8" for layer in (0, 1) for part in ("shared_experts", "experts.0")}
-    dtypes[at.format(1, "shared_experts")] = dtype
+@pytest.mark.parametrize(("dtype", "expected"), [("BF16", "BF16"), ("U8", "U8")])
+def test_expert_facts_are_read_from_checkpoint(tmp_path: Path, dtype: str, expected: str) -> None:
+    template = "model.layers.{}.mlp.{}.gate_proj.weight"
+    dtypes = {template.format(layer, part): "U8" for layer in (0, 1) for part in ("shared_experts", "experts.0")}
+    dtypes[template.format(1, "shared_experts")] = dtype
     entries = {name: {"dtype": kind, "shape": [0], "data_offsets": [0, 0]} for name, kind in dtypes.items()}
     header = json.dumps(entries).encode()
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
@@ -150,7 +150,7 @@ def test_expert_facts_are_read_from_checkpoint(tmp_path: Path, dtype: str, read:
     (tmp_path / "one.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     checkpoint = read_experts(Checkpoint.local(tmp_path))
     assert (checkpoint.moe.routed_experts, checkpoint.draft_layers, checkpoint.exclude) == (256, 1, ("lm_head",))
-    assert (checkpoint.shared_dtype, checkpoint.routed_dtype) == (read, "U8")
+    assert (checkpoint.shared_dtype, checkpoint.routed_dtype) == (expected, "U8")
 
 
 def test_expert_count_is_read_under_alternative_key(tmp_path: Path) -> None:
@@ -174,8 +174,8 @@ def test_measured_rows_keep_their_provenance(tmp_path: Path) -> None:
     second = RowProvenance(host="b", image="sha256:2", aiter_commit="9127c94a", date="2026-11-21T00:00:00Z")
     store.add(rows([line(16, us="20"), line(32, us="20")]), first)
     store.add(rows([line(16, us="30"), line(32, us="10"), line(64).replace("950,256", "942,304")]), second)
-    found = {(row.key.gfx, row.key.token): (row.origin, row.us, row.location) for row in store.measured_rows()}
-    assert found == {
+    stored = {(row.key.gfx, row.key.token): (row.origin, row.us, row.location) for row in store.measured_rows()}
+    assert stored == {
         ("gfx950", 16): (RowOrigin.MEASURED, 20.0, str(first)),
         ("gfx950", 32): (RowOrigin.MEASURED, 10.0, str(second)),
         ("gfx942", 64): (RowOrigin.MEASURED, 50.5, str(second)),
@@ -183,24 +183,24 @@ def test_measured_rows_keep_their_provenance(tmp_path: Path) -> None:
 
 
 def test_table_is_built_without_modifying_input_files(tmp_path: Path) -> None:
-    own = table(tmp_path / "image.csv", line(16), line(16, us="1"), line(32, shape=UNFUSED_TP8))
-    before = own.read_bytes()
+    source = table(tmp_path / "image.csv", line(16), line(16, us="1"), line(32, shape=UNFUSED_TP8))
+    before = source.read_bytes()
     home = Home(tmp_path / "home")
-    built = build_table(glm_plan(), RowSources(tables=(own,)), home, upstream=False)
-    assert own.read_bytes() == before
+    built = build_table(glm_plan(), RowSources(tables=(source,)), home, upstream=False)
+    assert source.read_bytes() == before
     assert (built.table.origins[RowOrigin.IMAGE], built.table.origins[RowOrigin.DERIVED]) == (2, 1)
-    again = read_tables([built.path])
-    assert [row.origin for row in again] == [row.origin for row in built.table.rows]
+    reread = read_tables([built.path])
+    assert [row.origin for row in reread] == [row.origin for row in built.table.rows]
     assert "derived" in companion(built.path).read_text()
     assert "derived" not in built.path.read_text()
     assert compute_coverage(glm_plan(), RowSources(), home).tables == f"`{built.path}`"
 
 
 def test_upstream_rows_record_commit_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    upstream = table(tmp_path / "glm5.csv", line(16))
-    monkeypatch.setattr("orchestrator.kernels.plan_table.upstream_file", lambda *_, **__: upstream)
-    own = table(tmp_path / "own.csv")
-    built = build_table(glm_plan(), RowSources(tables=(own,)), Home(tmp_path / "home"), upstream=True)
+    upstream_table = table(tmp_path / "glm5.csv", line(16))
+    monkeypatch.setattr("orchestrator.kernels.plan_table.upstream_file", lambda *_, **__: upstream_table)
+    empty = table(tmp_path / "empty.csv")
+    built = build_table(glm_plan(), RowSources(tables=(empty,)), Home(tmp_path / "home"), upstream=True)
     assert built.table.rows[0].location == "aiter 45458be7280c glm5_fp4_tuned_fmoe.csv:2"
 
 
@@ -222,28 +222,28 @@ def test_invalid_kernel_names_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "profiles" / "kernels" / "aiter.yaml").write_text("upstream: {commit: a}\nnames: []\n")
     with pytest.raises(DeployError) as caught:
         read_pins(Catalog((tmp_path,)))
-    lost = next(problem for problem in caught.value.problems if "`upstream.sha256`" in problem.message)
-    assert lost.location == "profiles/kernels/aiter.yaml:1"
+    problem = next(item for item in caught.value.problems if "`upstream.sha256`" in item.message)
+    assert problem.location == "profiles/kernels/aiter.yaml:1"
 
 
 def test_built_table_is_copied_into_server_image(tmp_path: Path) -> None:
     home = Home(tmp_path)
-    without, nothing = profile_source("mi355x-tp8", (), home).planned()
-    assert nothing == {}
-    path = Store.of(home, without).write(without, every_bucket(FUSED_TP8))
+    without_table, no_inputs = profile_source("mi355x-tp8", (), home).planned()
+    assert no_inputs == {}
+    path = Store.of(home, without_table).write(without_table, every_bucket(FUSED_TP8))
     plan, inputs = profile_source("mi355x-tp8", (), home).planned()
     artifacts = render_artifacts(plan, inputs)
     assert artifacts.build is not None
     assert path.read_bytes() in [file.content for file in artifacts.build.files]
     assert ("AITER_CONFIG_FMOE", "/opt/deploy/tables/tuned_fmoe.csv") in artifacts.command.env
-    assert plan.digest != without.digest
+    assert plan.digest != without_table.digest
 
 
 def test_process_runtime_uses_table_next_to_sources(tmp_path: Path) -> None:
-    """The variable does not name the path that only an image has."""
+    """Outside an image, the variable must not name a path that exists only in the image."""
     home = Home(tmp_path)
-    without, _ = profile_source("mi355x-tp8", (), home).planned()
-    path = Store.of(home, without).write(without, every_bucket(FUSED_TP8))
+    without_table, _ = profile_source("mi355x-tp8", (), home).planned()
+    path = Store.of(home, without_table).write(without_table, every_bucket(FUSED_TP8))
     plan, inputs = profile_source("mi355x-tp8", ("runtime=process", "engine.python=python3"), home).planned()
     command = render_artifacts(plan, inputs).command
     assert list(inputs.values()) == [path.read_bytes()]
@@ -259,7 +259,7 @@ def test_staged_checkpoint_determines_kernel_key(tmp_path: Path) -> None:
     assert compute_coverage(plan, RowSources(), home).fusion.fused is True
 
 
-@pytest.mark.timeout(30)  # who opens a FIFO may wait for ever
+@pytest.mark.timeout(30)  # opening a FIFO may block forever
 @pytest.mark.parametrize(
     ("endless", "message"),
     [("fifo", "not a file"), ("/dev/zero", "not a file"), ("line", "unterminated line")],
@@ -274,7 +274,7 @@ def test_endless_table_is_rejected(tmp_path: Path, endless: str, message: str) -
 
 
 def test_images_with_unknown_aiter_share_no_table(tmp_path: Path) -> None:
-    """A row names a kernel of one aiter; another image may lack it."""
+    """A row names a kernel of one aiter, which another image may lack."""
     home = Home(tmp_path)
     folders = {Store.at(home, None, image).folder for image in ("mine:1", "mine:2", None)}
     assert len(folders) == 3

@@ -1,4 +1,4 @@
-"""What a log of sglang on CUDA says of tuned Triton configurations; the first log is of an H200."""
+"""Test the tuned Triton configurations in logs of sglang on CUDA; the first log is from an H200."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from orchestrator.kernels.plan_table import kernel_gate
 from orchestrator.kernels.triton import TritonReport, triton_report
 from orchestrator.runs.run_dir import RunDir
 
-H200 = Path(__file__).parents[1] / "engine/logs/h200-0.5.16-mtp-start.log"
+H200_LOG = Path(__file__).parents[1] / "engine/logs/h200-0.5.16-mtp-start.log"
 MISSING = "E=33,N=1024,device_name=NVIDIA_H200.json"
 CONFIGS = "/opt/sglang/configs"
 FOUND = f"[2026-11-21 17:46:57 TP0] Using MoE kernel config from {CONFIGS}/triton_3_6_0/{MISSING}."
@@ -22,7 +22,7 @@ OLDER = (
 
 
 def test_missing_required_configuration_is_reported_once() -> None:
-    report = triton_report(LogTail(H200)())
+    report = triton_report(LogTail(H200_LOG)())
     assert [Path(path).name for path in report.misses] == [MISSING]
     assert report.summary.splitlines() == [
         "fused MoE configurations: 0 found, 1 missing",
@@ -42,11 +42,11 @@ def test_configurations_for_another_triton_are_distinguished() -> None:
 
 def test_nvidia_kernel_gate_fails_only_in_strict_mode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, plan = RunDir(tmp_path), plan_of("b200-tp8")
-    kernel_gate(LogTail(H200)(), plan=plan, run=run, strict=False)
+    kernel_gate(LogTail(H200_LOG)(), plan=plan, run=run, strict=False)
     stderr = capsys.readouterr().err
     assert f"missing: {MISSING}" in stderr
     assert "tuning_fused_moe_triton.py" in stderr
     assert [Path(str(path)).name for path in run.read("kernels.json")["misses"]] == [MISSING]  # type: ignore[attr-defined]
     with pytest.raises(KernelsError, match=MISSING):
-        kernel_gate(LogTail(H200)(), plan=plan, run=run, strict=True)
+        kernel_gate(LogTail(H200_LOG)(), plan=plan, run=run, strict=True)
     kernel_gate([FOUND], plan=plan, run=run, strict=True)

@@ -1,4 +1,4 @@
-"""What a tuning is started with."""
+"""Test the container name of a tuning."""
 
 from pathlib import Path
 
@@ -10,10 +10,10 @@ from orchestrator.kernels.tuning import prepare_tuning
 
 
 def test_tuning_container_names_are_unique_despite_equal_pids(tmp_path: Path) -> None:
-    """In namespaces of their own, before one daemon: the one ended the other's container."""
-    plan, given = plan_of("mi355x-tp8"), RowSources()
+    """Two users in separate PID namespaces, on one Docker daemon, once ended each other's containers."""
+    plan, sources = plan_of("mi355x-tp8"), RowSources()
     names = {
-        prepare_tuning(plan, given, Home(tmp_path), hours=1, retune_derived=False, tokens=(8,)).container
+        prepare_tuning(plan, sources, Home(tmp_path), hours=1, retune_derived=False, tokens=(8,)).container
         for _ in range(2)
     }
     assert len(names) == 2
