@@ -1,4 +1,4 @@
-"""Unit tests touch no network and start no program: what tries to, fails. Their home has the profiles of the tests."""
+"""Fixtures of the unit tests: no network, no programs, and a home that has only the profiles of the tests."""
 
 import socket
 import subprocess
@@ -13,12 +13,12 @@ from orchestrator.core.command_hints import set_invocation
 
 @pytest.fixture(scope="session")
 def home_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home with nothing but the profiles of the tests."""
+    """Return a home that has only the profiles of the tests."""
     return add_profiles(tmp_path_factory.mktemp("home"))
 
 
 @pytest.fixture(autouse=True)
-def _not_the_users_home(home_of_tests: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _use_home_of_tests(home_of_tests: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEPLOY_HOME", str(home_of_tests))
 
 
@@ -29,7 +29,7 @@ def _no_sockets_no_programs(monkeypatch: pytest.MonkeyPatch) -> None:
             "a unit test must not open a connection or start a program: it belongs to tests/integration"
         )
 
-    set_invocation(None, (), None)  # a process carries out one command line; here the test before carried out another
+    set_invocation(None, (), None)  # forget the command line of the previous test
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket.socket, "bind", refuse)
     monkeypatch.setattr(subprocess.Popen, "__init__", refuse)

@@ -1,4 +1,4 @@
-"""In the simple cases the simulation of tests/benchmarks/fleet_simulation.py agrees with its formulas."""
+"""tests/benchmarks/fleet_simulation.py: its simulation agrees with its formulas in simple cases."""
 
 import random
 import sys
@@ -33,7 +33,7 @@ def simulated(inputs: Inputs, spares: int, layout: Layout = ONE_NODE) -> Fleet:
 
 
 def test_with_enough_spares_only_starts_cost_capacity() -> None:
-    inputs = Inputs(repair_s=60.0)  # a node is back before its server looks for another one
+    inputs = Inputs(repair_s=60.0)  # shorter than the search for another node
     lost = 1 - mean_capacity(simulated(inputs, spares=10))
     assert lost == pytest.approx(1 - capacity_with_spares(inputs, ONE_NODE), rel=0.1)
 

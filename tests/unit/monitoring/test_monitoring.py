@@ -1,4 +1,4 @@
-"""`deploy monitoring`: which server is meant, what is expected of it, what its version of sglang does not export."""
+"""`deploy monitoring`: the server, the expected values, and rules skipped for metrics that sglang does not export."""
 
 import json
 import re
@@ -20,7 +20,7 @@ from orchestrator.monitoring.files import monitoring_files, skipped_rules
 from orchestrator.monitoring.request import MonitoringRequest, monitored
 from orchestrator.monitoring.series import Expected, MonitoredServer, rendered
 
-NOTHING = MonitoringRequest(
+EMPTY_REQUEST = MonitoringRequest(
     name=None, profile=None, overrides=(), workload=None, expected=(), target=None, gpu_exporter=None
 )
 
@@ -32,8 +32,8 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path / "home")
 
 
-def of_profile(home: Home, **asked: object) -> MonitoredServer:
-    return monitored(replace(NOTHING, **{"profile": "mi355x-tp4dp2", **asked}), home)  # type: ignore[arg-type]
+def of_profile(home: Home, **settings: object) -> MonitoredServer:
+    return monitored(replace(EMPTY_REQUEST, **{"profile": "mi355x-tp4dp2", **settings}), home)  # type: ignore[arg-type]
 
 
 def alerts(server: MonitoredServer) -> dict[str, dict[str, object]]:
@@ -42,7 +42,7 @@ def alerts(server: MonitoredServer) -> dict[str, dict[str, object]]:
     return {rule["alert"]: rule for group in groups for rule in group["rules"] if "alert" in rule}
 
 
-# Not those of vLLM, nor one label of a metric.
+# without those of vLLM and those restricted to one label
 SGLANG_METRICS = {metric for metric in Metric if metric.startswith("sglang:") and "{" not in metric}
 
 
@@ -54,8 +54,8 @@ def test_every_version_exports_the_required_metrics(version: str) -> None:
 def test_rules_use_only_metrics_of_every_version(home: Home) -> None:
     for profile in ("mi355x-tp4dp2", "mi355x-tp4x2"):
         text = rendered("rules.yaml.j2", of_profile(home, profile=profile))
-        named = {name.removesuffix("_bucket") for name in re.findall(r"sglang:\w+", text)}
-        assert named == SGLANG_METRICS - {Metric.E2E}
+        used = {name.removesuffix("_bucket") for name in re.findall(r"sglang:\w+", text)}
+        assert used == SGLANG_METRICS - {Metric.E2E}
 
 
 def test_alert_threshold_comes_from_workload(home: Home) -> None:
@@ -64,9 +64,9 @@ def test_alert_threshold_comes_from_workload(home: Home) -> None:
         "ttft_p95_s": Expected(value=5.0, source="`slo.ttft_p95_s` of workload `wafer-20k-1k`"),
         "cache_hit_rate": Expected(value=0.6, source="`cache_hit_rate` of workload `wafer-20k-1k`"),
     }
-    late = alerts(server)["DeployTtftHigh"]
-    assert str(late["expr"]).endswith(" > 5")
-    assert late["annotations"]["limit"] == "5 s: `slo.ttft_p95_s` of workload `wafer-20k-1k`"  # type: ignore[index]
+    alert = alerts(server)["DeployTtftHigh"]
+    assert str(alert["expr"]).endswith(" > 5")
+    assert alert["annotations"]["limit"] == "5 s: `slo.ttft_p95_s` of workload `wafer-20k-1k`"  # type: ignore[index]
     assert of_profile(home, workload="single-stream-10k-1.5k").expected.keys() == {"ttft_p95_s"}
 
 
@@ -100,16 +100,16 @@ def test_rules_for_missing_metrics_are_skipped_and_reported(home: Home) -> None:
 
 def test_started_server_is_monitored_by_its_plan(home: Home) -> None:
     past_run(home, 1, "server.port=31999")
-    server = monitored(replace(NOTHING, name="owl"), home)
+    server = monitored(replace(EMPTY_REQUEST, name="owl"), home)
     assert (server.name, server.targets, server.plan.server.port) == ("owl", ("127.0.0.1:31999",), 31999)
     assert server.expected["cache_hit_rate"].source == "`cache_hit_rate` of workload `smoke-tiny`"
     past_run(home, 2, "workload=null")
-    server = monitored(replace(NOTHING, name="owl"), home)
+    server = monitored(replace(EMPTY_REQUEST, name="owl"), home)
     assert any("no alert DeployTtftHigh: no expected value" in text for text in skipped_rules(server))
 
 
 @pytest.mark.parametrize(
-    ("asked", "kind", "skipped"),
+    ("settings", "error", "message"),
     [
         ({}, UsageError, "no server specified"),
         ({"name": "owls"}, StartError, "no previous run of `owls`"),
@@ -131,16 +131,16 @@ def test_started_server_is_monitored_by_its_plan(home: Home) -> None:
     ],
 )
 def test_unmonitorable_server_is_rejected(
-    home: Home, asked: dict[str, object], kind: type[DeployError], skipped: str
+    home: Home, settings: dict[str, object], error: type[DeployError], message: str
 ) -> None:
     past_run(home, 1)
-    with pytest.raises(kind, match=skipped):
-        monitored(replace(NOTHING, **asked), home)  # type: ignore[arg-type]
+    with pytest.raises(error, match=message):
+        monitored(replace(EMPTY_REQUEST, **settings), home)  # type: ignore[arg-type]
 
 
 def test_cluster_server_uses_the_given_target(home: Home) -> None:
-    asked = replace(NOTHING, profile="cpu-tiny", overrides=SLURM, target="n0:30010")
-    assert monitored(asked, home).targets == ("n0:30010",)
+    request = replace(EMPTY_REQUEST, profile="cpu-tiny", overrides=SLURM, target="n0:30010")
+    assert monitored(request, home).targets == ("n0:30010",)
 
 
 def test_replicas_and_gateway_are_scraped_separately(home: Home) -> None:
@@ -164,7 +164,7 @@ def test_replicas_and_gateway_are_scraped_separately(home: Home) -> None:
     }  # fmt: skip
 
 
-# Fields of prometheus-operator 0.93.0's CRDs (example/prometheus-operator-crd, both v1) that may stand where.
+# Fields that the CRDs of prometheus-operator 0.93.0 allow (example/prometheus-operator-crd, both v1).
 RELABELING = {"action", "modulus", "regex", "replacement", "separator", "sourceLabels", "targetLabel"}
 ENDPOINT = {
     "authorization", "basicAuth", "bearerTokenSecret", "enableHttp2", "filterRunning", "followRedirects", "honorLabels",
@@ -176,10 +176,10 @@ RULE = {"alert", "annotations", "expr", "for", "keep_firing_for", "labels", "rec
 DURATION = re.compile(r"^(0|(([0-9]+)y)?(([0-9]+)w)?(([0-9]+)d)?(([0-9]+)h)?(([0-9]+)m)?(([0-9]+)s)?(([0-9]+)ms)?)$")
 
 
-def in_cluster(home: Home, **asked: object) -> tuple[MonitoredServer, dict[str, str]]:
-    """A server that is to run in one, and its files."""
+def in_cluster(home: Home, **more: object) -> tuple[MonitoredServer, dict[str, str]]:
+    """Return a server planned for a cluster and its monitoring files."""
     settings = ("runtime=kubernetes", "kubernetes.weights.pvc=models", "kubernetes.namespace=serving")
-    server = of_profile(home, overrides=settings, **asked)
+    server = of_profile(home, overrides=settings, **more)
     return server, {file.path: file.content.decode() for file in monitoring_files(server)}
 
 
@@ -197,7 +197,9 @@ def test_cluster_monitoring_uses_prometheus_operator_objects(home: Home) -> None
     assert all(
         relabeling.keys() <= RELABELING for relabeling in (*endpoint["relabelings"], *endpoint["metricRelabelings"])
     )
-    assert {"targetLabel": "server", "replacement": server.name} in endpoint["relabelings"], "as every rule selects it"
+    assert {"targetLabel": "server", "replacement": server.name} in endpoint["relabelings"], (
+        "every rule selects this label"
+    )
     assert {"targetLabel": "job", "replacement": "deploy"} in endpoint["relabelings"]
     assert rules["kind"] == "PrometheusRule"
     for group in rules["spec"]["groups"]:
@@ -223,15 +225,15 @@ def test_pod_monitor_selects_and_labels_replicas(home: Home) -> None:
     server = of_profile(home, profile="mi355x-tp4x2", overrides=settings)
     text = next(file.content for file in monitoring_files(server) if file.path.endswith(".monitor.yml"))
     monitor, gateway, rules = yaml.safe_load_all(text)
-    wanted = monitor["spec"]["selector"]["matchLabels"].items()
+    selector = monitor["spec"]["selector"]["matchLabels"].items()
     rendered = all_objects(cluster_plan("mi355x-tp4x2", *CASES["mi355x-tp4x2"]))
     pods = [obj["spec"]["template"] for obj in rendered if obj["kind"] == "Deployment"]
-    taken = [pod["metadata"]["labels"] for pod in pods if wanted <= pod["metadata"]["labels"].items()]
-    assert [labels["deploy.unit"] for labels in taken] == ["replica-1", "replica-2"]
-    (front,) = (pod for pod in pods if pod["metadata"]["labels"]["deploy.unit"] == "gateway")
-    assert gateway["spec"]["selector"]["matchLabels"].items() <= front["metadata"]["labels"].items()
+    selected = [pod["metadata"]["labels"] for pod in pods if selector <= pod["metadata"]["labels"].items()]
+    assert [labels["deploy.unit"] for labels in selected] == ["replica-1", "replica-2"]
+    (gateway_pod,) = (pod for pod in pods if pod["metadata"]["labels"]["deploy.unit"] == "gateway")
+    assert gateway["spec"]["selector"]["matchLabels"].items() <= gateway_pod["metadata"]["labels"].items()
     (endpoint,) = gateway["spec"]["podMetricsEndpoints"]
-    assert endpoint["port"] in {port["name"] for port in front["spec"]["containers"][0]["ports"]}
+    assert endpoint["port"] in {port["name"] for port in gateway_pod["spec"]["containers"][0]["ports"]}
     assert {"targetLabel": "job", "replacement": "deploy-gateway"} in endpoint["relabelings"]
     assert "DeployGatewayDown" in {rule.get("alert") for group in rules["spec"]["groups"] for rule in group["rules"]}
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
@@ -262,7 +264,7 @@ def test_flag_table_without_metrics_hints_at_add_engine(home: Home) -> None:
     own.parent.mkdir(parents=True)
     own.write_text(json.dumps({key: value for key, value in table.items() if key != "metrics"}))
     with pytest.raises(ProfileError, match="has no metrics") as caught:
-        monitored(replace(NOTHING, profile="cpu-tiny"), home)
+        monitored(replace(EMPTY_REQUEST, profile="cpu-tiny"), home)
     assert caught.value.hint == f"`deploy add engine {version} --flags-only` recreates it"
 
 

@@ -1,4 +1,4 @@
-"""The verify step in every form it may have: only one whose greedy branch sends rank 0's verdict counts as mended."""
+"""Detection of the `eagle-verify-broadcast` patch in every form of sglang's verify step."""
 
 import ast
 import json
@@ -14,7 +14,7 @@ LEDGER = read_ledger()
 BROADCAST: dict[str, Any] = next(
     patch for patch in json.loads(manifest(LEDGER, read_diffs(LEDGER))) if patch["id"] == "eagle-verify-broadcast"
 )
-SENT = """
+BROADCASTS = """
 tp_group = get_group()
 if tp_group.world_size > 1:
     tp_group.broadcast(predict, src=0)
@@ -28,7 +28,7 @@ def indented(text: str, by: int) -> str:
 
 
 def eagle_sample(after_greedy: str = "") -> str:
-    """As in 0.5.14 to 0.5.17, with something after the greedy branch's verdict; the other branch sends its own."""
+    """Return `eagle_sample` as in sglang 0.5.14 to 0.5.17, with `after_greedy` at the end of its greedy branch."""
     return f"""\
 def eagle_sample(verify_input):
     if greedy:
@@ -42,29 +42,32 @@ def eagle_sample(verify_input):
         from sgl_kernel import (
             top_k_renorm_prob,
         )
-{indented(SENT, 8)}"""
+{indented(BROADCASTS, 8)}"""
 
 
-OURS = "".join(
+PATCH_LINES = "".join(
     line[1:]
     for line in BROADCAST["diff"].splitlines(keepends=True)
     if line.startswith("+") and not line.startswith("+++")
 )
-FIXED = eagle_sample(indented(f"if _is_hip:\n{indented(SENT, 4)}", 8))
+FIXED = eagle_sample(indented(f"if _is_hip:\n{indented(BROADCASTS, 4)}", 8))
 FORMS = {
-    "as it was": (eagle_sample(), "needed"),
+    "unpatched": (eagle_sample(), "needed"),
     "upstream": (FIXED, "upstream"),
-    "on every platform": (eagle_sample(indented(SENT, 8)), "upstream"),
-    "ours": (eagle_sample(OURS), "applied"),
-    "ours, by another formatter": (ast.unparse(ast.parse(eagle_sample(OURS))), "upstream"),
+    "on every platform": (eagle_sample(indented(BROADCASTS, 8)), "upstream"),
+    "our patch": (eagle_sample(PATCH_LINES), "applied"),
+    "our patch, reformatted": (ast.unparse(ast.parse(eagle_sample(PATCH_LINES))), "upstream"),
     "in comments": ("".join(f"# {line}\n" for line in FIXED.splitlines()) + eagle_sample(), "needed"),
-    "two of three": (
-        eagle_sample(indented(SENT.replace("    tp_group.broadcast(accept_index, src=0)\n", ""), 8)),
+    "two of three broadcasts": (
+        eagle_sample(indented(BROADCASTS.replace("    tp_group.broadcast(accept_index, src=0)\n", ""), 8)),
         "conflict",
     ),
-    "from another rank": (eagle_sample(indented(SENT.replace("src=0", "src=1"), 8)), "conflict"),
-    "everywhere but on ROCm": (eagle_sample(indented(f"if not _is_hip:\n{indented(SENT, 4)}", 8)), "conflict"),
-    "before the step moved here": ("def build_tree():\n    pass\n", "not applicable"),
+    "from rank 1": (eagle_sample(indented(BROADCASTS.replace("src=0", "src=1"), 8)), "conflict"),
+    "on every platform but ROCm": (
+        eagle_sample(indented(f"if not _is_hip:\n{indented(BROADCASTS, 4)}", 8)),
+        "conflict",
+    ),
+    "file without the verify step": ("def build_tree():\n    pass\n", "not applicable"),
 }
 
 

@@ -1,4 +1,4 @@
-"""The guard of the metadata copy kernel in every form it may have: only one that works on ROCm counts as present."""
+"""Detection of the `rocm-cuda-runtime-guard` patch in every form of the include guard."""
 
 import json
 from pathlib import Path
@@ -22,25 +22,25 @@ def with_include(text: str) -> str:
 
 
 FORMS = {
-    "as it was": (BARE, "needed"),
+    "unpatched": (BARE, "needed"),
     "upstream": (with_include(f"#ifndef USE_ROCM\n{CUDA}#else\n{HIP}#endif\n"), "upstream"),
-    "ours": (with_include(f"#ifdef USE_ROCM\n{HIP}#else\n{CUDA}#endif\n"), "applied"),
-    "by the value": (with_include(f"#if !USE_ROCM\n{CUDA}#else\n{HIP}#endif\n"), "upstream"),
-    "with remarks": (
+    "our patch": (with_include(f"#ifdef USE_ROCM\n{HIP}#else\n{CUDA}#endif\n"), "applied"),
+    "value of the macro": (with_include(f"#if !USE_ROCM\n{CUDA}#else\n{HIP}#endif\n"), "upstream"),
+    "with comments": (
         with_include(f"#if !defined(USE_ROCM)  // NVIDIA\n  {CUDA}#else /* AMD */\n  {HIP}#endif\n"),
         "upstream",
     ),
     "reversed": (with_include(f"#ifdef USE_ROCM\n{CUDA}#else\n{HIP}#endif\n"), "conflict"),
-    "never ended": (with_include(f"#ifndef USE_ROCM\n{CUDA}#else\n{HIP}"), "conflict"),
-    "and a second one": (with_include(f"#ifndef USE_ROCM\n{CUDA}#else\n{HIP}#endif\n{CUDA}"), "conflict"),
-    "ours and a second one": (with_include(f"#ifdef USE_ROCM\n{HIP}#else\n{CUDA}#endif\n{CUDA}"), "conflict"),
+    "unterminated": (with_include(f"#ifndef USE_ROCM\n{CUDA}#else\n{HIP}"), "conflict"),
+    "second include": (with_include(f"#ifndef USE_ROCM\n{CUDA}#else\n{HIP}#endif\n{CUDA}"), "conflict"),
+    "our patch and a second include": (with_include(f"#ifdef USE_ROCM\n{HIP}#else\n{CUDA}#endif\n{CUDA}"), "conflict"),
     "in a comment": (BARE.replace("int x", f"// #ifndef USE_ROCM\n// {HIP}int x"), "needed"),
-    "in a long comment": (
+    "in a block comment": (
         BARE.replace("\nint", f"\n/*\n#ifndef USE_ROCM\n{CUDA}#else\n{HIP}#endif\n*/\nint"),
         "needed",
     ),
     "for another macro": (with_include(f"#ifndef USE_ROCX\n{CUDA}#else\n{HIP}#endif\n"), "conflict"),
-    "after the macro is gone": (
+    "after #undef": (
         with_include(f"#undef USE_ROCM\n#ifndef USE_ROCM\n{CUDA}#else\n{HIP}#endif\n"),
         "conflict",
     ),

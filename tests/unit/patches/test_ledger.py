@@ -1,4 +1,4 @@
-"""patches/: read strictly, every fault at its line."""
+"""Strict parsing of `patches/`: every problem has its line."""
 
 import shutil
 from pathlib import Path
@@ -17,14 +17,14 @@ def ledger(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def faults(root: Path) -> list[str]:
+def problems_of(root: Path) -> list[str]:
     with pytest.raises(ProfileError) as caught:
         read_ledger(Catalog((root,)))
     return [f"{problem.location}: {problem.message}" for problem in caught.value.problems]
 
 
 def test_ledger_is_cached_per_process(ledger: Path) -> None:
-    """A plan, its image and the checkpoint's overlay each ask for it."""
+    """A plan, its image and the checkpoint overlay each read the ledger."""
     assert read_ledger(Catalog((ledger,))) is read_ledger(Catalog((ledger,)))
 
 
@@ -40,22 +40,24 @@ def test_problems_of_all_patches_are_reported_with_lines(ledger: Path) -> None:
     topk = ledger / "patches/dsa-topk-v2-off/patch.yaml"
     topk.write_text(topk.read_text().replace('">=0.5.15,<0.5.16"', '"0.5.15 or so"'))
 
-    found = faults(ledger)
+    problems = problems_of(ledger)
 
     assert any(
-        "patches/rocm-cuda-runtime-guard/patch.yaml:" in line and "min_speculative_stepz" in line for line in found
+        "patches/rocm-cuda-runtime-guard/patch.yaml:" in line and "min_speculative_stepz" in line for line in problems
     )
-    assert any("patches/dsa-topk-v2-off/patch.yaml:" in line and "is not a range of versions" in line for line in found)
+    assert any(
+        "patches/dsa-topk-v2-off/patch.yaml:" in line and "is not a range of versions" in line for line in problems
+    )
 
 
 def test_patch_id_must_match_directory_name(ledger: Path) -> None:
     (ledger / "patches/dsa-topk-v2-off").rename(ledger / "patches/topk")
 
-    assert "patches/topk/patch.yaml:1: patch `dsa-topk-v2-off` is in a folder with another name" in faults(ledger)
+    assert "patches/topk/patch.yaml:1: patch `dsa-topk-v2-off` is in a folder with another name" in problems_of(ledger)
 
 
 @pytest.mark.parametrize(
-    ("written", "instead", "fault"),
+    ("old", "new", "message"),
     [
         (
             "transform: mtp-exclude",
@@ -66,11 +68,11 @@ def test_patch_id_must_match_directory_name(ledger: Path) -> None:
         ("match: '^class ", "inactive_match: '^class ", "`inactive_match` needs `defines`"),
     ],
 )
-def test_invalid_reference_in_patch_is_rejected(ledger: Path, written: str, instead: str, fault: str) -> None:
+def test_invalid_reference_in_patch_is_rejected(ledger: Path, old: str, new: str, message: str) -> None:
     file = ledger / "patches/mtp-shared-expert-exclude/patch.yaml"
-    file.write_text(file.read_text().replace(written, instead))
+    file.write_text(file.read_text().replace(old, new))
 
-    assert any(fault in line for line in faults(ledger))
+    assert any(message in line for line in problems_of(ledger))
 
 
 def test_diff_without_present_probe_is_rejected(ledger: Path) -> None:
@@ -78,4 +80,4 @@ def test_diff_without_present_probe_is_rejected(ledger: Path) -> None:
     text = file.read_text()
     file.write_text(f"{text[: text.index('  present:')]}  present: []\n{text[text.index('apply:') :]}")
 
-    assert any("a diff needs a probe under `detect.present`" in line for line in faults(ledger))
+    assert any("a diff needs a probe under `detect.present`" in line for line in problems_of(ledger))

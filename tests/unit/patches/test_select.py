@@ -1,4 +1,4 @@
-"""Which patches a plan carries."""
+"""The patches selected for a plan."""
 
 import pytest
 
@@ -19,12 +19,12 @@ def facts(version: str, *, platform: str = "rocm", steps: int | None = 5, table:
     )
 
 
-def expected(asked: PatchFacts) -> list[str]:
-    return [use.id for use in select_patches(LEDGER, asked) if use.kind != "file" and use.expected]
+def expected(plan_facts: PatchFacts) -> list[str]:
+    return [use.id for use in select_patches(LEDGER, plan_facts) if use.kind != "file" and use.expected]
 
 
-def carried(asked: PatchFacts) -> list[str]:
-    return [use.id for use in select_patches(LEDGER, asked) if use.kind != "file"]
+def included(plan_facts: PatchFacts) -> list[str]:
+    return [use.id for use in select_patches(LEDGER, plan_facts) if use.kind != "file"]
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def carried(asked: PatchFacts) -> list[str]:
 )
 def test_engine_version_decides_expected_but_not_included_patches(version: str, needed: list[str]) -> None:
     assert expected(facts(version)) == needed
-    assert carried(facts(version)) == [
+    assert included(facts(version)) == [
         "dsa-topk-v2-off", "eagle-verify-broadcast", "mtp-shared-expert-exclude", "rocm-cuda-runtime-guard",
     ]  # fmt: skip
 
@@ -51,12 +51,12 @@ def test_unexpected_patch_has_reason_and_sets_no_variable() -> None:
 
 
 def test_guard_requires_at_least_four_draft_steps() -> None:
-    assert "rocm-cuda-runtime-guard" in carried(facts("0.5.14", steps=4))
-    assert "rocm-cuda-runtime-guard" not in carried(facts("0.5.14", steps=3))
+    assert "rocm-cuda-runtime-guard" in included(facts("0.5.14", steps=4))
+    assert "rocm-cuda-runtime-guard" not in included(facts("0.5.14", steps=3))
 
 
 def test_no_draft_model_patch_without_speculation() -> None:
-    assert carried(facts("0.5.14", steps=None)) == ["dsa-topk-v2-off"]
+    assert included(facts("0.5.14", steps=None)) == ["dsa-topk-v2-off"]
 
 
 @pytest.mark.parametrize("platform", ["cuda", "cpu"])

@@ -1,4 +1,4 @@
-"""The exclude list of a checkpoint under the names sglang gives to the MTP layer."""
+"""The `mtp-exclude` transform: the exclude list gets sglang's names for the MTP layer."""
 
 import copy
 from typing import Any
@@ -20,10 +20,10 @@ def config(*exclude: str, layers: int = 78, **more: object) -> dict[str, Any]:
     return {"num_hidden_layers": layers, "quantization_config": quantization}
 
 
-def added(given: dict[str, Any], made: Transformed) -> list[str]:
-    """What the exclude list holds besides what was given, after all that was given."""
+def added(given: dict[str, Any], transformed: Transformed) -> list[str]:
+    """Return the entries that the transform appended to the exclude list."""
     before = given["quantization_config"]["exclude"]
-    after = list(made.config["quantization_config"]["exclude"])  # type: ignore[index]
+    after = list(transformed.config["quantization_config"]["exclude"])  # type: ignore[index]
     assert after[: len(before)] == before
     return after[len(before) :]
 
@@ -44,7 +44,7 @@ def test_top_level_draft_module_names_lose_the_layer(name: str) -> None:
 
 
 def test_fused_experts_are_excluded_only_for_bf16_experts() -> None:
-    """Not where only the list says so: entries of single experts do not match the fused module."""
+    """Exclude entries of single experts do not match the fused module, so the tensor types decide."""
     single, other = config("model.layers.78.mlp.experts.0.gate_proj"), config("model.layers.78.eh_proj")
 
     assert "model.decoder.mlp.experts" in added(single, expand_exclude(single, BF16_EXPERTS))
@@ -119,6 +119,6 @@ def test_exclude_patterns_are_translated_to_draft_names(entry: str, names: list[
     given = config(layer_quant_config={"*first*": {}, entry: scheme, "*": {}})
     expanded: Any = expand_exclude(given, {})
     schemes = expanded.config["quantization_config"]["layer_quant_config"]
-    assert list(schemes) == ["*first*", entry, *names, "*"], "of keys that match the first counts"
+    assert list(schemes) == ["*first*", entry, *names, "*"], "the first matching key wins"
     assert all(schemes[name] is scheme for name in names)
     assert expand_exclude(expanded.config, {}).config is expanded.config

@@ -1,6 +1,6 @@
-"""Bytes of a token and of a request by the attention of the shipped models, and what is said where they are unknown.
+"""Cache bytes of a token and of a request for each attention family of the shipped models.
 
-The figures are those that tests/integration/test_pool_code.py gets from sglang's own pool code for the same configs.
+The expected values are those of sglang's own pool code (tests/integration/test_pool_code.py).
 """
 
 import pytest
@@ -19,9 +19,9 @@ def capacity(profile: str, *overrides: str) -> Capacity:
 
 
 def cache(profile: str, *overrides: str) -> KvCache:
-    found = capacity(profile, *overrides).cache
-    assert found is not None
-    return found
+    result = capacity(profile, *overrides).cache
+    assert result is not None
+    return result
 
 
 @pytest.mark.parametrize(
@@ -64,8 +64,8 @@ def test_token_bytes_of_each_attention_family(profile: str, overrides: tuple[str
 )
 def test_shared_indexer_layers_store_no_keys_since_0_5_18(version: str, flags: tuple[str, ...], owners: int) -> None:
     engine = (f"engine.version={version}", "engine.image=rocm/sgl-dev:mine", "flags.dsa-prefill-backend=tilelang")
-    found = cache("mi355x-glm-5.3-tp8", *engine, "flags.dsa-decode-backend=tilelang", *flags)
-    assert found.token_bytes == 79 * 576 + (owners + 1) * 132
+    result = cache("mi355x-glm-5.3-tp8", *engine, "flags.dsa-decode-backend=tilelang", *flags)
+    assert result.token_bytes == 79 * 576 + (owners + 1) * 132
 
 
 @pytest.mark.parametrize(
@@ -85,19 +85,19 @@ def test_state_bytes_of_linear_attention(profile: str, overrides: tuple[str, ...
 
 
 def test_linear_attention_states_limit_concurrent_requests() -> None:
-    """147.6 MB each: 0.9 / 1.9 of 77 GB hold 5 for each request, and 3 more while it drafts."""
-    found = capacity("mi355x-glm-5.3-flash-tp1x8", "flags.max-running-requests=64")
-    assert found.cache is not None
-    assert found.cache.requests is not None
-    assert found.cache.requests.requests == 30
-    assert found.load_fit is not None
-    assert (found.load_fit.concurrent, found.load_fit.fits) == (30, False)
-    longer = cache("mi355x-glm-5.3-flash-tp1x8", "flags.disable-radix-cache=true").requests
-    assert longer is not None
-    assert longer.slots == 30  # one state a request
+    """A state takes 147.6 MB; 0.9 / 1.9 of 77 GB hold 5 states for each request and 3 more for its drafts."""
+    result = capacity("mi355x-glm-5.3-flash-tp1x8", "flags.max-running-requests=64")
+    assert result.cache is not None
+    assert result.cache.requests is not None
+    assert result.cache.requests.requests == 30
+    assert result.load_fit is not None
+    assert (result.load_fit.concurrent, result.load_fit.fits) == (30, False)
+    uncached = cache("mi355x-glm-5.3-flash-tp1x8", "flags.disable-radix-cache=true").requests
+    assert uncached is not None
+    assert uncached.slots == 30  # one state per request
     replayed = cache("mi355x-glm-5.3-flash-tp1x8", "flags.enable-linear-replayssm-spec=true").requests
     assert replayed is not None
-    assert replayed.slots > found.cache.requests.slots
+    assert replayed.slots > result.cache.requests.slots
 
 
 def test_deepseek_v4_requests_need_one_ring_each() -> None:
@@ -115,15 +115,15 @@ def test_deepseek_v4_1_windows_scale_with_max_running_requests() -> None:
     assert unset == cache("mi355x-deepseek-v4.1-flash-tp2", "flags.max-running-requests=256")
     assert unset.tokens == 53_201_408
     assert capacity("mi355x-deepseek-v4.1-flash-tp2", "flags.max-running-requests=null").load_fit.running == 256  # type: ignore[union-attr]
-    found = capacity("mi355x-deepseek-v4.1-flash-tp2", "engine.version=0.5.23", "engine.image=rocm/sgl-dev:mine")
-    assert found.cache is None
-    assert "the cache of DeepSeek-V4.1 is sized only on ROCm, for sglang" in found.unknown[0]
+    result = capacity("mi355x-deepseek-v4.1-flash-tp2", "engine.version=0.5.23", "engine.image=rocm/sgl-dev:mine")
+    assert result.cache is None
+    assert "the cache of DeepSeek-V4.1 is sized only on ROCm, for sglang" in result.unknown[0]
 
 
 @pytest.mark.parametrize(
     ("flag", "token_bytes"),
     [
-        ("swa-full-tokens-ratio=0.8", 20_859),  # also if the value is the default of other models
+        ("swa-full-tokens-ratio=0.8", 20_859),  # 0.8 is the default of other models only
         ("chunked-prefill-size=-1", 4_069),
         ("disable-radix-cache=true", None),
         ("disable-overlap-schedule=true", None),
@@ -132,30 +132,30 @@ def test_deepseek_v4_1_windows_scale_with_max_running_requests() -> None:
 )
 def test_options_that_change_deepseek_v4_1_window_size(flag: str, token_bytes: int | None) -> None:
     setting = flag if flag.startswith("env.") else f"flags.{flag}"
-    found = capacity("mi355x-deepseek-v4.1-flash-tp2", setting)
+    result = capacity("mi355x-deepseek-v4.1-flash-tp2", setting)
     if token_bytes is None:
-        assert found.cache is None
-        assert f"`{flag.removeprefix('env.').partition('=')[0]}` is set" in found.unknown[0]
+        assert result.cache is None
+        assert f"`{flag.removeprefix('env.').partition('=')[0]}` is set" in result.unknown[0]
     else:
-        assert found.cache is not None
-        assert found.cache.token_bytes == pytest.approx(token_bytes, abs=1)
+        assert result.cache is not None
+        assert result.cache.token_bytes == pytest.approx(token_bytes, abs=1)
 
 
 def test_deepseek_v4_1_with_roles_has_unknown_capacity() -> None:
     roles = ("prefill.tp=2", "decode.tp=2", "decode.flags.disaggregation-decode-enable-radix-cache=true")
     transfer = ("transfer.backend=mori", "transfer.network=ainic")
-    found = capacity("mi355x-deepseek-v4.1-flash-tp2", *(f"layout.{role}" for role in (*roles, *transfer)))
-    assert found.cache is None
-    assert "`layout.prefill` is set" in found.unknown[0]
+    result = capacity("mi355x-deepseek-v4.1-flash-tp2", *(f"layout.{role}" for role in (*roles, *transfer)))
+    assert result.cache is None
+    assert "`layout.prefill` is set" in result.unknown[0]
 
 
 @pytest.mark.parametrize(
     "override", ["env.SGLANG_HACK_FLASHMLA_BACKEND=null", "env.SGLANG_HACK_FLASHMLA_BACKEND=tilelang"]
 )
 def test_deepseek_v4_with_other_backend_has_unknown_capacity(override: str) -> None:
-    found = capacity("mi355x-deepseek-v4-flash-tp8", override)
-    assert found.cache is None
-    assert "sized only on ROCm with `unified_kv_triton`" in found.unknown[0]
+    result = capacity("mi355x-deepseek-v4-flash-tp8", override)
+    assert result.cache is None
+    assert "sized only on ROCm with `unified_kv_triton`" in result.unknown[0]
 
 
 @pytest.mark.parametrize(
@@ -167,6 +167,6 @@ def test_deepseek_v4_with_other_backend_has_unknown_capacity(override: str) -> N
     ],
 )
 def test_impossible_cache_shapes_are_rejected(override: str, message: str) -> None:
-    with pytest.raises(ProfileError) as refused:
+    with pytest.raises(ProfileError) as caught:
         load("mi355x-qwen3.5-397b-tp4", overrides=[override])
-    assert message in str([problem.message + problem.location for problem in refused.value.problems_or_self()])
+    assert message in str([problem.message + problem.location for problem in caught.value.problems_or_self()])

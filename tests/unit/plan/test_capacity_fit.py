@@ -1,4 +1,4 @@
-"""What fits, beside what real servers logged; and what a plan that cannot fit is told. `h200.log` names its runs."""
+"""Computed capacity compared with server logs (`h200.log`), and warnings and errors of plans that do not fit."""
 
 import re
 from pathlib import Path
@@ -18,15 +18,15 @@ def capacity(profile: str, *overrides: str) -> Capacity:
 
 
 def cache(profile: str, *overrides: str) -> KvCache:
-    found = capacity(profile, *overrides).cache
-    assert found is not None
-    return found
+    result = capacity(profile, *overrides).cache
+    assert result is not None
+    return result
 
 
 def memory(profile: str, *overrides: str) -> Memory:
-    found = capacity(profile, *overrides).memory
-    assert found is not None
-    return found
+    result = capacity(profile, *overrides).memory
+    assert result is not None
+    return result
 
 
 def warnings(profile: str, *overrides: str) -> dict[str, str]:
@@ -36,24 +36,24 @@ def warnings(profile: str, *overrides: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("run", range(5))
 def test_computed_capacity_matches_server_log(run: int) -> None:
-    """sglang 0.5.16 on H200s: weights and cache of one GPU in GiB, the tokens of a replica."""
+    """sglang 0.5.16 on H200: weights and cache are in GiB per GPU, tokens are those of a replica."""
     words, *lines = LOGGED[run].splitlines()
     profile, *overrides = words.removeprefix("# ").split()
     text = "\n".join(lines)
     tokens = int(re.findall(r"max_total_num_tokens=([0-9]+)", text)[0])
-    weights = [float(found) for found in re.findall(r"Load weight end.*mem usage=([0-9.]+) GB", text)]
+    weights = [float(size) for size in re.findall(r"Load weight end.*mem usage=([0-9.]+) GB", text)]
     pools = [float(size) for pair in re.findall(r"K size: ([0-9.]+) GB, V size: ([0-9.]+) GB", text) for size in pair]
     free = float(re.findall(r"Load weight begin\. avail mem=([0-9.]+) GB", text)[0])
 
-    found = cache(profile, *overrides)
-    assert found.tokens == pytest.approx(tokens, rel=0.004)
-    assert found.actual_token_bytes * tokens / GIB == pytest.approx(sum(pools), rel=0.05)
+    result = cache(profile, *overrides)
+    assert result.tokens == pytest.approx(tokens, rel=0.004)
+    assert result.actual_token_bytes * tokens / GIB == pytest.approx(sum(pools), rel=0.05)
     assert memory(profile, *overrides).free_bytes / GIB == pytest.approx(free, rel=0.01)
     assert memory(profile, *overrides).weights_bytes / GIB == pytest.approx(sum(weights), rel=0.02, abs=0.03)
 
 
 def test_default_mem_fraction_matches_server_log() -> None:
-    """`mem_fraction_static=0.903` of the tiny model's `server_args`, then with chunks of 8192."""
+    """A server of the tiny model with chunks of 8192 logged `mem_fraction_static=0.903` in `server_args`."""
     assert memory("h200-tiny", "flags.chunked-prefill-size=8192").fraction == 0.903
 
 
@@ -71,38 +71,35 @@ def test_default_mem_fraction_matches_server_log() -> None:
 def test_sparse_attention_cache_size_matches_published_measurements(
     profile: str, overrides: tuple[str, ...], layers: int, tokens: int, gib: float
 ) -> None:
-    found = cache(profile, *overrides, "flags.mem-fraction-static=0.95")
+    result = cache(profile, *overrides, "flags.mem-fraction-static=0.95")
     drafting = 1
-    assert found.actual_token_bytes / (layers + drafting) * layers * tokens / GIB == pytest.approx(gib, rel=0.01)
+    assert result.actual_token_bytes / (layers + drafting) * layers * tokens / GIB == pytest.approx(gib, rel=0.01)
 
 
 NEWER = ("engine.version=0.5.23", "engine.image=lmsysorg/sglang:v0.5.23")
 
 
 def test_amd_cache_size_matches_published_measurement() -> None:
-    """The same script: a pool of "182.7 GB/rank" with 0.85, TP8 as far as its sum tells. No other figure is public."""
-    found = cache("mi355x-tp8", "flags.kv-cache-dtype=bf16", "flags.mem-fraction-static=0.85",
+    """InferenceX glm5.2_fp4_mi355x_sglang_mtp.sh: "182.7 GB/rank" with 0.85, apparently TP8; the only public figure."""
+    result = cache("mi355x-tp8", "flags.kv-cache-dtype=bf16", "flags.mem-fraction-static=0.85",
                   "flags.chunked-prefill-size=32768")  # fmt: skip
-    assert found.actual_token_bytes / 79 * 78 * (found.tokens or 0) / GIB == pytest.approx(182.7, rel=0.05)
+    assert result.actual_token_bytes / 79 * 78 * (result.tokens or 0) / GIB == pytest.approx(182.7, rel=0.05)
 
 
 def test_sparse_attention_token_bytes_by_backend_and_version() -> None:
-    """656 B of latent and scales and 132 of indexer a layer; where the scales are left out 576 and 132, bf16 1284."""
+    """A layer takes 656 B of latent with scales, 132 B of indexer; without scales 576 B and 132 B; in bf16 1284 B."""
     layers = 79
     scaled = cache("b200-tp8", "hardware=h200", "flags.mem-fraction-static=0.95")
-    assert (scaled.token_bytes, scaled.actual_token_bytes) == (
-        708 * layers,
-        788 * layers,
-    )  # 0.5.16 reckons without them
+    assert (scaled.token_bytes, scaled.actual_token_bytes) == (708 * layers, 788 * layers)  # 0.5.16 omits scales
     newer = cache("b200-tp8", "hardware=h200", "flags.mem-fraction-static=0.95", *NEWER)
-    own = 656 * layers + 132 * 22  # since 0.5.18 only the 21 layers with an indexer of their own, and what drafts
-    assert (newer.token_bytes, newer.actual_token_bytes) == (own, own)
+    expected = 656 * layers + 132 * 22  # since 0.5.18 only the draft layer and the 21 layers with their own indexer
+    assert (newer.token_bytes, newer.actual_token_bytes) == (expected, expected)
     raw = cache("mi355x-tp8")
     assert (raw.token_bytes, raw.actual_token_bytes) == (708 * layers, 708 * layers)
     assert cache("mi355x-tp8", "flags.kv-cache-dtype=bf16").token_bytes == 1284 * layers
     assert cache("mi355x-tp8", "flags.kv-cache-dtype=null").kind == "bfloat16"
     assert cache("b200-tp8", "flags.kv-cache-dtype=null").kind == "fp8_e4m3"
-    assert cache("b200-tp8").actual_token_bytes == 708 * layers  # trtllm
+    assert cache("b200-tp8").actual_token_bytes == 708 * layers  # the backend is trtllm
     assert raw.page == 64
     assert (raw.tokens or 0) % 64 == 0
 
@@ -127,23 +124,23 @@ def test_mtp_layer_uses_no_memory_without_speculation() -> None:
 
 
 def test_concurrent_requests_are_computed_from_workload() -> None:
-    """20,000 tokens of which 12,000 lie in one of 8 prefixes; 1,000 out, six drafts; in pages of 64."""
-    served = capacity("mi355x-tp4dp2").load_fit
-    assert served is not None
-    assert (served.tokens, served.shared_tokens, served.running, served.fits) == (9088, 8 * 11968, 80, True)
-    assert served.concurrent == (cache("mi355x-tp4dp2").tokens - 8 * 11968) // 9088  # type: ignore[operator]
-    alone = capacity("mi355x-tp4dp2", "flags.disable-radix-cache=true").load_fit
-    assert alone is not None
-    assert (alone.tokens, alone.shared_tokens) == (21056, 0)
+    """20,000 input tokens, 12,000 of them in one of 8 prefixes, 1,000 output tokens, 6 drafts, pages of 64 tokens."""
+    fit = capacity("mi355x-tp4dp2").load_fit
+    assert fit is not None
+    assert (fit.tokens, fit.shared_tokens, fit.running, fit.fits) == (9088, 8 * 11968, 80, True)
+    assert fit.concurrent == (cache("mi355x-tp4dp2").tokens - 8 * 11968) // 9088  # type: ignore[operator]
+    unshared = capacity("mi355x-tp4dp2", "flags.disable-radix-cache=true").load_fit
+    assert unshared is not None
+    assert (unshared.tokens, unshared.shared_tokens) == (21056, 0)
     assert capacity("mi355x-tp4dp2", "flags.max-running-requests=null").load_fit.running == 48  # type: ignore[union-attr]
 
 
 def test_requests_fit_even_if_not_all_prefixes_do() -> None:
     few = ("flags.max-total-tokens=100000", "flags.context-length=90000", "flags.max-running-requests=4")
-    served = capacity("mi355x-tp4dp2", *few).load_fit
-    assert served is not None
-    assert 8 * 11968 + 9088 > 100_000  # all prefixes and one request
-    assert (served.concurrent, served.needed(4), served.fits) == (4, 4 * (9088 + 11968), True)
+    fit = capacity("mi355x-tp4dp2", *few).load_fit
+    assert fit is not None
+    assert 8 * 11968 + 9088 > 100_000  # all prefixes and one request do not fit
+    assert (fit.concurrent, fit.needed(4), fit.fits) == (4, 4 * (9088 + 11968), True)
 
 
 def test_excess_concurrent_requests_produce_a_warning() -> None:
@@ -157,7 +154,7 @@ def test_excess_concurrent_requests_produce_a_warning() -> None:
 
 
 def test_warning_names_linear_attention_states_as_limit() -> None:
-    """Three million tokens are free; a larger `tp` or a smaller data type of the cache would change nothing."""
+    """The cache has three million free tokens; a larger `tp` or a smaller cache type would not help."""
     plan = load("mi355x-glm-5.3-flash-tp1x8", overrides=("flags.max-running-requests=64",)).plan
     (warning,) = (item for item in plan.warnings if item.id == "capacity-requests")
     assert "need a state of linear attention each; a replica has room for 30: 30 fit" in warning.summary
@@ -176,7 +173,7 @@ def test_cache_smaller_than_workload_request_produces_a_warning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("profile", "overrides", "held", "context", "hint"),
+    ("profile", "overrides", "tokens", "context", "hint"),
     [
         ("cpu-tiny", ["flags.max-total-tokens=1000"], "1,000", "32,768", "raise `flags.max-total-tokens`"),
         ("cpu-tiny", ["flags.max-total-tokens=9", "model.kv_cache=null"], "9", "32,768", "raise `flags.max-total"),
@@ -197,19 +194,19 @@ def test_cache_smaller_than_workload_request_produces_a_warning() -> None:
     ],
 )
 def test_cache_smaller_than_context_is_rejected(
-    profile: str, overrides: list[str], held: str, context: str, hint: str
+    profile: str, overrides: list[str], tokens: str, context: str, hint: str
 ) -> None:
-    with pytest.raises(ProfileError) as refused:
+    with pytest.raises(ProfileError) as caught:
         load(profile, overrides=overrides)
-    [problem] = refused.value.problems or [refused.value]
-    assert f"holds {held} tokens, less than one request of the context of {context}" in problem.message
+    [problem] = caught.value.problems or [caught.value]
+    assert f"holds {tokens} tokens, less than one request of the context of {context}" in problem.message
     assert problem.hint.startswith(hint)
 
 
 @pytest.mark.parametrize("written", ["0.93", ".93", "9.3e-1"])
 def test_too_high_mem_fraction_produces_a_warning(written: str) -> None:
-    found = warnings("mi355x-tp8", f"flags.mem-fraction-static={written}", "flags.chunked-prefill-size=65536")
-    assert found["capacity-fraction"].startswith("`mem-fraction-static` 0.93 leaves 21.5 GB of a GPU free")
+    result = warnings("mi355x-tp8", f"flags.mem-fraction-static={written}", "flags.chunked-prefill-size=65536")
+    assert result["capacity-fraction"].startswith("`mem-fraction-static` 0.93 leaves 21.5 GB of a GPU free")
 
 
 def test_max_total_tokens_frees_remaining_memory() -> None:
@@ -218,21 +215,21 @@ def test_max_total_tokens_frees_remaining_memory() -> None:
     capped = capacity("mi325x-tp8")
     assert capped.spare_bytes == memory("mi325x-tp8").cache_bytes - 1048576 * (1152 * 79 + 132 * 22)
     assert (capped.reserved_bytes // 10**8, memory("mi325x-tp8").safe_fraction) == (800, 0.99)
-    found = warnings("mi325x-tp8", "flags.max-total-tokens=1400000")
-    assert found["capacity-fraction"].startswith("`mem-fraction-static` 0.85 leaves 47.1 GB of a GPU free")
+    result = warnings("mi325x-tp8", "flags.max-total-tokens=1400000")
+    assert result["capacity-fraction"].startswith("`mem-fraction-static` 0.85 leaves 47.1 GB of a GPU free")
     assert memory("mi325x-tp8", "flags.max-total-tokens=null").safe_fraction == 0.77
     assert capacity("mi325x-tp8", "flags.max-total-tokens=null").spare_bytes == 0
 
 
 def test_safe_fraction_agrees_with_published_chunk_sizes() -> None:
-    """InferenceX glm5.2_fp4_mi355x_sglang_mtp.sh: chunks of 131072 serve with 0.80, and run out of memory with 0.85."""
+    """InferenceX glm5.2_fp4_mi355x_sglang_mtp.sh: chunks of 131072 work with 0.80 and run out of memory with 0.85."""
     assert 0.80 <= memory("mi355x-tp8").safe_fraction < 0.85
     assert memory("mi355x-tp4dp2").safe_fraction >= 0.85
 
 
 @pytest.mark.parametrize("written", ["0.055", ".055", "5.5e-2"])
 def test_weights_leaving_no_cache_memory_are_rejected(written: str) -> None:
-    """sglang raises after it has loaded them. Of all 150 GB of the GPU, 0.055 would have been enough."""
+    """sglang raises after loading the weights: 0.055 of all 150 GB would be enough, 0.055 of the free memory is not."""
     with pytest.raises(ProfileError) as caught:
         load("h200-glm-mtp", overrides=[f"flags.mem-fraction-static={written}", "model.weights_size=8.22GB"])
     (problem,) = caught.value.problems
@@ -260,7 +257,7 @@ def test_invalid_mem_fraction_is_reported_once(written: str) -> None:
     ],
 )
 def test_invalid_value_produces_no_capacity_error(override: str, message: str) -> None:
-    """The fraction that sglang chooses without the flag would give a cache of 823,616 tokens, less than the context."""
+    """The fraction that sglang chooses without the flag gives a cache of 823,616 tokens, fewer than the context."""
     with pytest.raises(ProfileError) as caught:
         load("mi355x-tp8", overrides=[override])
     [problem] = caught.value.problems
@@ -268,9 +265,9 @@ def test_invalid_value_produces_no_capacity_error(override: str, message: str) -
 
 
 def test_unknown_capacity_has_a_reason() -> None:
-    found = capacity("h200-glm-mtp", "model.kv_cache=null")
-    assert (found.cache, found.load_fit) == (None, None)
-    [reason] = found.unknown
+    result = capacity("h200-glm-mtp", "model.kv_cache=null")
+    assert (result.cache, result.load_fit) == (None, None)
+    [reason] = result.unknown
     assert reason.startswith("the model's file in profiles/models has no `kv_cache`")
     words = "the size of the MTP layer is unknown: the weights include it, although it is not loaded"
     assert capacity("mi355x-tp8", *NO_DRAFTS).unknown == (words,)
@@ -302,55 +299,55 @@ def test_contradictory_model_facts_are_rejected(override: str, message: str) -> 
     assert any(message in problem.message for problem in caught.value.problems_or_self())
 
 
-# gpt-oss-120b: half of its 36 layers have a window. A layer takes 2048 B of a token at TP1, in bfloat16.
+# gpt-oss-120b: 18 of its 36 layers have a window. A layer takes 2048 B per token at TP1 in bfloat16.
 WINDOWED = ("model.layers=36", "model.mtp_layer=null", "model.kv_heads=8", "model.kv_cache.head_dim=64", *NO_DRAFTS,
             "model.kv_cache.sliding_window=128", "model.kv_cache.sliding_layers=18")  # fmt: skip
 
 
 def test_sliding_window_layers_have_a_separate_pool() -> None:
-    """`tests/integration/test_capacity_pools.py` holds the same against real sglang."""
-    found = cache("h200-glm-mtp", *WINDOWED)
-    assert found.token_bytes == pytest.approx(2048 * (18 + 0.8 * 18))
-    assert found.window_tokens == int((found.tokens or 0) * 0.8) // found.page * found.page
+    """tests/integration/test_capacity_pools.py compares the same values with real sglang."""
+    result = cache("h200-glm-mtp", *WINDOWED)
+    assert result.token_bytes == pytest.approx(2048 * (18 + 0.8 * 18))
+    assert result.window_tokens == int((result.tokens or 0) * 0.8) // result.page * result.page
     small = cache("h200-glm-mtp", *WINDOWED, "flags.swa-full-tokens-ratio=0.1")
     assert small.token_bytes == pytest.approx(2048 * (18 + 0.1 * 18))
-    assert (small.tokens or 0) > 1.5 * (found.tokens or 0)
+    assert (small.tokens or 0) > 1.5 * (result.tokens or 0)
     whole = cache("h200-glm-mtp", *WINDOWED, "flags.disable-hybrid-swa-memory=true")
     assert (whole.token_bytes, whole.windows, whole.window_tokens) == (2048 * 36, None, None)
-    assert cache("h200-glm-mtp", *WINDOWED, "layout.tp=4").token_bytes == pytest.approx(found.token_bytes / 4)
+    assert cache("h200-glm-mtp", *WINDOWED, "layout.tp=4").token_bytes == pytest.approx(result.token_bytes / 4)
 
 
 def test_draft_layer_counts_as_full_attention() -> None:
     drafting = [profile for profile in WINDOWED if profile not in NO_DRAFTS]
-    found = cache("h200-glm-mtp", *drafting, "model.mtp_layer=36")
-    assert found.token_bytes == pytest.approx(2048 * (18 + 1 + 0.8 * 18))
-    assert found.actual_token_bytes == found.token_bytes
+    result = cache("h200-glm-mtp", *drafting, "model.mtp_layer=36")
+    assert result.token_bytes == pytest.approx(2048 * (18 + 1 + 0.8 * 18))
+    assert result.actual_token_bytes == result.token_bytes
 
 
 def test_fractional_byte_is_not_spare_memory() -> None:
-    """It counted as what `max-total-tokens` leaves: a fraction of 0.99 was called safe."""
-    found = capacity("h200-glm-mtp", *WINDOWED)
-    assert found.spare_bytes == 0
-    assert found.memory is not None
-    assert found.memory.safe_fraction < 0.95
+    """The fraction of a byte once counted as memory that `max-total-tokens` frees, so 0.99 was a safe fraction."""
+    result = capacity("h200-glm-mtp", *WINDOWED)
+    assert result.spare_bytes == 0
+    assert result.memory is not None
+    assert result.memory.safe_fraction < 0.95
 
 
 def test_window_pool_limits_short_requests() -> None:
-    """Each holds its last 128 tokens, 128 more until they are evicted, and two pages; or all that it has."""
+    """A request keeps its last 128 tokens, up to 128 more until eviction, and two pages."""
     few = (*WINDOWED, "flags.swa-full-tokens-ratio=0.01", "workload=random-4k-256")
-    found, windows = capacity("h200-glm-mtp", *few).load_fit, cache("h200-glm-mtp", *few)
-    assert found is not None
-    assert found.concurrent == (windows.window_tokens or 0) // (128 + 128 + 2 * windows.page)
+    fit, kv_cache = capacity("h200-glm-mtp", *few).load_fit, cache("h200-glm-mtp", *few)
+    assert fit is not None
+    assert fit.concurrent == (kv_cache.window_tokens or 0) // (128 + 128 + 2 * kv_cache.page)
 
 
 def test_unsupported_window_options_make_capacity_unknown() -> None:
-    for flags, named in (
+    for flags, option in (
         (("flags.disable-radix-cache=true", "flags.max-running-requests=8"), "`disable-radix-cache`"),
         (("flags.enable-unified-memory=true",), "`enable-unified-memory`"),
     ):
-        found = capacity("h200-glm-mtp", *WINDOWED, *flags)
-        assert found.cache is None
-        assert any(named in reason for reason in found.unknown)
+        result = capacity("h200-glm-mtp", *WINDOWED, *flags)
+        assert result.cache is None
+        assert any(option in reason for reason in result.unknown)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The difference between the plan that runs and the one that was asked for."""
+"""The diff of the running plan and the requested plan."""
 
 from dataclasses import replace
 
@@ -34,7 +34,7 @@ def test_equal_plans_have_empty_diff() -> None:
 
 
 def test_diff_reports_that_only_origins_differ() -> None:
-    """Its plan has another digest all the same, as `--set` stands behind the value now."""
+    """The digest differs too: `--set` is the new origin of the value."""
     old, new = load("cpu-tiny").plan, load("cpu-tiny", overrides=["env.OMP_NUM_THREADS=1"]).plan
     assert old.digest != new.digest
     assert render_diff(old.to_dict(), new.to_dict()).startswith("no value differs; only origins or descriptions do")

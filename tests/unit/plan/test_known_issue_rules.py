@@ -1,4 +1,4 @@
-"""Each known issue of the field: a plan that it speaks of, and what makes it silent."""
+"""Each known issue: a plan that it matches, and changes that end the match."""
 
 from dataclasses import replace
 
@@ -22,12 +22,12 @@ IMAGE = "lmsysorg/sglang-rocm:v0.5.{}"
 
 
 def as_own(plan: Plan) -> Plan:
-    """The same plan with the model under a name of the user's own."""
+    """Return the plan with its model under a name that the user chose."""
     return replace(plan, model=replace(plan.model, name="house", served_name="house"))
 
 
 def changed(plan: Plan, **parts: object) -> Plan:
-    """A plan with parts exchanged: flags and env are added, `absent` removes a flag; `model` is that of a profile."""
+    """Return the plan with parts replaced: `absent` removes a flag, and `model` names a profile."""
     for name, value in parts.items():
         match name:
             case "version" | "image" | "platform":
@@ -56,7 +56,7 @@ def changed(plan: Plan, **parts: object) -> Plan:
 
 
 CASES = (
-    # id, what makes it match (on BASE), and changes of that which each make it silent
+    # id, changes of BASE that make it match, and further changes that each end the match
     ("dsa-dp-attention-hang", {"version": "0.5.16", "dp_attention": True}, [{"version": "0.5.17"}, {"arch": "gfx942"}]),
     ("dsa-dp-attention-hang-unfixed", {"version": "0.5.20", "dp_attention": True}, [{"version": "0.5.16"}]),
     ("dp-attention-mtp-topk", {"version": "0.5.23", "dp_attention": True}, [{"version": "0.5.14"}]),
@@ -154,26 +154,25 @@ def ids(plan: Plan) -> set[str]:
     return {issue.id for issue in matching_issues(ALL, plan)}
 
 
-@pytest.mark.parametrize(("name", "settings", "silent"), CASES, ids=[name for name, _, _ in CASES])
-def test_known_issue_matches_only_reported_conditions(name: str, settings: dict, silent: list[dict]) -> None:  # type: ignore[type-arg]
+@pytest.mark.parametrize(("name", "settings", "end_match"), CASES, ids=[name for name, _, _ in CASES])
+def test_known_issue_matches_only_reported_conditions(name: str, settings: dict, end_match: list[dict]) -> None:  # type: ignore[type-arg]
     plan = changed(BASE, **settings)
     assert name in ids(plan)
     assert name in ids(as_own(plan))
-    assert [change for change in silent if name in ids(changed(plan, **change))] == []
+    assert [change for change in end_match if name in ids(changed(plan, **change))] == []
 
 
-OF_A_MODEL = [issue for issue in ALL if issue.match.architectures or issue.match.sparse_attention is not None]
+MODEL_SPECIFIC = [issue for issue in ALL if issue.match.architectures or issue.match.sparse_attention is not None]
 
 
 def test_model_name_alone_never_matches_a_known_issue() -> None:
-    """The name decides nothing: a Llama called `glm-5.2-mxfp4` or `deepseek-v3.2`."""
-    assert len(OF_A_MODEL) >= 25
+    assert len(MODEL_SPECIFIC) >= 25
     llama = plan_of("cpu-tiny").model
     for name, settings, _ in CASES:
         plan = changed(BASE, **{key: value for key, value in settings.items() if key != "model"})
-        for called in ("glm-5.2-mxfp4", "glm-5.3-flash", "deepseek-v3.2", "qwen3.5-397b", "kimi-k3"):
-            own = replace(plan, model=replace(llama, name=called, quantization=plan.model.quantization))
-            assert not ids(own) & {issue.id for issue in OF_A_MODEL}, name
+        for model_name in ("glm-5.2-mxfp4", "glm-5.3-flash", "deepseek-v3.2", "qwen3.5-397b", "kimi-k3"):
+            renamed = replace(plan, model=replace(llama, name=model_name, quantization=plan.model.quantization))
+            assert not ids(renamed) & {issue.id for issue in MODEL_SPECIFIC}, name
 
 
 def test_deepseek_v3_2_matches_indexer_but_not_glm_issues() -> None:
@@ -184,7 +183,7 @@ def test_deepseek_v3_2_matches_indexer_but_not_glm_issues() -> None:
 
 
 def test_known_issue_ids_are_unique_and_tested() -> None:
-    older = {
+    tested_elsewhere = {
         "topk-v2-without-header", "glm-mxfp4-unmapped", "rope-dimension-clobbered", "gfx950-block-fp8-miscompiled",
         "prefill-131072-out-of-memory", "mxfp4-without-gfx950", "nvfp4-on-rocm", "attention-fp8-by-rows",
         "custom-all-reduce-two-streams", "fusion-without-custom-all-reduce",
@@ -193,7 +192,7 @@ def test_known_issue_ids_are_unique_and_tested() -> None:
         "other-weights", "one-file-a-token",
     }  # fmt: skip
     assert len({issue.id for issue in ALL}) == len(ALL)
-    assert {issue.id for issue in ALL} == {name for name, _, _ in CASES} | older
+    assert {issue.id for issue in ALL} == {name for name, _, _ in CASES} | tested_elsewhere
 
 
 @pytest.mark.parametrize("issue", ALL, ids=lambda issue: issue.id)
@@ -221,7 +220,7 @@ def test_value_conditions_match_numbers_and_alternatives(wanted: str, value: str
 def test_default_profiles_warn_of_their_known_issues(profile: str) -> None:
     warned = {warning.id for warning in load(profile).plan.warnings}
     assert {"draft-ranks-diverge", "graph-capture-race", "indexer-logits-2-gib-unknown"} <= warned
-    assert "cold-kernel-cache" not in warned  # the watchdog of the recipe waits for half an hour
+    assert "cold-kernel-cache" not in warned  # the recipe's watchdog timeout is half an hour
 
 
 def test_missing_watchdog_timeout_warns_of_cold_kernels() -> None:

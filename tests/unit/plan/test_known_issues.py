@@ -1,4 +1,4 @@
-"""Layouts that are reported broken are refused with the report, and only those."""
+"""Blocking known issues and warnings: only reported configurations match, and the message names its source."""
 
 import re
 from dataclasses import replace
@@ -19,7 +19,7 @@ REPORTS = SHIPPED.blocked
 
 
 def ids(plan: Plan) -> set[str]:
-    """The reports that speak of a plan."""
+    """Return the ids of the blocking issues that match the plan."""
     return {report.id for report in REPORTS if blocking_issues([report], plan)}
 
 
@@ -97,7 +97,7 @@ def test_blocking_issue_names_source_and_override() -> None:
 
 
 @pytest.mark.parametrize(
-    ("location", "version", "bad"),
+    ("location", "version", "blocked"),
     [
         ("amd/GLM-5.2-Quark-MXFP4-AttnFP8", "0.5.16", True),
         ("amd/GLM-5.2-Quark-MXFP4-AttnFP8", "0.5.18", False),
@@ -105,10 +105,10 @@ def test_blocking_issue_names_source_and_override() -> None:
         ("/data/glm-5.2-attnfp8", "0.5.14", True),
     ],
 )
-def test_known_issue_matches_checkpoint_path(location: str, version: str, bad: bool) -> None:
+def test_known_issue_matches_checkpoint_path(location: str, version: str, blocked: bool) -> None:
     plan = on(plan_of("mi355x-tp8"), version)
     source = replace(plan.model.checkpoint, path=location)
-    assert ("attention-fp8-by-rows" in ids(replace(plan, model=replace(plan.model, checkpoint=source)))) is bad
+    assert ("attention-fp8-by-rows" in ids(replace(plan, model=replace(plan.model, checkpoint=source)))) is blocked
 
 
 def test_blocking_issue_names_the_offending_key() -> None:
@@ -176,8 +176,8 @@ def test_value_outside_reported_range_is_planned(chunk: str, fraction: str) -> N
     load("mi355x-tp8", overrides=[f"flags.chunked-prefill-size={chunk}", f"flags.mem-fraction-static={fraction}"])
 
 
-# What the layout and the engine of the default profiles meet (test_known_issue_rules.py).
-FIELD = {"draft-ranks-diverge", "graph-capture-race", "indexer-logits-2-gib-unknown"}
+# Warnings for the layout and engine of the default profiles (test_known_issue_rules.py).
+DEFAULT_WARNINGS = {"draft-ranks-diverge", "graph-capture-race", "indexer-logits-2-gib-unknown"}
 
 
 def reported(profile: str, *overrides: str) -> set[str]:
@@ -188,14 +188,14 @@ def test_published_profiles_keep_fusion_and_warn_of_hangs() -> None:
     assert (
         reported("mi355x-tp8")
         == reported("mi355x-tp4dp2")
-        == {"custom-all-reduce-hang", "speculation-is-greedy"} | FIELD
+        == {"custom-all-reduce-hang", "speculation-is-greedy"} | DEFAULT_WARNINGS
     )
     assert reported("b200-tp8") == reported("cpu-tiny") == set()
 
 
 def test_contradictory_settings_produce_warnings() -> None:
     assert reported("mi355x-tp8", "flags.disable-custom-all-reduce=true") == {
-        "fusion-without-custom-all-reduce", "speculation-is-greedy", *FIELD,
+        "fusion-without-custom-all-reduce", "speculation-is-greedy", *DEFAULT_WARNINGS,
     }  # fmt: skip
     for off in ("false", "False", "0"):
         assert "fusion-without-aiter" in reported("mi355x-tp8", f"env.SGLANG_USE_AITER_AR={off}")
@@ -204,17 +204,17 @@ def test_contradictory_settings_produce_warnings() -> None:
     assert "custom-all-reduce-two-streams" in reported("mi355x-tp8", two[0])
     assert "custom-all-reduce-two-streams" not in reported("mi355x-tp8", *two)
     both = ("flags.disable-custom-all-reduce=true", "flags.enable-aiter-allreduce-fusion=null")
-    assert reported("mi355x-tp8", *both) == {"speculation-is-greedy"} | FIELD
+    assert reported("mi355x-tp8", *both) == {"speculation-is-greedy"} | DEFAULT_WARNINGS
 
 
 def test_greedy_speculation_warns_only_before_0_5_20() -> None:
     newer = ("engine.version=0.5.23", "engine.image=lmsysorg/sglang:v0.5.23-rocm720-mi35x")
     assert "speculation-is-greedy" in reported("mi355x-tp8-july")
     assert "speculation-is-greedy" not in reported("mi355x-tp8", *newer)
-    without = [
+    no_drafts = [
         f"flags.speculative-{name}=null" for name in ("algorithm", "num-steps", "eagle-topk", "num-draft-tokens")
     ]
-    assert reported("mi355x-tp8", *without) == FIELD - {"draft-ranks-diverge"}
+    assert reported("mi355x-tp8", *no_drafts) == DEFAULT_WARNINGS - {"draft-ranks-diverge"}
 
 
 def test_warning_appears_in_rendered_script() -> None:

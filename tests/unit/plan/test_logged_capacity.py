@@ -1,4 +1,4 @@
-"""The capacity of each family of attention, against what an H200 logged; tests/gpu repeats it on a GPU."""
+"""Computed capacity of each attention family compared with logs of an H200; tests/gpu repeats it on a GPU."""
 
 from pathlib import Path
 

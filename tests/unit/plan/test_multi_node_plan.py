@@ -1,4 +1,4 @@
-"""`layout.nodes: N`: one server whose ranks share several nodes, the line of each rank, and what is refused."""
+"""`layout.nodes: N`: one server with ranks on several nodes, the command of each rank, and rejected settings."""
 
 import pytest
 from plan_samples import plan_of
@@ -18,8 +18,8 @@ PIPELINE = ("flags.pp-size=2", "flags.disable-overlap-schedule=true", "flags.spe
 NO_DRAFTS = tuple(f"flags.speculative-{name}=null" for name in ("num-steps", "eagle-topk", "num-draft-tokens"))
 
 
-def refused(profile: str, *overrides: str) -> dict[str, str]:
-    """Each problem with its hint."""
+def problems_of(profile: str, *overrides: str) -> dict[str, str]:
+    """Return the messages of all problems with their hints."""
     with pytest.raises(ProfileError) as error:
         load(profile, overrides=overrides)
     return {problem.message: problem.hint for problem in error.value.problems_or_self()}
@@ -30,7 +30,7 @@ def test_two_nodes_form_one_unit() -> None:
     [unit] = plan.units
     assert (unit.plan.layout.nodes, unit.plan.gpus, plan.gpu_count) == (2, range(8), 16)
     assert plan.layout.label == "TP16 on 2 nodes"
-    assert host_needs(plan) == host_needs(plan_of("mi355x-tp8", *SLURM))  # of each node
+    assert host_needs(plan) == host_needs(plan_of("mi355x-tp8", *SLURM))  # the needs of one node
 
 
 @pytest.mark.parametrize("parallel", [("layout.tp=8", *PIPELINE, *NO_DRAFTS), ("layout.tp=16", "layout.ep=16")])
@@ -46,7 +46,7 @@ def test_rank_command_has_number_port_and_head_address() -> None:
     assert first[-6:] == ("--nnodes", "2", "--node-rank", "0", "--dist-init-addr", "10.0.0.1:32000")
     assert second[-6:] == ("--nnodes", "2", "--node-rank", "1", "--dist-init-addr", "10.0.0.1:32000")
     assert [line[line.index("--port") + 1] for line in (first, second)] == ["31000", "31001"]
-    assert len([word for one, other in zip(first, second, strict=True) if one != other for word in (one,)]) == 2
+    assert sum(one != other for one, other in zip(first, second, strict=True)) == 2
 
 
 def test_single_node_command_has_no_node_options() -> None:
@@ -87,5 +87,5 @@ def test_each_replica_has_its_own_nodes() -> None:
     ],
 )
 def test_unsupported_multi_node_settings_are_rejected(settings: tuple[str, ...], message: str, hint: str) -> None:
-    found = refused("mi355x-tp8", *TWO, *settings)
-    assert [True for text, hint_found in found.items() if message in text and hint in hint_found], found
+    problems = problems_of("mi355x-tp8", *TWO, *settings)
+    assert any(message in text and hint in text_hint for text, text_hint in problems.items()), problems

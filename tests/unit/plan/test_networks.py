@@ -19,13 +19,13 @@ def variables(profile: str, *overrides: str) -> dict[str, EnvVar]:
 
 @pytest.mark.parametrize("name", ["ainic", "thor2", "connectx"])
 def test_multi_node_ranks_get_nic_environment(name: str) -> None:
-    found = variables("mi355x-tp8", *WIDE, f"hardware.network={name}", "env.NCCL_IB_TIMEOUT=22")
+    result = variables("mi355x-tp8", *WIDE, f"hardware.network={name}", "env.NCCL_IB_TIMEOUT=22")
     for variable, setting in NETWORKS[name].rccl_env.items():
-        assert (found[variable].value == setting.value) == (variable != "NCCL_IB_TIMEOUT")
-    assert (found["NCCL_IB_TIMEOUT"].value, found["NCCL_IB_TIMEOUT"].origin) == ("22", Origin.USER)
-    assert found["NCCL_NET_PLUGIN"].origin is Origin.RECIPE
-    assert "ROCm/cvs" in found["NCCL_NET_PLUGIN"].source
-    assert not [variable for variable in found if variable.endswith("GID_INDEX")]  # it differs between nodes
+        assert (result[variable].value == setting.value) == (variable != "NCCL_IB_TIMEOUT")
+    assert (result["NCCL_IB_TIMEOUT"].value, result["NCCL_IB_TIMEOUT"].origin) == ("22", Origin.USER)
+    assert result["NCCL_NET_PLUGIN"].origin is Origin.RECIPE
+    assert "ROCm/cvs" in result["NCCL_NET_PLUGIN"].source
+    assert not [variable for variable in result if variable.endswith("GID_INDEX")]  # it differs between nodes
 
 
 def test_one_node_needs_no_environment_for_nics() -> None:
@@ -47,7 +47,7 @@ def test_unknown_network_is_rejected_with_location() -> None:
         ("thor2", "235.2.86.1", True),
         ("thor2", "237.1.100.0", False),
         ("thor2", "240.0.1.0", True),
-        ("connectx", "28.39.1002", True),  # no bad one is known
+        ("connectx", "28.39.1002", True),  # no bad version is known
     ],
 )
 def test_bad_nic_firmware_is_recognized(name: str, firmware: str, *, good: bool) -> None:

@@ -1,4 +1,4 @@
-"""The tiers of the KV cache: the memory that they take, and whether a workload can gain from one."""
+"""KV cache tiers: their memory, and whether a workload gains from them."""
 
 import dataclasses
 
@@ -28,31 +28,33 @@ def capacity(profile: str, *overrides: str) -> Capacity:
 
 def test_host_tier_size_matches_published_measurement() -> None:
     """SemiAnalysisAI/InferenceX#3329: 885 GB for four ranks of `hicache-size` 180, about 3.95 M tokens."""
-    found = capacity("mi355x-tp4dp2-tiers").host
-    assert found is not None
-    assert found.tokens == pytest.approx(3.95e6, rel=0.005)
-    assert found.bytes * 4 == pytest.approx(885e9, rel=0.001)
+    tier = capacity("mi355x-tp4dp2-tiers").host
+    assert tier is not None
+    assert tier.tokens == pytest.approx(3.95e6, rel=0.005)
+    assert tier.bytes * 4 == pytest.approx(885e9, rel=0.001)
 
 
 def test_hicache_ratio_scales_device_tokens_and_bytes() -> None:
-    found = capacity(*TP4, ON, "flags.hicache-ratio=1.5")
-    assert found.host is not None
-    assert found.cache is not None
-    assert found.cache.tokens is not None
-    assert found.host.tokens == int(found.cache.tokens * 1.5)
-    assert found.host.bytes == pytest.approx(found.cache.tokens * 1.5 * found.cache.actual_token_bytes, rel=1e-6)
+    result = capacity(*TP4, ON, "flags.hicache-ratio=1.5")
+    assert result.host is not None
+    assert result.cache is not None
+    assert result.cache.tokens is not None
+    assert result.host.tokens == int(result.cache.tokens * 1.5)
+    assert result.host.bytes == pytest.approx(result.cache.tokens * 1.5 * result.cache.actual_token_bytes, rel=1e-6)
     assert capacity(*TP4, ON).host == dataclasses.replace(
-        found.host, tokens=found.cache.tokens * 2, bytes=int(found.cache.tokens * 2 * found.cache.actual_token_bytes)
+        result.host,
+        tokens=result.cache.tokens * 2,
+        bytes=int(result.cache.tokens * 2 * result.cache.actual_token_bytes),
     )
     assert capacity(*TP4).host is None
 
 
 def test_host_tier_includes_linear_attention_states() -> None:
-    found = capacity("mi355x-qwen3.5-397b-tp4", ON)
-    assert found.host is not None
-    assert found.cache is not None
-    assert found.cache.requests is not None
-    assert found.host.bytes > 2 * found.cache.requests.bytes > 0
+    result = capacity("mi355x-qwen3.5-397b-tp4", ON)
+    assert result.host is not None
+    assert result.cache is not None
+    assert result.cache.requests is not None
+    assert result.host.bytes > 2 * result.cache.requests.bytes > 0
 
 
 def test_host_memory_includes_tier_of_each_rank() -> None:
@@ -70,7 +72,7 @@ def test_tier_of_one_role_applies_only_to_that_role() -> None:
 
 
 def test_host_tier_smaller_than_device_is_rejected_for_0_5_14() -> None:
-    """sglang 0.5.14 asserts that it is larger; later versions warn."""
+    """sglang 0.5.14 asserts that the host tier is larger than the device cache; later versions only warn."""
     old = (TP4[1], ON, "flags.hicache-size=20", "engine=sglang-0.5.14-rocm")
     with pytest.raises(ProfileError, match="cannot plan") as error:
         load(*TP4[:1], overrides=old).plan  # noqa: B018 - a property
@@ -83,15 +85,15 @@ def test_host_tier_smaller_than_device_is_rejected_for_0_5_14() -> None:
 def outlook(
     device: int, host: int | None, *, prefixes: int, costs: TierCosts = FREE, share: float = 0.9
 ) -> TierOutlook:
-    """Of prompts of 1,000 tokens on a CPU, whose caches have these sizes."""
+    """Return the outlook for prompts of 1,000 tokens on a CPU with caches of these sizes."""
     tier = () if host is None else (ON, f"flags.hicache-ratio={host / device}", "flags.hicache-io-backend=direct")
-    found = capacity("cpu-tiny", f"flags.max-total-tokens={device}", "flags.context-length=2000", *tier)
+    cpu_capacity = capacity("cpu-tiny", f"flags.max-total-tokens={device}", "flags.context-length=2000", *tier)
     reuse = prefix_reuse(
         "w", num_prefixes=prefixes, prefix_tokens=int(1000 * share), input_tokens=1000, output_tokens=10, page=1
     )
-    reported = tier_outlook(found, reuse, costs)
-    assert reported is not None
-    return reported
+    result = tier_outlook(cpu_capacity, reuse, costs)
+    assert result is not None
+    return result
 
 
 def test_tier_helps_when_reuse_distance_exceeds_device_cache() -> None:
@@ -117,10 +119,10 @@ def test_reuse_distance_scales_beyond_simulated_prefixes() -> None:
 
 def test_tier_with_negative_savings_does_not_help() -> None:
     assert PUBLISHED.break_even == pytest.approx(13.6, abs=0.1)
-    dear = outlook(4000, 40_000, prefixes=16, costs=PUBLISHED)
-    assert not dear.helps
-    assert dear.saved_us < 0
-    assert dear.reason.startswith("the tier pays off from 13.6 uses per stored token; the load has ")
+    expensive = outlook(4000, 40_000, prefixes=16, costs=PUBLISHED)
+    assert not expensive.helps
+    assert expensive.saved_us < 0
+    assert expensive.reason.startswith("the tier pays off from 13.6 uses per stored token; the load has ")
     never = TierCosts(retrieve=80, store=1, recompute=71, source="")
     assert outlook(4000, 40_000, prefixes=16, costs=never).reason.startswith("the tier never pays off")
 

@@ -1,4 +1,4 @@
-"""Nobody is made to stand behind a value that is not theirs."""
+"""The origin and source of every value of a plan."""
 
 from pathlib import Path
 
@@ -35,10 +35,10 @@ def row(profile: str, key: str, *overrides: str) -> Explained:
     ],
 )
 def test_overriding_any_part_of_a_setting_sets_user_origin(override: str, name: str, value: str) -> None:
-    found = setting(load("mi355x-tp8", overrides=[override]).plan, name)
-    assert (found.values if isinstance(found, Flag) else (found.value,)) == (value,)
+    result = setting(load("mi355x-tp8", overrides=[override]).plan, name)
+    assert (result.values if isinstance(result, Flag) else (result.value,)) == (value,)
     section = override.partition(".")[0]
-    assert (found.origin, found.source) == ("user", f"--set {section}.{name}")
+    assert (result.origin, result.source) == ("user", f"--set {section}.{name}")
 
 
 def test_override_cannot_forge_published_origin() -> None:
@@ -53,8 +53,8 @@ def test_overridden_layout_has_user_origin() -> None:
 
 def test_overridden_hardware_fact_has_user_origin() -> None:
     assert "data sheet" in row("mi355x-tp8", "hardware.vram").source
-    mine = row("mi355x-tp8", "hardware.vram", "hardware.vram=512GiB")
-    assert (mine.origin, mine.source) == ("user", "--set hardware.vram")
+    overridden = row("mi355x-tp8", "hardware.vram", "hardware.vram=512GiB")
+    assert (overridden.origin, overridden.source) == ("user", "--set hardware.vram")
 
 
 def test_source_of_catalog_entry_cannot_be_overridden() -> None:
@@ -63,7 +63,7 @@ def test_source_of_catalog_entry_cannot_be_overridden() -> None:
 
 
 def test_origin_without_value_is_rejected(tmp_path: Path) -> None:
-    """A setting without a value would otherwise lend its origin to the value below."""
+    """Otherwise the setting would pass its origin to the value of the layer below."""
     path = tmp_path / "mine.yaml"
     path.write_text(PARTS + "flags:\n  reasoning-parser: {origin: published, source: wafer.ai}\n")
     with pytest.raises(ProfileError) as caught:
@@ -72,7 +72,7 @@ def test_origin_without_value_is_rejected(tmp_path: Path) -> None:
 
 
 def test_speculation_settings_are_not_marked_published() -> None:
-    """wafer.ai/blog/glm52-amd names no algorithm, and 5/1/6 only as what z-ai suggests."""
+    """wafer.ai/blog/glm52-amd names no algorithm and gives 5/1/6 only as a suggestion of z-ai."""
     for profile in ("mi355x-tp8", "mi355x-tp4dp2"):
         plan = load(profile).plan
         assert setting(plan, "speculative-algorithm").origin == "inferred"
@@ -87,7 +87,7 @@ QUOTES = {entry.source: entry.quotes for entry in all_published(Published)}
 def test_every_published_value_has_a_quote_for_its_layout(name: str) -> None:
     loaded = load(name)
     published = [row for row in explained(loaded) if row.origin == "published"]
-    unproven = [
+    unquoted = [
         f"{row.key}={row.value}"
         for row in published
         if not any(
@@ -95,7 +95,7 @@ def test_every_published_value_has_a_quote_for_its_layout(name: str) -> None:
             for quote in QUOTES.get(row.source.partition(";")[0], ())
         )
     ]
-    assert not unproven
+    assert not unquoted
     assert bool(published) == (
         loaded.plan.model.name.startswith("glm-5.2-mxfp4") and name not in {"mi355x-tp4x2", "mi355x-1p1d"}
     )

@@ -1,4 +1,4 @@
-"""`replicas: N`: the gateway that is planned for them, the plan of each, and what is refused."""
+"""`replicas: N`: the planned gateway, the plan of each replica, and rejected settings."""
 
 import pytest
 from plan_samples import plan_of
@@ -9,8 +9,8 @@ from orchestrator.plan.replicas import replica_plans, rolling_update_blocker
 from orchestrator.planner.planning import load
 
 
-def refused(profile: str, *overrides: str) -> dict[str, str]:
-    """Each problem with the place that it names."""
+def problems_of(profile: str, *overrides: str) -> dict[str, str]:
+    """Return the messages of all problems with their locations."""
     with pytest.raises(ProfileError) as error:
         load(profile, overrides=overrides)
     return {problem.message: problem.location for problem in error.value.problems_or_self()}
@@ -27,13 +27,13 @@ def test_gateway_has_server_port_and_replicas_their_own() -> None:
     assert plan.gateway is not None
     assert plan.server.port == 21000
     assert plan.gateway.ports == (21008, 21016, 21024)
-    taken = [port for _, port in plan_ports(plan)]
-    assert sorted(taken) == [21000, 21001, 21008, 21016, 21024]
+    ports = [port for _, port in plan_ports(plan)]
+    assert sorted(ports) == [21000, 21001, 21008, 21016, 21024]
 
 
 def test_prefill_and_decode_have_separate_ports() -> None:
-    taken = dict(plan_ports(plan_of("cpu-tiny-1p1d", "server.port=21000")))
-    assert {name: taken[name] for name in ("server", "prefill 1", "decode 1", "bootstrap of prefill")} == {
+    ports = dict(plan_ports(plan_of("cpu-tiny-1p1d", "server.port=21000")))
+    assert {name: ports[name] for name in ("server", "prefill 1", "decode 1", "bootstrap of prefill")} == {
         "server": 21000,
         "prefill 1": 21008,
         "decode 1": 21016,
@@ -48,7 +48,7 @@ def test_profile_overrides_gateway_defaults() -> None:
     assert options["policy"].values == ("round_robin",)
     assert options["policy"].origin == "user"
     assert options["disable-retries"].argv == ("--disable-retries",)
-    assert options["health-check-interval-secs"].source  # what nobody has set has its reason
+    assert options["health-check-interval-secs"].source  # a default has its reason as source
 
 
 def test_each_replica_listens_on_loopback_with_own_gpus() -> None:
@@ -70,12 +70,12 @@ def test_gpu_offset_and_step_apply_across_replicas() -> None:
 
 
 def test_too_many_replicas_are_rejected_at_their_setting() -> None:
-    problems = refused("mi355x-tp4x2", "replicas=3")
+    problems = problems_of("mi355x-tp4x2", "replicas=3")
     assert problems["3 replicas of 4 GPUs need 12 GPUs; the node has 8"] == "--set replicas"
 
 
 def test_too_few_gpus_error_names_profile_line() -> None:
-    problems = refused("mi355x-tp4x2", "layout.tp=8")
+    problems = problems_of("mi355x-tp4x2", "layout.tp=8")
     location = problems["2 replicas of 8 GPUs need 16 GPUs; the node has 8"]
     assert location.startswith("profiles/mi355x-tp4x2.yaml:")
 
@@ -91,23 +91,23 @@ def test_too_few_gpus_error_names_profile_line() -> None:
     ],
 )
 def test_invalid_gateway_option_is_rejected_without_replicas(setting: str, message: str) -> None:
-    assert refused("cpu-tiny", setting)[message] == f"--set {setting.partition('=')[0]}"
+    assert problems_of("cpu-tiny", setting)[message] == f"--set {setting.partition('=')[0]}"
 
 
 def test_shared_replica_port_is_rejected() -> None:
-    problems = refused("cpu-tiny", "replicas=2", "flags.nccl-port=29500")
+    problems = problems_of("cpu-tiny", "replicas=2", "flags.nccl-port=29500")
     assert problems["`--nccl-port` sets one port for all replicas"] == "--set flags.nccl-port"
 
 
 def test_replica_ports_above_65535_are_rejected() -> None:
     message = "`server.port` 65530 is too high: the last of 2 replicas needs 65546"
-    assert refused("mi355x-tp4x2", "server.port=65530")[message] == "--set server.port"
+    assert problems_of("mi355x-tp4x2", "server.port=65530")[message] == "--set server.port"
 
 
 def test_slurm_requeue_with_replicas_is_rejected() -> None:
     job = ("runtime=slurm", "engine.python=/python", "server.api_key_env=THE_KEY", "slurm.requeue=true")
     message = "`slurm.requeue` needs a single server, not 2: the gateway cannot follow it to another node"
-    assert refused("cpu-tiny", "replicas=2", *job) == {message: "--set slurm.requeue"}
+    assert problems_of("cpu-tiny", "replicas=2", *job) == {message: "--set slurm.requeue"}
 
 
 def test_slurm_replicas_have_distinct_ports_but_no_gpu_offset() -> None:
@@ -115,8 +115,8 @@ def test_slurm_replicas_have_distinct_ports_but_no_gpu_offset() -> None:
     plan = plan_of("mi355x-tp4x2", *job)
     assert [replica.server.port for replica in replica_plans(plan)] == [plan.server.port + 8, plan.server.port + 16]
     assert [replica.flag("base-gpu-id") for replica in replica_plans(plan)] == [None, None]
-    elsewhere = plan_of("mi355x-tp4x2", *job, "slurm.gateway_partition=cpu")
-    assert "the location in the cluster" in rolling_update_blocker(plan, elsewhere)
+    moved = plan_of("mi355x-tp4x2", *job, "slurm.gateway_partition=cpu")
+    assert "the location in the cluster" in rolling_update_blocker(plan, moved)
 
 
 @pytest.mark.parametrize(
@@ -167,6 +167,6 @@ def test_changed_gpu_count_blocks_rolling_update() -> None:
 )
 def test_only_single_local_server_can_join_another_gateway(profile: str, overrides: tuple[str, ...]) -> None:
     assert plan_of("cpu-tiny", "server.gateway=pair").server.gateway == "pair"
-    found = refused(profile, *overrides, "server.gateway=pair")
+    problems = problems_of(profile, *overrides, "server.gateway=pair")
     message = "only a single `docker` or `process` server can join another server's gateway"
-    assert found[message] == "--set server.gateway"
+    assert problems[message] == "--set server.gateway"

@@ -1,4 +1,4 @@
-"""Reuse distances: against an LRU cache that holds whole blocks, and what sampling costs."""
+"""Reuse distances compared with an LRU cache of whole blocks, and the error of sampling."""
 
 import tracemalloc
 from collections import OrderedDict
@@ -14,9 +14,9 @@ from orchestrator.plan.reuse_distance import Block, CacheAccess, HitRates, hit_r
 
 
 def lru_hits(accesses: Iterable[CacheAccess], *, cache: int, page: int) -> int:
-    """Count the hits of a cache that is kept and evicted from, block by block: no stack, no distance.
+    """Count the hits of an LRU cache of blocks, without reuse distances.
 
-    A last block that has once been longer keeps that length, as in the model.
+    A last block keeps its greatest length, as in the model.
     """
     saved = OrderedDict[tuple[object, ...], int]()  # oldest first; a key is a whole prefix
     longest: dict[tuple[object, ...], int] = {}
@@ -50,7 +50,7 @@ def as_blocks(ids: Sequence[int], size: int, last: int) -> tuple[Block, ...]:
 
 @st.composite
 def sequences(draw: st.DrawFn) -> list[CacheAccess]:
-    """Prompts of few ids, so that they share prefixes; blocks of one size, the last may be short."""
+    """Draw prompts of few ids, which share prefixes; all blocks but a last one have the same size."""
     size = draw(st.integers(1, 4))
     prompts = draw(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), min_size=1, max_size=25))
     accesses = []
@@ -64,23 +64,23 @@ def sequences(draw: st.DrawFn) -> list[CacheAccess]:
 
 @given(sequences(), st.integers(1, 4), st.integers(0, 80))
 def test_hit_rate_equals_that_of_an_lru_cache(accesses: list[CacheAccess], page: int, cache: int) -> None:
-    found = hit_rates(accesses, page=page)
-    assert found.prompt_tokens == sum(tokens for access in accesses if access.counted for _, tokens in access.prompt)
-    assert round(found.at(cache) * found.prompt_tokens, 6) == lru_hits(accesses, cache=cache, page=page)
+    result = hit_rates(accesses, page=page)
+    assert result.prompt_tokens == sum(tokens for access in accesses if access.counted for _, tokens in access.prompt)
+    assert round(result.at(cache) * result.prompt_tokens, 6) == lru_hits(accesses, cache=cache, page=page)
 
 
 def test_reuse_distances_of_three_prompts() -> None:
-    """A, B, A with 10 tokens each and 5 of output: A is 25 tokens deep, and its last token is computed again."""
+    """A, B, A have 10 tokens and 5 of output each: A is reused at distance 25, and its last token is computed again."""
     a, b = ((1, 10),), ((2, 10),)
-    found = hit_rates(CacheAccess(prompt=prompt, held=(*prompt, (None, 5))) for prompt in (a, b, a))
-    assert found.distances == ((25, pytest.approx(9 / 30)),)
-    assert (found.at(24), found.at(25)) == (0, pytest.approx(0.3))
-    assert found.unlimited == pytest.approx(0.3)
-    assert found.size_for(1.0) == 25
+    result = hit_rates(CacheAccess(prompt=prompt, held=(*prompt, (None, 5))) for prompt in (a, b, a))
+    assert result.distances == ((25, pytest.approx(9 / 30)),)
+    assert (result.at(24), result.at(25)) == (0, pytest.approx(0.3))
+    assert result.unlimited == pytest.approx(0.3)
+    assert result.size_for(1.0) == 25
 
 
 def test_replicas_share_the_sessions() -> None:
-    """Three sessions of growing prompts, in turns, on two replicas."""
+    """Three sessions with growing prompts take turns on two replicas."""
     prompts = [
         (tuple((100 * session + n, 10) for n in range(turn + 1)), session) for turn in range(6) for session in range(3)
     ]
@@ -99,8 +99,8 @@ def zipf(count: int) -> Iterable[CacheAccess]:
         yield CacheAccess(prompt=prompt, held=(*prompt, (None, 128)))
 
 
-def curve(found: HitRates) -> list[float]:
-    return [found.at(size) for size in (10_000, 50_000, 200_000, 1_000_000, 4_000_000)]
+def curve(result: HitRates) -> list[float]:
+    return [result.at(size) for size in (10_000, 50_000, 200_000, 1_000_000, 4_000_000)]
 
 
 def test_sampling_barely_changes_hit_rates() -> None:
@@ -110,7 +110,7 @@ def test_sampling_barely_changes_hit_rates() -> None:
 
 
 def bytes_after(requests: Sequence[CacheAccess], *, max_blocks: int) -> int:
-    """Memory that the module holds after the last request; other threads of the tests allocate too."""
+    """Return the bytes that the module alone has allocated after the last request; other threads allocate too."""
     sizes = []
 
     def accesses() -> Iterator[CacheAccess]:
@@ -131,10 +131,10 @@ def test_memory_is_bounded_for_long_traces() -> None:
 
 def test_hit_rate_peaks_when_all_prefixes_fit() -> None:
     """64 prefixes of 1,000 tokens: below 64,000 tokens a random prefix is often evicted, far above it never is."""
-    found = hit_rates(
+    result = hit_rates(
         shared_prefix_accesses(
             requests=500, num_prefixes=64, prefix_tokens=1000, input_tokens=1200, output_tokens=100, seed=3
         )
     )
-    assert found.unlimited == pytest.approx(1000 / 1200)
-    assert found.at(20_000) < 0.35 < found.at(60_000) < found.at(400_000) == pytest.approx(1000 / 1200, abs=0.01)
+    assert result.unlimited == pytest.approx(1000 / 1200)
+    assert result.at(20_000) < 0.35 < result.at(60_000) < result.at(400_000) == pytest.approx(1000 / 1200, abs=0.01)

@@ -1,4 +1,4 @@
-"""Prefill and decode apart: the plan of each role, its launch line, and what is refused."""
+"""Separate prefill and decode servers: the plan and command of each role, and rejected settings."""
 
 import pytest
 from plan_samples import plan_of
@@ -17,7 +17,7 @@ FULL = "1 prefill of 4 and 1 decode of 8 GPUs need 12 GPUs; the node has 8"
 CPU = "cpu-tiny-1p1d"
 
 
-def refused(profile: str, *overrides: str) -> dict[str, Problem]:
+def problems_of(profile: str, *overrides: str) -> dict[str, Problem]:
     with pytest.raises(ProfileError) as caught:
         load(profile, overrides=overrides)
     return {problem.message: problem for problem in caught.value.problems}
@@ -42,7 +42,7 @@ def test_each_role_has_its_own_gpus_flags_and_ports() -> None:
     assert first["max-running-requests"] == ("7",) != second["max-running-requests"]
     assert second["base-gpu-id"] == ("4",)
     assert "disaggregation-decode-enable-radix-cache" in second.keys() - first.keys()
-    assert first["speculative-algorithm"] == second["speculative-algorithm"]  # shared flags are stated once
+    assert first["speculative-algorithm"] == second["speculative-algorithm"]  # shared flags apply to both roles
 
 
 def test_role_omits_a_shared_flag() -> None:
@@ -119,7 +119,7 @@ def test_transfer_backend_sets_environment_with_source() -> None:
 def test_silently_failing_role_settings_are_rejected_with_hint(
     profile: str, settings: tuple[str, ...], message: str, hint: str
 ) -> None:
-    problems = refused(profile, *settings)
+    problems = problems_of(profile, *settings)
     assert hint in problems[message].hint
     assert problems[message].location
 
@@ -127,7 +127,7 @@ def test_silently_failing_role_settings_are_rejected_with_hint(
 def test_mooncake_on_rocm_requires_disabled_hip() -> None:
     mooncake = ("layout.transfer.backend=mooncake", CACHED)
     assert plan_of(GPUS, *PAIR, *mooncake).roles
-    problems = refused(GPUS, *PAIR, *mooncake, "env.MC_DISABLE_HIP=0")
+    problems = problems_of(GPUS, *PAIR, *mooncake, "env.MC_DISABLE_HIP=0")
     assert any("hipIpcOpenMemHandle" in message for message in problems)
     assert any("MC_DISABLE_HIP=1" in problem.hint for problem in problems.values())
 
@@ -139,7 +139,7 @@ def test_roles_of_different_plans_cannot_be_mixed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "backend", "tcp", "fault"),
+    ("lines", "backend", "tcp", "message"),
     [
         (["TcpTransport: listen on port 16161"], "mooncake", True, ""),
         (["TcpTransport: listen on port 16161"], "mooncake", False, "transferred over TCP"),
@@ -149,7 +149,7 @@ def test_roles_of_different_plans_cannot_be_mixed() -> None:
         (["x"], "mori", False, ""),
     ],
 )
-def test_transfer_network_is_detected_from_log(lines: list[str], backend: str, *, tcp: bool, fault: str) -> None:
-    found = transfer_problem(lines, backend=backend, tcp=tcp)
-    assert bool(found) == bool(fault)
-    assert fault in found
+def test_transfer_network_is_detected_from_log(lines: list[str], backend: str, *, tcp: bool, message: str) -> None:
+    problem = transfer_problem(lines, backend=backend, tcp=tcp)
+    assert bool(problem) == bool(message)
+    assert message in problem

@@ -1,4 +1,4 @@
-"""What a plan refuses, with the place and the next step. The shipped profiles are the material."""
+"""Rules that reject a plan, each with a location and a hint, applied to the shipped profiles."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from orchestrator.core.origin import Origin
 from orchestrator.planner.planning import load, profile_names
 
 
-def refused(profile: str, *overrides: str) -> dict[str, Problem]:
+def problems_of(profile: str, *overrides: str) -> dict[str, Problem]:
     with pytest.raises(ProfileError) as caught:
         load(profile, overrides=overrides)
     return {problem.message: problem for problem in caught.value.problems}
@@ -29,7 +29,7 @@ def test_every_shipped_value_has_an_origin(name: str) -> None:
 
 
 def test_only_quoted_values_are_marked_published() -> None:
-    """wafer.ai/blog/glm52-amd gives two flags of its command, of TP8; test_provenance.py has the quotes."""
+    """wafer.ai/blog/glm52-amd gives two flags of its TP8 command; test_provenance.py has the quotes."""
 
     def published(name: str) -> set[str]:
         return {flag.name for flag in load(name).plan.flags if flag.origin is Origin.PUBLISHED}
@@ -39,7 +39,7 @@ def test_only_quoted_values_are_marked_published() -> None:
 
 
 def test_all_problems_are_reported_with_locations() -> None:
-    problems = refused(
+    problems = problems_of(
         "mi355x-tp4dp2",
         "layout.tp=8",
         "flags.no-such-flag=1",
@@ -102,11 +102,11 @@ def test_all_problems_are_reported_with_locations() -> None:
     ],
 )
 def test_rule_violation_has_message_and_hint(overrides: list[str], message: str, hint: str) -> None:
-    problems = refused("mi355x-tp4dp2", *overrides)
-    found = [problem for text, problem in problems.items() if message in text]
-    assert found, problems
-    assert hint in found[0].hint
-    assert found[0].location
+    problems = problems_of("mi355x-tp4dp2", *overrides)
+    matching = [problem for text, problem in problems.items() if message in text]
+    assert matching, problems
+    assert hint in matching[0].hint
+    assert matching[0].location
     assert not any("wJ4-zTq8" in f"{problem}" for problem in problems.values())
 
 
@@ -118,7 +118,7 @@ def test_rule_violation_has_message_and_hint(overrides: list[str], message: str,
     ],
 )
 def test_renamed_flag_hints_at_new_name(override: str, hint: str) -> None:
-    problems = refused("mi355x-tp4dp2", "engine.version=0.5.23", override)
+    problems = problems_of("mi355x-tp4dp2", "engine.version=0.5.23", override)
     assert any(hint in problem.hint for problem in problems.values())
 
 
@@ -132,7 +132,7 @@ def test_public_address_needs_api_key_or_explicit_permission() -> None:
 
 
 def test_localhost_resolves_to_loopback_address() -> None:
-    """docker published `localhost:30000:30000` on every address."""
+    """docker publishes `localhost:30000:30000` on every address."""
     plan = load("mi355x-tp8", overrides=["server.host=localhost"]).plan
     assert plan.server.host == "127.0.0.1"
     assert plan == load("mi355x-tp8", overrides=["server.host=127.0.0.1"]).plan
@@ -143,8 +143,8 @@ def test_hint_of_dp_attention_issue_allows_it() -> None:
         load("mi355x-tp8-july", overrides=["layout.dp=8", "layout.dp_attention=true"])
     [problem] = caught.value.problems
     assert problem.message.startswith("known issue: ")
-    accepted = problem.hint.rpartition("`--set ")[2].removesuffix("`")
-    load("mi355x-tp8-july", overrides=["layout.dp=8", "layout.dp_attention=true", accepted])
+    allowance = problem.hint.rpartition("`--set ")[2].removesuffix("`")
+    load("mi355x-tp8-july", overrides=["layout.dp=8", "layout.dp_attention=true", allowance])
 
 
 @pytest.mark.parametrize("name", ["mi355x-tp8", "mi355x-tp4dp2"])
@@ -166,11 +166,11 @@ def test_missing_profile_is_reported_with_hint(name: str, message: str) -> None:
 
 @pytest.mark.parametrize(("tp", "planned"), [(1, True), (2, True), (3, False), (4, True)])
 def test_kv_heads_are_divided_or_replicated_over_tp(tp: int, planned: bool) -> None:
-    """The tiny model has four heads, and two of keys and values, which four ranks hold twice."""
+    """The tiny model has four attention heads and two KV heads, which four ranks replicate."""
     if planned:
         load("cpu-tiny", overrides=[f"layout.tp={tp}"])
     else:
-        messages = refused("cpu-tiny", f"layout.tp={tp}")
+        messages = problems_of("cpu-tiny", f"layout.tp={tp}")
         assert {
             "4 attention heads are not divisible by tp 3",
             "2 key and value heads are not divisible by tp 3",
@@ -184,7 +184,7 @@ def test_kv_heads_are_divided_or_replicated_over_tp(tp: int, planned: bool) -> N
      "SSH_PRIVATE_KEY", "DBPASSWORD"],
 )  # fmt: skip
 def test_secret_variable_names_are_rejected(name: str) -> None:
-    assert any("looks like a secret" in message for message in refused("cpu-tiny", f"env.{name}=x"))
+    assert any("looks like a secret" in message for message in problems_of("cpu-tiny", f"env.{name}=x"))
 
 
 @pytest.mark.parametrize(
@@ -212,9 +212,9 @@ def test_similar_harmless_variable_names_are_accepted(name: str) -> None:
     ],
 )
 def test_engine_version_must_match_its_image(profile: str, settings: list[str], message: str) -> None:
-    found = [problem for text, problem in refused(profile, *settings).items() if message in text]
-    assert found
-    assert "`--set engine.version=" in found[0].hint
+    matching = [problem for text, problem in problems_of(profile, *settings).items() if message in text]
+    assert matching
+    assert "`--set engine.version=" in matching[0].hint
 
 
 @pytest.mark.parametrize("image", ["registry/team/server:v2.0.1", "lmsysorg/sglang:latest", "rocm/sglang-rocm:v0.5.16"])

@@ -1,4 +1,4 @@
-"""The units of a plan: what is started, in which order, on which GPUs and ports."""
+"""The units of a plan: their order, GPUs and ports."""
 
 from plan_samples import plan_of
 

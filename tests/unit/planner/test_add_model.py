@@ -1,4 +1,4 @@
-"""`deploy add model`: the file it writes says what the shipped files say, and is one that plans are made from."""
+"""`deploy add model`: the written entry equals the shipped entries and can be planned."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,18 +22,18 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path / "home")
 
 
-def added(directory: Path, home: Home, *overrides: str, **more: str | bool) -> EntryOutput:
+def add(directory: Path, home: Home, *overrides: str, **more: str | bool) -> EntryOutput:
     return add_model(str(directory), home, overrides=overrides, environ={}, **more)  # type: ignore[arg-type]
 
 
-def written(found: EntryOutput) -> ModelFile:
-    return read_model(found.path, ModelFile, found.path.name)
+def read_entry(output: EntryOutput) -> ModelFile:
+    return read_model(output.path, ModelFile, output.path.name)
 
 
-def refused(directory: Path, home: Home, *overrides: str) -> Sequence[str]:
+def problems_of(directory: Path, home: Home, *overrides: str) -> Sequence[str]:
     with pytest.raises(ProfileError) as caught:
-        added(directory, home, *overrides)
-    assert not (home.root / "profiles").exists(), "something was written"
+        add(directory, home, *overrides)
+    assert not (home.root / "profiles").exists(), "an entry was written"
     return [f"{problem.message} | {problem.hint}" for problem in caught.value.problems]
 
 
@@ -48,10 +48,10 @@ def refused(directory: Path, home: Home, *overrides: str) -> Sequence[str]:
 def test_facts_equal_those_of_shipped_entry(
     shipped: str, quantized: dict[str, object], home: Home, tmp_path: Path
 ) -> None:
-    """All that it says of the checkpoint; where it comes from, its questions and other flags are its author's."""
+    """The checkpoint location, questions and other flags are the choice of an author and not compared."""
     expected = read_model(Catalog.shipped().path(EntryKind.MODEL, shipped), ModelFile, shipped)
     config = {**GLM_52, "quantization_config": quantized}
-    found = written(added(write_config(tmp_path / "checkpoint", config, weights=expected.weights_size), home))
+    entry = read_entry(add(write_config(tmp_path / "checkpoint", config, weights=expected.weights_size), home))
     for key in ModelFile.model_fields:
         if key not in {
             "checkpoint",
@@ -63,23 +63,23 @@ def test_facts_equal_those_of_shipped_entry(
             "mtp_weights_size",
             "accept_lengths",
         }:
-            assert getattr(found, key) == getattr(expected, key), key
+            assert getattr(entry, key) == getattr(expected, key), key
     for flag in ("reasoning-parser", "tool-call-parser"):
-        assert found.flags[flag].value == expected.flags[flag].value
+        assert entry.flags[flag].value == expected.flags[flag].value
 
 
 @pytest.fixture
 def short_path() -> Iterator[Path]:
-    """For a line that is wrapped where the path in it is long."""
+    """Return a short directory path, since a long one wraps its line."""
     with TemporaryDirectory() as directory:
         yield Path(directory)
 
 
 def test_written_file_comments_each_fact_with_its_source(home: Home, short_path: Path) -> None:
-    found = added(write_public(short_path / "GLM-4.7-Flash", "GLM-4.7-Flash"), home)
-    assert (found.name, found.path) == ("glm-4.7-flash", home.root / "profiles/models/glm-4.7-flash.yaml")
+    output = add(write_public(short_path / "GLM-4.7-Flash", "GLM-4.7-Flash"), home)
+    assert (output.name, output.path) == ("glm-4.7-flash", home.root / "profiles/models/glm-4.7-flash.yaml")
     assert (
-        found.path.read_text().splitlines()
+        output.path.read_text().splitlines()
         == f"""\
 # yaml-language-server: $schema=../model.schema.json
 # glm-4.7-flash, as `deploy add model` read its checkpoint. The comment after each fact is its source.
@@ -115,24 +115,24 @@ def test_missing_fact_is_requested_and_accepted_with_set(home: Home, tmp_path: P
         key: value for key, value in LLAMA_33_70B.items() if key not in {"max_position_embeddings", "torch_dtype"}
     }
     folder = write_config(tmp_path / "llama", config)
-    assert [line.partition("--set ")[2] for line in refused(folder, home)] == [
+    assert [line.partition("--set ")[2] for line in problems_of(folder, home)] == [
         "quantization=NAME`",
         "context_length=N`",
     ]
-    found = added(folder, home, "context_length=8192", "quantization=bf16", "flags.reasoning-parser=qwen3")
-    assert written(found).context_length == 8192
-    assert "context_length: 8192  # --set" in found.path.read_text()
-    assert written(found).flags["reasoning-parser"].origin == "user"
+    output = add(folder, home, "context_length=8192", "quantization=bf16", "flags.reasoning-parser=qwen3")
+    assert read_entry(output).context_length == 8192
+    assert "context_length: 8192  # --set" in output.path.read_text()
+    assert read_entry(output).flags["reasoning-parser"].origin == "user"
 
 
 def test_unknown_architecture_needs_cache_facts_from_user(home: Home, tmp_path: Path) -> None:
     folder = write_config(tmp_path / "own", {**LLAMA_33_70B, "architectures": ["OwnForCausalLM"]})
-    (text,) = refused(folder, home)
+    (text,) = problems_of(folder, home)
     assert "unknown architecture `OwnForCausalLM`" in text
-    assert written(added(folder, home, "kv_cache=null")).kv_cache is None
-    found = written(added(folder, home, "kv_cache.head_dim=128", replace=True))
-    assert found.kv_cache is not None
-    assert found.kv_cache.head_dim == 128
+    assert read_entry(add(folder, home, "kv_cache=null")).kv_cache is None
+    entry = read_entry(add(folder, home, "kv_cache.head_dim=128", replace=True))
+    assert entry.kv_cache is not None
+    assert entry.kv_cache.head_dim == 128
 
 
 @pytest.mark.parametrize(
@@ -145,51 +145,51 @@ def test_unknown_architecture_needs_cache_facts_from_user(home: Home, tmp_path: 
 )
 def test_overrides_are_validated_like_file_content(override: str, message: str, home: Home, tmp_path: Path) -> None:
     folder = write_config(tmp_path / "llama", LLAMA_33_70B)
-    assert any(message in text for text in refused(folder, home, override)), refused(folder, home, override)
+    assert any(message in text for text in problems_of(folder, home, override)), problems_of(folder, home, override)
 
 
 def test_existing_model_is_overwritten_only_with_replace(home: Home, tmp_path: Path) -> None:
     folder = write_config(tmp_path / "llama", LLAMA_33_70B)
-    found = added(folder, home)
-    found.path.write_text("mine\n")
+    output = add(folder, home)
+    output.path.write_text("mine\n")
     with pytest.raises(UsageError, match="model `llama` exists") as caught:
-        added(folder, home)
+        add(folder, home)
     assert "--replace" in caught.value.hint
-    assert found.path.read_text() == "mine\n"
-    assert written(added(folder, home, replace=True)).layers == 80
-    with pytest.raises(UsageError, match="model `tiny` exists") as caught:  # a shipped one would be hidden
-        added(folder, home, name="tiny")
+    assert output.path.read_text() == "mine\n"
+    assert read_entry(add(folder, home, replace=True)).layers == 80
+    with pytest.raises(UsageError, match="model `tiny` exists") as caught:  # it would hide the shipped model
+        add(folder, home, name="tiny")
     assert "--name NAME" in caught.value.hint
 
 
 def test_invalid_model_name_hints_at_name_option(home: Home, tmp_path: Path) -> None:
     folder = write_config(tmp_path / "a b\n# c", LLAMA_33_70B)
     with pytest.raises(UsageError, match=r"(?s)invalid model name") as caught:
-        added(folder, home)
+        add(folder, home)
     assert "--name NAME" in caught.value.hint
-    with pytest.raises(ProfileError, match="facts are missing"):  # a path of several lines stands in no file
-        added(folder, home, name="fine")
+    with pytest.raises(ProfileError, match="facts are missing"):  # the path, which has a line break, is not written
+        add(folder, home, name="fine")
 
 
 def test_invalid_checkpoint_location_is_rejected(home: Home, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="needs a repository on the hub, not a directory"):
-        added(tmp_path, home, revision="main")
+        add(tmp_path, home, revision="main")
     for location in ("no-such-directory", "a/b/c", str(tmp_path / "file")):
         with pytest.raises(UsageError, match="neither a directory nor the name of a repository"):
             add_model(location, home, environ={})
     with pytest.raises(CheckpointError, match=r"no `config\.json`"):
-        added(tmp_path, home, name="empty")
+        add(tmp_path, home, name="empty")
 
 
 def test_unloadable_checkpoint_tensors_produce_a_warning(
     home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Tensors of MXFP4 that the config leaves unquantized; the facts of the file are right all the same."""
+    """The config leaves MXFP4 tensors unquantized; the facts of the entry are still correct."""
     config, header = Tiny().quantized("amd52")
     config["quantization_config"]["exclude"].append("model.layers.2.mlp.shared_experts.up_proj")
-    found = added(write_tiny(tmp_path / "odd", config, header), home)
-    assert written(found).quantization == "quark-mxfp4"
+    output = add(write_tiny(tmp_path / "odd", config, header), home)
+    assert read_entry(output).quantization == "quark-mxfp4"
     stderr = capsys.readouterr().err
     assert "1 tensor is stored as U8, but unquantized in `quantization_config`" in stderr
     assert "`model.layers.2.mlp.shared_experts.up_proj.weight`" in stderr

@@ -1,4 +1,4 @@
-"""The image's own environment: shown where it is known, said where it is not, and what is wrong in it is told."""
+"""The environment variables of an image: their display, unknown images, and warnings of harmful values."""
 
 import time
 
@@ -11,7 +11,7 @@ from orchestrator.planner.planning import load
 
 CAST = "ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16"
 IMAGE = "lmsysorg/sglang-rocm:v0.5.16-rocm720-mi35x-20260728"
-# sglang docker/rocm.Dockerfile, "Performance environment variable"; and the cast, which is sglang's default
+# sglang docker/rocm.Dockerfile, "Performance environment variable"; the cast is sglang's default
 ENV = {"ROCM_QUICK_REDUCE_QUANTIZATION": "INT8", CAST: "1", "NCCL_MIN_NCHANNELS": "112", "HSA_NO_SCRATCH_RECLAIM": "1"}
 
 
@@ -42,10 +42,9 @@ def test_image_environment_is_shown_with_plan_overrides(
 
 
 def test_unknown_image_environment_is_reported_without_network(capsys: pytest.CaptureFixture[str]) -> None:
-    """Unit tests open no connection: whoever asks one fails."""
-    began = time.perf_counter()
+    started = time.perf_counter()
     note_environment(plan_of(), image_config(plan_of()))
-    assert time.perf_counter() - began < 0.5
+    assert time.perf_counter() - started < 0.5
     assert f"the environment variables of `{IMAGE}` are unknown; `deploy inspect {IMAGE}`" in capsys.readouterr().err
 
 

@@ -21,9 +21,9 @@ def test_flags_are_explained_with_their_meaning() -> None:
     rows = explained(load("mi355x-tp8", overrides=["flags.max-running-requests=8"]))
     for width in (None, 80):
         lines = explained_text(rows, width=width).splitlines()
-        at = lines.index("flags.max-running-requests = 8")
-        assert lines[at + 1].startswith("    --set flags.max-running-requests: user; ")
-        assert lines[at + 2] == f"    {MEANING}"
+        index = lines.index("flags.max-running-requests = 8")
+        assert lines[index + 1].startswith("    --set flags.max-running-requests: user; ")
+        assert lines[index + 2] == f"    {MEANING}"
     assert MEANING in [row.help for row in rows]
 
 

@@ -1,4 +1,4 @@
-"""`deploy add engine --flags-only`: a table is written whole or not at all."""
+"""`deploy add engine --flags-only`: a table is written completely or not at all."""
 
 import errno
 import os
@@ -24,7 +24,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     return Home(tmp_path / "home")
 
 
-def answer(monkeypatch: pytest.MonkeyPatch, stdout: str, code: int = 0) -> None:
+def fake_generator(monkeypatch: pytest.MonkeyPatch, stdout: str, code: int = 0) -> None:
     result = CompletedProgram(argv=(), code=code, stdout=stdout, stderr="ImportError: no torch")
     monkeypatch.setattr(flag_tables, "run", lambda _: result)
 
@@ -34,7 +34,7 @@ def tables(home: Home) -> list[str]:
 
 
 def test_flag_table_is_written_to_home(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer(monkeypatch, GOOD)
+    fake_generator(monkeypatch, GOOD)
     path = flag_tables.write_flag_table("0.5.17", home, python=Path("python3"))
     assert path == home.root / "profiles/engines/flags/0.5.17.json"
     assert path.read_text() == GOOD
@@ -42,7 +42,7 @@ def test_flag_table_is_written_to_home(home: Home, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(("stdout", "code"), [("", 1), (GOOD, 1), ("", 0), ("noise", 0), ('{"sglang": "0.5.16"}', 0)])
 def test_failed_generator_leaves_no_table(home: Home, monkeypatch: pytest.MonkeyPatch, stdout: str, code: int) -> None:
-    answer(monkeypatch, stdout, code)
+    fake_generator(monkeypatch, stdout, code)
     with pytest.raises(BuildError) as caught:
         flag_tables.write_flag_table("0.5.17", home, python=Path("python3"))
     assert "ImportError" in caught.value.details
@@ -50,13 +50,13 @@ def test_failed_generator_leaves_no_table(home: Home, monkeypatch: pytest.Monkey
 
 
 def test_failed_write_keeps_old_table(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, _target: Path) -> Path:
+    def disk_full(path: Path, _target: Path) -> Path:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-    answer(monkeypatch, GOOD)
+    fake_generator(monkeypatch, GOOD)
     path = flag_tables.write_flag_table("0.5.17", home, python=Path("python3"))
-    answer(monkeypatch, GOOD.replace("port", "host"))
-    monkeypatch.setattr(Path, "replace", full)
+    fake_generator(monkeypatch, GOOD.replace("port", "host"))
+    monkeypatch.setattr(Path, "replace", disk_full)
     with pytest.raises(OSError, match="No space left"):
         flag_tables.write_flag_table("0.5.17", home, python=Path("python3"))
     assert path.read_text() == GOOD

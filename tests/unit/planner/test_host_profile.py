@@ -1,4 +1,4 @@
-"""`deploy up --model`: which hardware entry a host is, and the profile of a checkpoint on it."""
+"""`deploy up --model`: the hardware entry of a host, and the profile of a checkpoint on it."""
 
 import re
 from collections.abc import Sequence
@@ -39,10 +39,6 @@ def no_program(argv: Sequence[str]) -> CompletedProgram:
     return CompletedProgram(argv=tuple(argv), code=127, stdout="", stderr="")
 
 
-def no_docker(argv: Sequence[str]) -> CompletedProgram:
-    return CompletedProgram(argv=tuple(argv), code=127, stdout="", stderr="")
-
-
 def inventory(*gpus: tuple[str | None, str, int], vendor: str = "nvidia") -> GpuInventory:
     listed = tuple(
         Gpu(index=index, arch=arch, name=name, compute_units=None, vram_bytes=size, vram_used=0)
@@ -58,8 +54,8 @@ def inventory(*gpus: tuple[str | None, str, int], vendor: str = "nvidia") -> Gpu
     [("mi355x-healthy", "mi355x"), ("mi300x-rocm-6.2", "mi300x"), ("h200-idle", "h200")],
 )
 def test_recorded_host_matches_its_hardware_entry(machine: str, hardware: str, home: Home) -> None:
-    (found,) = inventories(survey_of(machine))
-    assert match_hardware(found, Catalog.of(home)) == hardware
+    (gpu_inventory,) = inventories(survey_of(machine))
+    assert match_hardware(gpu_inventory, Catalog.of(home)) == hardware
 
 
 def test_gpus_without_architecture_match_by_name_and_memory(home: Home) -> None:
@@ -79,9 +75,9 @@ def test_memory_distinguishes_gpus_of_one_architecture(home: Home) -> None:
 
 def test_ambiguous_gpus_require_hardware_option(home: Home) -> None:
     unnamed = inventory(("gfx950", "AMD Radeon Graphics", 288 * GIB), vendor="amd")
-    with pytest.raises(HostError, match=r"several hardware entries .*: mi350x, mi355x") as refused:
+    with pytest.raises(HostError, match=r"several hardware entries .*: mi350x, mi355x") as caught:
         match_hardware(unnamed, Catalog.of(home))
-    assert refused.value.hint == "`deploy add profile --hardware mi350x`"
+    assert caught.value.hint == "`deploy add profile --hardware mi350x`"
 
 
 @pytest.mark.parametrize(
@@ -102,15 +98,15 @@ def test_layout_fits_gpus_of_host(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(host_profile, "detect_hardware", lambda *_: hardware)
-    found = profile_on_host(checkpoint, home, no_program, {}, gpus=gpus)
-    assert found.name == name
+    result = profile_on_host(checkpoint, home, no_program, {}, gpus=gpus)
+    assert result.name == name
     plan = load(name, catalog=Catalog.of(home)).plan
     assert (plan.layout.tp, plan.layout.dp) == layout
     assert plan.hardware.gpus == (gpus or hardware.gpus)
     assert not [warning for warning in plan.warnings if "node" in warning.summary]
 
     again = profile_on_host(checkpoint, home, no_program, {}, gpus=gpus)
-    assert (again.name, again.path, again.proposal) == (found.name, found.path, None)
+    assert (again.name, again.path, again.proposal) == (result.name, result.path, None)
 
 
 @pytest.mark.parametrize("hardware", ["h100", "h200", "b200"])
@@ -126,8 +122,8 @@ def test_context_is_limited_to_longest_that_fits(
     home: Home, checkpoint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(host_profile, "detect_hardware", lambda *_: HostHardware(name="h100", gpus=1, docker=True))
-    found = profile_on_host(checkpoint, home, no_program, {})
-    limit = load(found.name, catalog=Catalog.of(home)).plan.serving.context
+    result = profile_on_host(checkpoint, home, no_program, {})
+    limit = load(result.name, catalog=Catalog.of(home)).plan.serving.context
     assert limit % 1024 == 0
     assert f"note: requests are limited to {limit:,} tokens: the longest that fit" in capsys.readouterr().err
 
@@ -140,33 +136,33 @@ def test_model_larger_than_cpu_host_memory_is_rejected(
         monkeypatch.setattr(host_profile, "detect_hardware", lambda *_: hardware)
 
     host(16 * 10**9)
-    with pytest.raises(ProfileError, match=r"`glm-4\.7-flash` does not fit into the memory of this host") as refused:
+    with pytest.raises(ProfileError, match=r"`glm-4\.7-flash` does not fit into the memory of this host") as caught:
         profile_on_host(checkpoint, home, no_program, {})
-    (problem,) = refused.value.problems
+    (problem,) = caught.value.problems
     assert re.match(
         r"62\.5 GB of weights and [\d.]+ GB of cache for [\d,]+ tokens need .*; 16\.0 GB are", problem.message
     )
     assert not [*(home.root / "profiles").glob("*.yaml")]
 
     host(64 * 10**9)
-    found = profile_on_host(checkpoint, home, no_program, {})
-    limit = load(found.name, catalog=Catalog.of(home)).plan.serving.context
+    result = profile_on_host(checkpoint, home, no_program, {})
+    limit = load(result.name, catalog=Catalog.of(home)).plan.serving.context
     assert limit % 1024 == 0
     assert f"note: requests are limited to {limit:,} tokens: the longest that fit" in capsys.readouterr().err
 
 
 def test_cpu_host_memory_respects_available_and_cgroup_limit(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "MemTotal:       65536 kB\nMemFree:  1 kB\nMemAvailable:   40000 kB\n"
-    cached = "active_file 262144\ninactive_file 262144\n"  # evicted before anything else
+    cached = "active_file 262144\ninactive_file 262144\n"  # the page cache, which is evicted first
     for limit, available in (
         ("", 40000 << 10),
         ("max\n9999\n" + cached, 40000 << 10),
         ("3145728\n2097152\n", 1 << 20),
         ("3145728\n2097152\n" + cached, 3 << 19),
     ):
-        look = Survey({"memory": Section(0, text + limit)})
-        monkeypatch.setattr(host_profile, "survey", lambda *_, look=look: look)
-        assert detect_hardware(no_docker, Catalog.of(home)).memory == available
+        memory_survey = Survey({"memory": Section(0, text + limit)})
+        monkeypatch.setattr(host_profile, "survey", lambda *_, result=memory_survey: result)
+        assert detect_hardware(no_program, Catalog.of(home)).memory == available
 
 
 def test_host_without_docker_uses_pip_engine(home: Home, checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,14 +184,14 @@ def test_profile_names_of_directories_are_valid_and_unique(
     monkeypatch.setattr(host_profile, "detect_hardware", lambda *_: HostHardware(name="mi355x", gpus=8, docker=True))
     spaced = write_public(tmp_path / "My Model (v2)", "GLM-4.7-Flash")
     assert profile_on_host(str(spaced), home, no_program, {}).name == "mi355x-my-model-v2"
-    taken = write_public(tmp_path / "tiny", "GLM-4.7-Flash")  # the name of a shipped model
-    name = profile_on_host(str(taken), home, no_program, {}).name
+    same_name = write_public(tmp_path / "tiny", "GLM-4.7-Flash")  # the name of a shipped model
+    name = profile_on_host(str(same_name), home, no_program, {}).name
     assert name.startswith("mi355x-tiny-")
-    assert profile_on_host(str(taken), home, no_program, {}).name == name
+    assert profile_on_host(str(same_name), home, no_program, {}).name == name
 
 
 def test_shipped_model_keeps_entry_and_lists_similar_profiles(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_profile, "detect_hardware", lambda *_: HostHardware(name="mi355x", gpus=8, docker=True))
-    found = profile_on_host("amd/GLM-5.2-MXFP4", home, no_program, {})
-    assert found.name == "mi355x-glm-5.2-mxfp4"
-    assert "mi355x-tp4dp2" in found.similar
+    result = profile_on_host("amd/GLM-5.2-MXFP4", home, no_program, {})
+    assert result.name == "mi355x-glm-5.2-mxfp4"
+    assert "mi355x-tp4dp2" in result.similar

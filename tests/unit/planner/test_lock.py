@@ -1,4 +1,4 @@
-"""`deploy lock` and `up --locked`: what is locked is what is started, or each line that differs is told."""
+"""`deploy lock` and `up --locked`: the locked plan is started, or every difference is reported."""
 
 import dataclasses
 import json
@@ -46,7 +46,7 @@ FILES = {"config.json": HubFile(size=2, identity="aa"), "model.safetensors": Hub
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(command, "list_files", answered)
+    monkeypatch.setattr(command, "list_files", fake_listing)
     monkeypatch.setattr(command, "local_config", lambda _: None)
     monkeypatch.setattr(
         Registry, "config", lambda _, name: ImageConfig(reference=name, digest=DIGEST, env={}, labels={})
@@ -54,45 +54,45 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     return Home(tmp_path / "home")
 
 
-def answered(repository: str, _revision: str | None, _hub: Hub) -> Listing:
+def fake_listing(repository: str, _revision: str | None, _hub: Hub) -> Listing:
     return Listing(repository=repository, commit=COMMIT, files=FILES)
 
 
-def written(home: Home, profile: str, *overrides: str) -> Path:
+def write(home: Home, profile: str, *overrides: str) -> Path:
     path = home.root.parent / "x.lock.yaml"
     write_lock(path, resolve(profile, overrides, home, {}))
     return path
 
 
 def locked(path: Path, home: Home) -> Plan:
-    """The plan of a lock, held against what there is now."""
+    """Return the plan of a lock after a comparison with the current inputs."""
     source = lock_source(path, home)
     return source.decide(Facts(inputs=input_digests(source.files())))
 
 
 def edit(path: Path, old: str, new: str) -> int:
-    """Exchange a text; the line it stands in."""
+    """Replace a text and return its line number."""
     lines = path.read_text().splitlines()
-    at = next(number for number, line in enumerate(lines) if old in line)
-    lines[at] = lines[at].replace(old, new)
+    index = next(number for number, line in enumerate(lines) if old in line)
+    lines[index] = lines[index].replace(old, new)
     path.write_text("\n".join(lines) + "\n")
-    return at + 1
+    return index + 1
 
 
 def test_lock_resolves_every_mutable_input(home: Home) -> None:
-    found = resolve(GLM, ("layout.ep=2",), home, {"HF_TOKEN": "hf_secret0123456789"})
-    plan = load(GLM, overrides=found.overrides).plan
-    assert found.overrides[0] == "layout.ep=2"
+    lock = resolve(GLM, ("layout.ep=2",), home, {"HF_TOKEN": "hf_secret0123456789"})
+    plan = load(GLM, overrides=lock.overrides).plan
+    assert lock.overrides[0] == "layout.ep=2"
     assert (plan.model.checkpoint.revision, plan.engine.image_digest) == (COMMIT, plan.engine.image_digest)
-    assert found.plan["model.checkpoint.revision"] == COMMIT
-    assert found.plan["engine.image_digest"].startswith("sha256:")
-    assert found.plan["engine.aiter_commit"] == plan.engine.aiter_commit
-    assert found.plan["engine.version"] == plan.engine.version
-    assert found.checkpoint == {"commit": COMMIT, "config.json": "2 aa", "model.safetensors": "5 bb"}
-    assert found.patches.keys() == {use.id for use in plan.patches}
-    assert found.files.keys() == {"sglang-rocm.Dockerfile.j2"}
-    assert (found.tool, set(found.unknown)) == (__version__, {"patches.aiter-fp4-moe-table.input_sha256"})
-    assert "hf_secret" not in found.text
+    assert lock.plan["model.checkpoint.revision"] == COMMIT
+    assert lock.plan["engine.image_digest"].startswith("sha256:")
+    assert lock.plan["engine.aiter_commit"] == plan.engine.aiter_commit
+    assert lock.plan["engine.version"] == plan.engine.version
+    assert lock.checkpoint == {"commit": COMMIT, "config.json": "2 aa", "model.safetensors": "5 bb"}
+    assert lock.patches.keys() == {use.id for use in plan.patches}
+    assert lock.files.keys() == {"sglang-rocm.Dockerfile.j2"}
+    assert (lock.tool, set(lock.unknown)) == (__version__, {"patches.aiter-fp4-moe-table.input_sha256"})
+    assert "hf_secret" not in lock.text
 
 
 ON_SLURM = ("runtime=slurm", "server.allow_unauthenticated=true")
@@ -100,11 +100,11 @@ ON_SLURM = ("runtime=slurm", "server.allow_unauthenticated=true")
 
 def test_slurm_image_is_pinned_to_registry_digest(home: Home) -> None:
     image = "slurm.image=docker://registry.example/house/sglang:1"
-    found = resolve("cpu-tiny", (*ON_SLURM, "slurm.container=apptainer", image), home, {})
+    lock = resolve("cpu-tiny", (*ON_SLURM, "slurm.container=apptainer", image), home, {})
     pinned = f"docker://registry.example/house/sglang@{DIGEST}"
-    assert found.plan["slurm.image"] == load("cpu-tiny", overrides=found.overrides).plan.slurm.image == pinned
-    assert "slurm.image" not in found.unknown
-    assert resolve("cpu-tiny", found.overrides, home, {}).plan == found.plan
+    assert lock.plan["slurm.image"] == load("cpu-tiny", overrides=lock.overrides).plan.slurm.image == pinned
+    assert "slurm.image" not in lock.unknown
+    assert resolve("cpu-tiny", lock.overrides, home, {}).plan == lock.plan
 
 
 @pytest.mark.parametrize(
@@ -112,9 +112,9 @@ def test_slurm_image_is_pinned_to_registry_digest(home: Home) -> None:
 )
 def test_unpinnable_slurm_image_is_marked_unknown(home: Home, tmp_path: Path, container: str, image: str) -> None:
     settings = (*ON_SLURM, f"slurm.container={container}", f"slurm.image={image}")
-    found = resolve("cpu-tiny", settings, home, {})
-    assert found.plan["slurm.image"] == image
-    assert found.unknown["slurm.image"] == f"{container} uses `{image}` unchanged; its digest is unknown"
+    lock = resolve("cpu-tiny", settings, home, {})
+    assert lock.plan["slurm.image"] == image
+    assert lock.unknown["slurm.image"] == f"{container} uses `{image}` unchanged; its digest is unknown"
     plan = load("cpu-tiny", overrides=settings).plan
     assert f"{container} uses" in lock_of_start(plan, "cpu-tiny", settings, home, tmp_path).content.decode()
 
@@ -128,32 +128,32 @@ def test_gateway_files_are_locked_and_copied_to_run(home: Home) -> None:
 
 
 def test_unresolvable_inputs_are_unknown_with_reason(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    def silent(*_: object) -> Listing:
+    def unreachable(*_: object) -> Listing:
         raise CheckpointError("cannot reach the hub: https://mirror/?token=hf_abcdefghijklmnopqrstuvwxyz123456")
 
-    monkeypatch.setattr(command, "list_files", silent)
+    monkeypatch.setattr(command, "list_files", unreachable)
     monkeypatch.setattr(Registry, "config", lambda _, name: ImageConfig(reference=name, digest="", env={}, labels={}))
-    found = resolve(GLM, ("engine.image=house/sglang:1", "engine.image_digest=null"), home, {})
-    assert found.unknown["checkpoint"] == "cannot reach the hub: https://mirror/?token=[REDACTED]"
-    assert "no registry has its digest" in found.unknown["engine.image_digest"]
-    assert found.checkpoint == {}
+    lock = resolve(GLM, ("engine.image=house/sglang:1", "engine.image_digest=null"), home, {})
+    assert lock.unknown["checkpoint"] == "cannot reach the hub: https://mirror/?token=[REDACTED]"
+    assert "no registry has its digest" in lock.unknown["engine.image_digest"]
+    assert lock.checkpoint == {}
 
 
 def test_lockfile_round_trips(home: Home) -> None:
-    path = written(home, "cpu-tiny", "server.port=31000")
+    path = write(home, "cpu-tiny", "server.port=31000")
     assert read_lock(path)[0] == resolve("cpu-tiny", ("server.port=31000",), home, {})
 
 
 def test_up_locked_uses_the_locked_plan(home: Home) -> None:
-    path = written(home, "cpu-tiny", "server.port=31000")
+    path = write(home, "cpu-tiny", "server.port=31000")
     assert locked(path, home) == load("cpu-tiny", overrides=["server.port=31000"]).plan
-    asked = resolve_request(request_of(profile=str(path)), home, run=None, locked=True)
-    assert (asked.profile, asked.overrides, asked.lock) == ("cpu-tiny", ("server.port=31000",), str(path))
-    found = preview(asked, home)
-    script = next(file for file in found.files if file.path == "server.sh")
+    request = resolve_request(request_of(profile=str(path)), home, run=None, locked=True)
+    assert (request.profile, request.overrides, request.lock) == ("cpu-tiny", ("server.port=31000",), str(path))
+    previewed = preview(request, home)
+    script = next(file for file in previewed.files if file.path == "server.sh")
     assert b"--port 31000" in script.content
-    assert found.capacity is None  # shown for a plan that can still change
-    assert asked.command("owl") == f"deploy up --locked {path} --name owl"
+    assert previewed.capacity is None  # shown only without a lock
+    assert request.command("owl") == f"deploy up --locked {path} --name owl"
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_up_locked_uses_the_locked_plan(home: Home) -> None:
     ],
 )
 def test_edited_lockfile_is_rejected_at_its_section(home: Home, old: str, new: str, section: str) -> None:
-    path = written(home, "cpu-tiny")
+    path = write(home, "cpu-tiny")
     path.write_text(path.read_text().replace(old, new, 1))
     with pytest.raises(ProfileError, match="was edited") as caught:
         locked(path, home)
@@ -185,7 +185,7 @@ def test_edited_lockfile_is_rejected_at_its_section(home: Home, old: str, new: s
     ],
 )
 def test_lockfile_of_another_version_is_rejected_with_its_line(home: Home, old: str, new: str, message: str) -> None:
-    path = written(home, "cpu-tiny")
+    path = write(home, "cpu-tiny")
     line = edit(path, old, new)
     with pytest.raises(ProfileError, match=message) as caught:
         locked(path, home)
@@ -196,7 +196,7 @@ def test_every_changed_locked_value_is_reported(home: Home) -> None:
     profile = home.root / "profiles" / "owl.yaml"
     profile.parent.mkdir(parents=True)
     profile.write_text("extends: cpu-tiny\nserver: {port: 31000}\n")
-    path = written(home, "owl")
+    path = write(home, "owl")
     profile.write_text("extends: cpu-tiny\nserver: {port: 31001}\nflags: {device: null}\n")
     with pytest.raises(ProfileError) as caught:
         locked(path, home)
@@ -212,7 +212,7 @@ def test_every_changed_locked_value_is_reported(home: Home) -> None:
 
 
 def test_changed_patch_is_a_build_error(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = written(home, GLM)
+    path = write(home, GLM)
     monkeypatch.setattr(command, "patch_digest", lambda *_: "0" * 64)
     with pytest.raises(BuildError) as caught:
         locked(path, home)
@@ -221,7 +221,7 @@ def test_changed_patch_is_a_build_error(home: Home, monkeypatch: pytest.MonkeyPa
 
 
 def test_checkpoint_differing_from_lock_is_a_checkpoint_error(home: Home) -> None:
-    path = written(home, GLM)
+    path = write(home, GLM)
     directory = command.checkpoint_directory(load(GLM).plan.model, home)
     directory.mkdir(parents=True)
     (directory / "config.json").write_text("{ }")
@@ -243,11 +243,11 @@ def test_checkpoint_differing_from_lock_is_a_checkpoint_error(home: Home) -> Non
 
 
 def test_run_lock_is_written_without_network(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    def asked(*_: object) -> None:
-        raise AssertionError("somebody was asked")
+    def fail(*_: object) -> None:
+        raise AssertionError("a network request was made")
 
-    monkeypatch.setattr(command, "list_files", asked)
-    monkeypatch.setattr(Registry, "config", asked)
+    monkeypatch.setattr(command, "list_files", fail)
+    monkeypatch.setattr(Registry, "config", fail)
     run = home.root / "runs/owl/1"
     run.mkdir(parents=True)
     (home.root.parent / "mine.yaml").write_text("extends: cpu-tiny\n")
@@ -259,31 +259,31 @@ def test_run_lock_is_written_without_network(home: Home, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("fields", "message"),
     [
         ({"profile": ""}, "no lockfile given"),
         ({"profile": "cpu-tiny"}, "no lockfile `cpu-tiny.lock.yaml` found"),
         ({"profile": "x.lock.yaml", "image": "x"}, "do not apply"),
     ],
 )
-def test_invalid_locked_request_is_rejected(home: Home, asked: dict[str, object], message: str) -> None:
+def test_invalid_locked_request_is_rejected(home: Home, fields: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        resolve_request(request_of(**asked), home, run=None, locked=True)
+        resolve_request(request_of(**fields), home, run=None, locked=True)
 
 
 def test_lock_and_up_locked_accept_profile_name(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEPLOY_HOME", str(home.root))
-    assert (done := CliRunner().invoke(app, ["lock", "cpu-tiny", "--json"])).exit_code == 0, done.output
-    assert json.loads(done.stdout) == {"lock": "cpu-tiny.lock.yaml", "unknown": {}}
+    assert (result := CliRunner().invoke(app, ["lock", "cpu-tiny", "--json"])).exit_code == 0, result.output
+    assert json.loads(result.stdout) == {"lock": "cpu-tiny.lock.yaml", "unknown": {}}
     assert CliRunner().invoke(app, ["up", "cpu-tiny", "--locked", "--dry-run"]).exit_code == 0
-    refused = CliRunner().invoke(app, ["up", "cpu-tiny", "--locked", "--dry-run", "--set", "server.port=1"])
-    assert isinstance(refused.exception, UsageError)
+    rejected = CliRunner().invoke(app, ["up", "cpu-tiny", "--locked", "--dry-run", "--set", "server.port=1"])
+    assert isinstance(rejected.exception, UsageError)
 
 
 def test_invalid_lockfile_name_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="invalid lockfile name") as refused:
+    with pytest.raises(UsageError, match="invalid lockfile name") as caught:
         app(["lock", "cpu-tiny", "--output", str(tmp_path / "mine.yaml")], standalone_mode=False)
-    assert "lock.yaml" in refused.value.hint
+    assert "lock.yaml" in caught.value.hint
 
 
 def test_restart_warns_of_changed_inputs(
@@ -292,17 +292,16 @@ def test_restart_warns_of_changed_inputs(
     run = past_run(home, 1)
     plan = load("cpu-tiny").plan
     run.write([lock_of_start(plan, "cpu-tiny", (), home, run.path)])
-    again = request_of(run=str(run.path))
-    preview(again, home)
+    request = request_of(run=str(run.path))
+    preview(request, home)
     assert "has changed since" not in capsys.readouterr().err
     monkeypatch.setattr(command, "_files", lambda *_: {"sglang-cpu-0.5.14.txt": "0" * 64, "tiny_model.py": "0" * 64})
-    preview(again, home)
+    preview(request, home)
     stderr = capsys.readouterr().err
     assert f"`sglang-cpu-0.5.14.txt` has changed since `{run.path.name}` was started" in stderr
 
 
 def test_restart_uses_package_list_of_the_run(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
-    """Rolled back, it came up with the packages of today: that they are others was told, and no more."""
     run, plan = past_run(home, 1), load("cpu-tiny").plan
     lock = lock_of_start(plan, "cpu-tiny", (), home, run.path)
     run.write([lock, *input_copies(plan, home)])
@@ -311,25 +310,25 @@ def test_restart_uses_package_list_of_the_run(home: Home, capsys: pytest.Capture
     own.write_text("sglang==0.5.23\n")
 
     repeated = home_of_run(run.path, home)
-    found = Catalog.of(repeated).find(EntryKind.IMAGE_FILE, own.name)
-    assert found is not None
-    assert found.read_text() != own.read_text()
+    package_list = Catalog.of(repeated).find(EntryKind.IMAGE_FILE, own.name)
+    assert package_list is not None
+    assert package_list.read_text() != own.read_text()
     assert lock_of_start(plan, "cpu-tiny", (), repeated, run.path).content == lock.content
     assert {file.path for file in input_copies(plan, repeated)} >= {f"inputs/images/{own.name}"}
     preview(request_of(run=str(run.path)), home)
     assert "has changed since" not in capsys.readouterr().err
     assert Catalog.of(home).find(EntryKind.IMAGE_FILE, own.name) == own
 
-    found.write_text("sglang==0.5.10\n")  # by hand: its lock tells
+    package_list.write_text("sglang==0.5.10\n")  # an edited copy does not match its lock and is not used
     assert home_of_run(run.path, home) == home
     preview(request_of(run=str(run.path)), home)
     assert f"`{own.name}` has changed since" in capsys.readouterr().err
 
 
 def test_lockfile_is_compared_with_profile_and_run(home: Home) -> None:
-    path = written(home, "cpu-tiny", "server.port=31000")
-    found = diff(resolve_side(str(path), home), resolve_side("cpu-tiny", home))
-    assert [(difference.area, difference.key, difference.a, difference.b) for difference in found.differences] == [
+    path = write(home, "cpu-tiny", "server.port=31000")
+    result = diff(resolve_side(str(path), home), resolve_side("cpu-tiny", home))
+    assert [(difference.area, difference.key, difference.a, difference.b) for difference in result.differences] == [
         ("configuration", "server.port", "31000", "30010")
     ]
     run = past_run(home, 1)
@@ -342,7 +341,7 @@ def test_lockfile_is_compared_with_profile_and_run(home: Home) -> None:
 
 
 def test_truncated_lockfile_never_causes_internal_error(home: Home) -> None:
-    path = written(home, "cpu-tiny")
+    path = write(home, "cpu-tiny")
     text = path.read_text()
     for cut in range(0, len(text.rstrip()), 97):
         path.write_text(text[:cut])

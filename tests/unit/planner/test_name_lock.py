@@ -1,4 +1,4 @@
-"""The claim on a name, and the directories of its runs: they are their owner's, and a lock harms no file."""
+"""The lock of a server name, and the owner and permissions of its run directories."""
 
 import errno
 import os
@@ -11,7 +11,7 @@ from orchestrator.core.paths import Home
 from orchestrator.planner.planning import load
 from orchestrator.runs.run_dir import RunDir, name_lock, open_run, read_plan
 
-pytestmark = pytest.mark.timeout(30)  # who opens a FIFO may wait for ever
+pytestmark = pytest.mark.timeout(30)  # opening a FIFO may block forever
 
 
 @pytest.fixture
@@ -73,10 +73,10 @@ def test_lock_names_its_holder_and_survives_full_disk(home: Home, monkeypatch: p
     ):
         pass
 
-    def full(*_: object) -> int:
+    def disk_full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr(os, "pwrite", disk_full)
     with name_lock(home, "tiny"):
         pass
 

@@ -1,4 +1,4 @@
-"""What is known of a plan is said by one function: by `up`, its dry run and `render` alike."""
+"""Warnings of a plan, which `up`, its dry run and `render` print alike."""
 
 import re
 from pathlib import Path
@@ -13,8 +13,8 @@ from orchestrator.images.config import ImageConfig
 from orchestrator.planner.plan_warnings import plan_warnings, report_warnings, warn_unpinned
 from orchestrator.planner.planning import load
 
-OPEN = ("--set", "server.host=0.0.0.0", "--set", "server.allow_unauthenticated=true")
-KNOWN = "requests are decoded greedily during speculative decoding"
+PUBLIC_WITHOUT_KEY = ("--set", "server.host=0.0.0.0", "--set", "server.allow_unauthenticated=true")
+GREEDY_WARNING = "requests are decoded greedily during speculative decoding"
 NO_KEY = "`{}` listens on 0.0.0.0 without an API key; anyone who can reach it can use it"
 
 
@@ -25,16 +25,16 @@ def no_docker(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def invoke(home: Path, *words: str) -> tuple[str, str]:
-    done = CliRunner().invoke(app, list(words), env={"DEPLOY_HOME": str(home)})
-    assert done.exit_code == 0, done.output
-    return done.stdout, done.stderr
+    result = CliRunner().invoke(app, list(words), env={"DEPLOY_HOME": str(home)})
+    assert result.exit_code == 0, result.output
+    return result.stdout, result.stderr
 
 
 @pytest.mark.parametrize("verb", [("render",), ("up", "--dry-run"), ("up", "--dry-run", "--name", "owl")])
 def test_dry_run_and_render_print_same_warnings(tmp_path: Path, verb: tuple[str, ...]) -> None:
-    _, stderr = invoke(tmp_path, *verb, "--profile", "mi355x-tp8", *OPEN)
+    _, stderr = invoke(tmp_path, *verb, "--profile", "mi355x-tp8", *PUBLIC_WITHOUT_KEY)
     assert f"warning: {NO_KEY.format('owl' if 'owl' in verb else 'mi355x-tp8')}\nhint: `--set server.api_key" in stderr
-    assert stderr.count(f"warning: {KNOWN}") == 1
+    assert stderr.count(f"warning: {GREEDY_WARNING}") == 1
     assert stderr.count("warning: not pinned") == 1
 
 
@@ -52,7 +52,7 @@ def test_warnings_of_previous_plan_are_not_repeated(capsys: pytest.CaptureFixtur
     after = load("mi355x-tp8", overrides=["flags.max-running-requests=512"]).plan
     report_warnings(after, before=before)
     stderr = capsys.readouterr().err
-    assert (KNOWN in stderr, "512 concurrent requests" in stderr) == (False, True)
+    assert (GREEDY_WARNING in stderr, "512 concurrent requests" in stderr) == (False, True)
 
 
 @pytest.mark.parametrize(

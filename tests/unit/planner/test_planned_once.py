@@ -1,4 +1,4 @@
-"""A profile is composed and validated once, and the catalog read once, however often a plan is decided from it."""
+"""A profile and the catalog are read once, however many plans are built from them."""
 
 from pathlib import Path
 
@@ -24,14 +24,8 @@ def test_profile_is_read_once_for_all_plans(tmp_path: Path, monkeypatch: pytest.
         monkeypatch.setattr(planning, name, counted)
     source = profile_source("mi355x-tp8", (), Home(tmp_path))
     plan = source.decide(Facts())
-    once = [
-        "build_plan",
-        "merge_layers",
-        "read_flags",
-        "read_ledger",
-        "validate",
-        "validate",
-    ]  # the profile, and its load
+    # the profile and its workload are validated
+    once = ["build_plan", "merge_layers", "read_flags", "read_ledger", "validate", "validate"]
     assert sorted(calls) == once
     built = Store.of(Home(tmp_path), plan).table(plan)
     built.parent.mkdir(parents=True)

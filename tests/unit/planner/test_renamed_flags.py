@@ -1,4 +1,4 @@
-"""A profile that moves to a newer engine: its flags get the names that sglang gave them, with a note."""
+"""Flags of a profile that moves to a newer engine: they get sglang's new names, with a note."""
 
 import pytest
 
@@ -24,10 +24,10 @@ def flags(*overrides: str) -> dict[str, tuple[str, ...]]:
 def test_renamed_flag_is_translated_with_note(
     old: str, new: str, values: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = flags(*NEWER, f"flags.{old}")
+    translated = flags(*NEWER, f"flags.{old}")
     name = old.partition("=")[0]
-    assert found[new] == values
-    assert name not in found
+    assert translated[new] == values
+    assert name not in translated
     assert f"note: `--{name}` is `--{new}" in capsys.readouterr().err
     assert name in flags("engine=sglang-0.5.16-rocm", *NEWER[1:], f"flags.{old}")
 
@@ -49,9 +49,9 @@ def test_dp_attention_flags_are_translated_with_note(capsys: pytest.CaptureFixtu
 
 
 def test_removed_flag_hints_at_removal() -> None:
-    with pytest.raises(ProfileError) as refused:
+    with pytest.raises(ProfileError) as caught:
         flags(*NEWER, "flags.prefill-round-robin-balance=true")
-    [problem] = refused.value.problems_or_self()
+    [problem] = caught.value.problems_or_self()
     assert problem.hint == "remove it: sglang 0.5.19 has it, newer versions neither have nor replace it"
 
 
@@ -65,10 +65,10 @@ def test_translated_flag_keeps_its_origin() -> None:
     "overrides",
     [
         ("flags.prefill-round-robin-balance=true",),  # removed, without a successor
-        ("flags.cuda-graph-max-bs=16", "flags.cuda-graph-max-bs-decode=32"),  # both: which one is meant is not known
+        ("flags.cuda-graph-max-bs=16", "flags.cuda-graph-max-bs-decode=32"),  # two values for one flag
     ],
 )
 def test_untranslatable_flag_is_rejected(overrides: tuple[str, ...]) -> None:
-    with pytest.raises(ProfileError) as refused:
+    with pytest.raises(ProfileError) as caught:
         flags(*NEWER, *overrides)
-    assert "sglang 0.5.20 has no option" in str([problem.message for problem in refused.value.problems_or_self()])
+    assert "sglang 0.5.20 has no option" in str([problem.message for problem in caught.value.problems_or_self()])

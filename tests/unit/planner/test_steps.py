@@ -1,4 +1,4 @@
-"""What an `up` says that it would do, before anything is done."""
+"""The steps that `up` announces before it runs them."""
 
 import hashlib
 from pathlib import Path
@@ -18,55 +18,55 @@ from orchestrator.runtimes.base import HostRef
 ARTIFACTS = render_artifacts(load("mi355x-tp8").plan)
 
 
-def shown(host_ref: HostRef) -> dict[str, tuple[str, float]]:
+def steps_by_name(host_ref: HostRef) -> dict[str, tuple[str, float]]:
     return {step.name: (step.what, step.seconds) for step in estimate.steps_of(ARTIFACTS, host_ref)}
 
 
 @pytest.fixture(autouse=True)
 def images(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """The images that are here."""
-    here: set[str] = set()
+    """Return the prefixes of the local images; a test adds to them."""
+    local: set[str] = set()
 
     def config(reference: str) -> ImageConfig | None:
-        found = any(reference.startswith(name) for name in here)
-        return ImageConfig(reference=reference, digest="", env={}, labels={}) if found else None
+        is_local = any(reference.startswith(name) for name in local)
+        return ImageConfig(reference=reference, digest="", env={}, labels={}) if is_local else None
 
     monkeypatch.setattr(estimate, "local_config", config)
-    return here
+    return local
 
 
 def test_empty_host_needs_every_step(tmp_path: Path) -> None:
-    found = shown(HostRef(home=Home(tmp_path)))
-    assert list(found) == ["image", "checkpoint", "table", "start"]  # the engine judges the arguments first
-    assert found["checkpoint"][0] == "438.0 GB of amd/GLM-5.2-MXFP4 to download, at 400 MB/s"
-    assert found["checkpoint"][1] == pytest.approx(438_033_728_823 / 400e6)
-    assert found["image"][0].endswith("pulled and patched: up to 96 GiB of disk")
-    assert all(about > 0 for _, about in found.values())
-    assert found["start"][0] == "438.0 GB loaded, kernels compiled, graphs captured, smoke test"
+    steps = steps_by_name(HostRef(home=Home(tmp_path)))
+    assert list(steps) == ["image", "checkpoint", "table", "start"]  # the image first: its engine checks the arguments
+    assert steps["checkpoint"][0] == "438.0 GB of amd/GLM-5.2-MXFP4 to download, at 400 MB/s"
+    assert steps["checkpoint"][1] == pytest.approx(438_033_728_823 / 400e6)
+    assert steps["image"][0].endswith("pulled and patched: up to 96 GiB of disk")
+    assert all(about > 0 for _, about in steps.values())
+    assert steps["start"][0] == "438.0 GB loaded, kernels compiled, graphs captured, smoke test"
 
 
 def test_generated_checkpoint_is_not_generated_again(tmp_path: Path) -> None:
     tiny, host_ref = render_artifacts(load("cpu-tiny").plan), HostRef(home=Home(tmp_path))
     [start] = [step.what for step in estimate.steps_of(tiny, host_ref) if step.name == "start"]
     assert start.endswith(" MB loaded, smoke test")
-    made = Home(tmp_path).models / "tiny"
+    checkpoint = Home(tmp_path).models / "tiny"
     generator = Catalog.shipped().path(EntryKind.IMAGE_FILE, tiny.plan.model.checkpoint.path)
     environment, before = estimate.steps_of(tiny, host_ref)[:2]
-    made.mkdir(parents=True)
-    (made / ".generator").write_text(hashlib.sha256(generator.read_bytes()).hexdigest())
+    checkpoint.mkdir(parents=True)
+    (checkpoint / ".generator").write_text(hashlib.sha256(generator.read_bytes()).hexdigest())
     after = estimate.steps_of(tiny, host_ref)[1]
     assert environment.what == "sglang-cpu-0.5.14.txt: 1.7 GB of packages to install"
-    assert (before.what, before.seconds) == (f"{made}: to be generated", 5)
-    assert (after.what, after.seconds) == (str(made), 0)
+    assert (before.what, before.seconds) == (f"{checkpoint}: to be generated", 5)
+    assert (after.what, after.seconds) == (str(checkpoint), 0)
 
 
 def test_existing_table_and_image_need_no_time(tmp_path: Path, images: set[str]) -> None:
     home = Home(tmp_path)
     Store.of(home, ARTIFACTS.plan).write(ARTIFACTS.plan, every_bucket(FUSED_TP8))
     images.add("lmsysorg/sglang-rocm:")
-    base = shown(HostRef(home=home))
+    base = steps_by_name(HostRef(home=home))
     images.add("deploy/mi355x-tp8:")
-    built = shown(HostRef(home=home))
+    built = steps_by_name(HostRef(home=home))
     assert (base["table"][1], base["image"]) == (0, ("lmsysorg/sglang-rocm:v0.5.16-rocm720-mi35x-20260728 patched", 30))
     assert built["image"][1] == 0
 
@@ -79,14 +79,14 @@ def test_interrupted_download_counts_only_remaining_bytes(tmp_path: Path) -> Non
     part.touch()
     with part.open("wb") as file:
         file.truncate(338 * 10**9)  # sparse
-    assert shown(HostRef(home=home))["checkpoint"][0].startswith("100.0 GB of amd/GLM-5.2-MXFP4 to download")
+    assert steps_by_name(HostRef(home=home))["checkpoint"][0].startswith("100.0 GB of amd/GLM-5.2-MXFP4 to download")
 
 
 def test_steps_on_remote_host_ignore_local_images(tmp_path: Path, images: set[str]) -> None:
-    images |= {"deploy/", "lmsysorg/"}  # of this machine
-    found = shown(HostRef(home=Home(tmp_path), remote="ssh://node"))
-    assert "438.0 GB of amd/GLM-5.2-MXFP4 to download on ssh://node" in found["checkpoint"][0]
-    assert "pulled and patched on ssh://node" in found["image"][0]
-    assert min(found["checkpoint"][1], found["image"][1]) > 900
-    both = shown(HostRef(home=Home(tmp_path), remote="ssh://node", rank_hosts=("ssh://other",)))
+    images |= {"deploy/", "lmsysorg/"}  # images of this machine
+    steps = steps_by_name(HostRef(home=Home(tmp_path), remote="ssh://node"))
+    assert "438.0 GB of amd/GLM-5.2-MXFP4 to download on ssh://node" in steps["checkpoint"][0]
+    assert "pulled and patched on ssh://node" in steps["image"][0]
+    assert min(steps["checkpoint"][1], steps["image"][1]) > 900
+    both = steps_by_name(HostRef(home=Home(tmp_path), remote="ssh://node", rank_hosts=("ssh://other",)))
     assert all(" on ssh://node and ssh://other" in both[step][0] for step in ("checkpoint", "image"))

@@ -1,4 +1,4 @@
-"""A part of a profile: the name of a file, its path, single values over it, or the part itself."""
+"""Forms of a catalog entry in a profile: a name, a path, overridden values, or an inline entry."""
 
 import json
 from pathlib import Path
@@ -39,8 +39,8 @@ def test_entry_path_is_relative_to_profile(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_inline_entry_is_named_after_profile(tmp_path: Path) -> None:
-    whole = "".join(f"  {line}\n" for line in ENGINE.splitlines())
-    loaded = load(profile(tmp_path, f"engine:\n{whole}  source: our own list\n"))
+    indented = "".join(f"  {line}\n" for line in ENGINE.splitlines())
+    loaded = load(profile(tmp_path, f"engine:\n{indented}  source: our own list\n"))
     assert loaded.plan.engine.name == "mine"
     rows = {row.key: row for row in explained(loaded)}
     assert (rows["engine.version"].source, rows["engine.version"].origin) == ("our own list", "")
@@ -67,7 +67,7 @@ def test_unknown_key_is_reported_with_its_line(tmp_path: Path) -> None:
 
 
 def test_json_schema_accepts_every_form() -> None:
-    """A text, or a mapping whose keys are all known and none of which has to be there: a file may say the rest."""
+    """An entry is text or a mapping of known keys, none of which is required: its file may set the others."""
     schema = json.loads(json_schema("profile"))
     name, keys = schema["properties"]["model"]["anyOf"]
     assert name["type"] == "string"

@@ -1,4 +1,4 @@
-"""YAML as we read it."""
+"""The strict YAML parser."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A profile that says only what differs from another."""
+"""`extends`: a profile that sets only its differences from another profile."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Whatever is written in a file or after `--set` ends in a plan or in a message, never in a traceback, and soon."""
+"""Any file and any `--set` value results in a plan or an error: quickly, and never in a traceback."""
 
 import re
 import time
@@ -16,7 +16,7 @@ from orchestrator.planner.planning import load, render_artifacts, rendered_files
 GOOD = "hardware: cpu\nmodel: tiny\nengine: sglang-0.5.14-cpu\nruntime: process\nlayout: {tp: 1}\n"
 
 
-def refused(tmp_path: Path, text: str) -> ProfileError:
+def error_of(tmp_path: Path, text: str) -> ProfileError:
     path = tmp_path / "mine.yaml"
     path.write_text(text)
     with pytest.raises(ProfileError) as caught:
@@ -66,30 +66,30 @@ def test_invalid_speculative_steps_are_rejected() -> None:
 
 
 def test_yaml_aliases_are_rejected_without_expansion(tmp_path: Path) -> None:
-    assert refused(tmp_path, GOOD.replace("{tp: 1}", "&x [*x]")).problems
+    assert error_of(tmp_path, GOOD.replace("{tp: 1}", "&x [*x]")).problems
     names = zip("abcdefgh", "bcdefghi", strict=True)
     rows = [f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]" for before, name in names]
-    began = time.process_time()
-    assert refused(tmp_path, "a: &a [x, x, x, x, x, x, x, x, x]\n" + "\n".join(rows)).problems
-    assert time.process_time() - began < 5
+    started = time.process_time()
+    assert error_of(tmp_path, "a: &a [x, x, x, x, x, x, x, x, x]\n" + "\n".join(rows)).problems
+    assert time.process_time() - started < 5
 
 
 def test_twenty_thousand_keys_are_read_quickly(tmp_path: Path) -> None:
-    """Held to CPU time, of which they take 0.3 s; work that grows with the square of the keys takes 11 s."""
+    """Linear work takes 0.3 s of CPU time, quadratic work 11 s."""
     path = tmp_path / "mine.yaml"
     path.write_text(GOOD + "env:\n" + "\n".join(f"  NO_{number}: {number}" for number in range(20_000)))
-    began = time.process_time()
+    started = time.process_time()
     assert len(load(str(path)).plan.env) > 20_000
-    assert time.process_time() - began < 4
+    assert time.process_time() - started < 4
 
 
 @pytest.mark.parametrize("section", ["flags", "server"])
 def test_only_first_100_problems_are_reported(section: str, tmp_path: Path) -> None:
-    """The nearest name of each takes a millisecond."""
+    """The search for the closest name takes a millisecond per key."""
     keys = "\n".join(f"  no-such-{number}: {number}" for number in range(20_000))
-    began = time.process_time()
-    problems = refused(tmp_path, f"{GOOD}{section}:\n{keys}\n").problems
-    assert time.process_time() - began < 15  # 20,000 names would take 20 s on a quiet machine
+    started = time.process_time()
+    problems = error_of(tmp_path, f"{GOOD}{section}:\n{keys}\n").problems
+    assert time.process_time() - started < 15  # 20,000 searches take 20 s on an idle machine
     assert [problem.message for problem in problems[100:]] == ["only the first 100 problems are shown"]
 
 
@@ -98,8 +98,8 @@ STAIRS = "a:\n" + "".join(f"{' ' * step}b:\n" for step in range(1, 40))
 
 @pytest.mark.parametrize("text", ["[" * 50_000, "{a: " * 50_000, "- " * 20_000, STAIRS])
 def test_too_deep_nesting_is_rejected(text: str, tmp_path: Path) -> None:
-    """PyYAML from 6.0.4 on may refuse it before our own limit does."""
-    assert re.search("nested deeper than|maximum nesting depth", refused(tmp_path, text).message)
+    """PyYAML since 6.0.4 may reject the text before our own limit does."""
+    assert re.search("nested deeper than|maximum nesting depth", error_of(tmp_path, text).message)
 
 
 @pytest.mark.parametrize("text", [".nan", ".inf", "1e999", "9" * 400, "9" * 5000, "9" * 400 + ".5", "-" + "9" * 400])
@@ -108,23 +108,23 @@ def test_unsupported_numbers_are_read_as_text(text: str) -> None:
 
 
 def test_second_document_and_non_text_key_are_rejected(tmp_path: Path) -> None:
-    messages = {problem.message for problem in refused(tmp_path, GOOD + "? [a, b]\n: c\n---\nd: 1\n").problems}
+    messages = {problem.message for problem in error_of(tmp_path, GOOD + "? [a, b]\n: c\n---\nd: 1\n").problems}
     assert messages == {"a key must be text", "the file has a second document"}
 
 
 def test_multiline_text_for_rendered_files_is_rejected(tmp_path: Path) -> None:
     text = GOOD + 'description: "fine\\nrm -rf /"\nenv: {A: {value: "1\\n2", origin: recipe, source: "x\\ny"}}\n'
-    lines_named = {problem.location.rpartition(":")[2] for problem in refused(tmp_path, text).problems}
-    assert lines_named == {"6", "7"}
+    lines = {problem.location.rpartition(":")[2] for problem in error_of(tmp_path, text).problems}
+    assert lines == {"6", "7"}
 
 
-@pytest.mark.parametrize("hidden", ["\\r", "\\0", "\\e", "\\x7f", "\\x9b", "\\u2028", "\\u202e", "\\u2066"])
+@pytest.mark.parametrize("escape", ["\\r", "\\0", "\\e", "\\x7f", "\\x9b", "\\u2028", "\\u202e", "\\u2066"])
 @pytest.mark.parametrize(
     "line", ["description: '{}'", "'{}': 1", "server:\n  host: '{}'", "flags:\n  device: [a, '{}']"]
 )
-def test_control_characters_are_rejected_with_their_line(line: str, hidden: str, tmp_path: Path) -> None:
-    text = GOOD + line.format(f"a{hidden}b").replace("'", '"') + "\n"
-    (problem,) = refused(tmp_path, text).problems
+def test_control_characters_are_rejected_with_their_line(line: str, escape: str, tmp_path: Path) -> None:
+    text = GOOD + line.format(f"a{escape}b").replace("'", '"') + "\n"
+    (problem,) = error_of(tmp_path, text).problems
     assert problem.message.startswith("a text cannot contain")
     assert problem.location.endswith(f":{len(text.splitlines())}")
 
@@ -148,7 +148,7 @@ def test_container_settings_cannot_inject_docker_options(key: str, text: str) ->
         load("mi355x-tp8", overrides=[f"hardware.container.{key}=[{text}]"])
 
 
-# What a user may have meant and mistyped, of the keys and values that the tool looks at most.
+# Keys with the most checks, and values that users may mistype.
 KEYS = st.sampled_from(
     ["flags.device", "flags.max-total-tokens", "flags.mem-fraction-static", "env.A", "layout.tp", "layout.dp_attention",
      "server.port", "server.host", "model.weights_size", "model.moe", "hardware.container.ulimits.x",
@@ -204,7 +204,7 @@ def test_file_sections_never_cause_a_traceback(tmp_path: Path, section: str, tre
 
 
 def _flow(tree: object) -> str:
-    """The tree in flow style; texts as they are, quoted only where they would end the line."""
+    """Return the tree in YAML flow style, with texts unquoted."""
     if isinstance(tree, dict):
         return "{" + ", ".join(f"{_flow(key)}: {_flow(value)}" for key, value in tree.items()) + "}"
     if isinstance(tree, list):

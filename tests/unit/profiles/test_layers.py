@@ -1,4 +1,4 @@
-"""Layers: hardware, model, engine, profile, --set."""
+"""Merging of the layers hardware, model, engine, profile and `--set`."""
 
 import pytest
 
@@ -9,39 +9,39 @@ from orchestrator.profiles.layers import MergedProfile, Override, merge_layers, 
 HARDWARE = read_document("gpus: 8\nflags:\n  a: {value: 1, origin: recipe, source: x}\n  b: {value: 1}\n", "hw.yaml")
 MODEL = read_document("layers: 2\n", "model.yaml")
 ENGINE = "version: 0.5.14\n"
-DATED = "version: 1\nimage: x/sglang:v1\nimage_digest: sha256:1\naiter_commit: abc\nsource: a list\n"
+ENGINE_WITH_IMAGE = "version: 1\nimage: x/sglang:v1\nimage_digest: sha256:1\naiter_commit: abc\nsource: a list\n"
 
 
-def composed(profile: str, *overrides: str, engine: str = ENGINE) -> MergedProfile:
+def merge(profile: str, *overrides: str, engine: str = ENGINE) -> MergedProfile:
     layers = [read_document("hardware: hw\nmodel: m\nengine: e\n", "base.yaml"), read_document(profile, "p.yaml")]
-    given = [Override.parse(text) for text in overrides]
-    choices = select_entries(layers, given)
+    parsed = [Override.parse(text) for text in overrides]
+    choices = select_entries(layers, parsed)
     files = {"hardware": HARDWARE, "model": MODEL, "engine": read_document(engine, "engine.yaml")}
     return merge_layers(
         choices,
         parts={part: file for part, file in files.items() if choices[part].file},
         names={"hardware": "hw", "model": "m", "engine": "e"},
         profiles=layers,
-        overrides=given,
+        overrides=parsed,
     )
 
 
 def test_entry_facts_are_nested_and_flags_top_level() -> None:
-    result = composed("hardware: hw\nmodel: m\nengine: e\n")
+    result = merge("hardware: hw\nmodel: m\nengine: e\n")
     assert result.data["hardware"] == {"gpus": 8}
     assert result.location(("hardware", "gpus")) == "hw.yaml:1"
     assert result.location(("flags", "a")) == "hw.yaml:3"
 
 
 def test_setting_is_replaced_together_with_its_origin() -> None:
-    result = composed("flags:\n  a: {value: 2}\n")
+    result = merge("flags:\n  a: {value: 2}\n")
     assert result.data["flags"] == {"a": {"value": 2}, "b": {"value": 1}}
     assert result.location(("flags", "a", "value")) == "p.yaml:2"
 
 
 def test_null_removes_a_setting() -> None:
-    assert composed("flags: {a: null}\n").data["flags"] == {"b": {"value": 1}}
-    assert composed("flags: {}\n", "flags.a=null").data["flags"] == {"b": {"value": 1}}
+    assert merge("flags: {a: null}\n").data["flags"] == {"b": {"value": 1}}
+    assert merge("flags: {}\n", "flags.a=null").data["flags"] == {"b": {"value": 1}}
 
 
 @pytest.mark.parametrize(
@@ -50,8 +50,7 @@ def test_null_removes_a_setting() -> None:
     ids=["profile", "set"],
 )
 def test_null_among_the_flags_of_a_role_omits_a_shared_flag(profile: str, overrides: tuple[str, ...]) -> None:
-    """It was ignored: the role had the flag all the same."""
-    result = composed(profile, *overrides)
+    result = merge(profile, *overrides)
     assert result.data["layout"] == {"decode": {"flags": {"a": None}}}
     assert result.location(("layout", "decode", "flags", "a")) == (
         "--set layout.decode.flags.a" if overrides else "p.yaml:1"
@@ -59,7 +58,7 @@ def test_null_among_the_flags_of_a_role_omits_a_shared_flag(profile: str, overri
 
 
 def test_set_overrides_profile_with_user_origin() -> None:
-    result = composed("flags: {a: {value: 2}}\n", "flags.a=3", "engine.version=0.5.16", "list=[a, 2]")
+    result = merge("flags: {a: {value: 2}}\n", "flags.a=3", "engine.version=0.5.16", "list=[a, 2]")
     assert result.data["flags"] == {
         "a": {"value": 3, "origin": "user", "source": "--set flags.a"},
         "b": {"value": 1},
@@ -71,7 +70,7 @@ def test_set_overrides_profile_with_user_origin() -> None:
 
 def test_merging_does_not_modify_lower_layers() -> None:
     before = dict(HARDWARE.data)
-    composed("flags: {a: {value: 9}}\n", "hardware.gpus=1")
+    merge("flags: {a: {value: 9}}\n", "hardware.gpus=1")
     assert HARDWARE.data == before
     assert HARDWARE.data["gpus"] == 8
 
@@ -93,7 +92,7 @@ def test_missing_entries_are_reported_together() -> None:
 
 
 def test_profile_overrides_single_values_of_an_entry() -> None:
-    result = composed("engine:\n  use: e\n  version: 0.5.16\n  flags: {c: 1}\nflags: {a: 5}\n")
+    result = merge("engine:\n  use: e\n  version: 0.5.16\n  flags: {c: 1}\nflags: {a: 5}\n")
     assert result.data["engine"] == {"version": "0.5.16"}
     assert result.location(("engine", "version")) == "p.yaml:3"
     assert result.location(("flags", "c")) == "p.yaml:4"
@@ -101,7 +100,7 @@ def test_profile_overrides_single_values_of_an_entry() -> None:
 
 
 def test_values_without_use_override_inherited_entry() -> None:
-    result = composed("model: {layers: 3, moe: {experts: 4}}\n", "model.moe.experts=5")
+    result = merge("model: {layers: 3, moe: {experts: 4}}\n", "model.moe.experts=5")
     assert result.data["model"] == {"layers": 3, "moe": {"experts": 5}}
 
 
@@ -112,9 +111,8 @@ def test_entry_may_be_written_inside_profile() -> None:
 
 
 def test_new_entry_name_discards_earlier_values() -> None:
-    """What was said over one file is not said over another."""
-    assert composed("engine: {version: 2}\n", "engine=other").data["engine"] == {"version": "0.5.14"}
-    assert composed("engine: {version: 2}\n", "engine.use=other").data["engine"] == {"version": 2}
+    assert merge("engine: {version: 2}\n", "engine=other").data["engine"] == {"version": "0.5.14"}
+    assert merge("engine: {version: 2}\n", "engine.use=other").data["engine"] == {"version": 2}
 
 
 @pytest.mark.parametrize(
@@ -123,20 +121,20 @@ def test_new_entry_name_discards_earlier_values() -> None:
     ids=["set", "profile"],
 )
 def test_changed_image_discards_facts_of_old_image(profile: str, overrides: list[str]) -> None:
-    result = composed(profile, *overrides, engine=DATED)
+    result = merge(profile, *overrides, engine=ENGINE_WITH_IMAGE)
     assert result.data["engine"] == {"version": 1, "image": "z/sglang:v1", "source": "a list"}
     assert result.names["engine"] == "z/sglang:v1"
     assert result.location(("engine", "aiter_commit")) == result.location(("engine",))
 
 
 def test_facts_set_with_changed_image_are_kept() -> None:
-    result = composed("", "engine.image=z/sglang:v1", "engine.aiter_commit=abc", engine=DATED)
+    result = merge("", "engine.image=z/sglang:v1", "engine.aiter_commit=abc", engine=ENGINE_WITH_IMAGE)
     assert result.data["engine"] == {
         "version": 1,
         "image": "z/sglang:v1",
         "aiter_commit": "abc",
         "source": "a list",
     }
-    same = composed("", "engine.image=x/sglang:v1", engine=DATED)
+    same = merge("", "engine.image=x/sglang:v1", engine=ENGINE_WITH_IMAGE)
     assert same.names["engine"] == "e"
     assert "image_digest" in str(same.data["engine"])

@@ -1,4 +1,4 @@
-"""A key by its old name: the error names the new one."""
+"""Errors for old key names suggest the new names."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,23 +22,23 @@ FILES = (
 )  # fmt: skip
 
 
-def models(kind: object, seen: set[type[BaseModel]]) -> Iterator[type[BaseModel]]:
-    """A model and all models below it, each once."""
-    if isinstance(kind, type) and issubclass(kind, BaseModel) and kind not in seen:
-        seen.add(kind)
-        yield kind
-        for field in kind.model_fields.values():
+def models(annotation: object, seen: set[type[BaseModel]]) -> Iterator[type[BaseModel]]:
+    """Yield a model and all models in its fields, each once."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel) and annotation not in seen:
+        seen.add(annotation)
+        yield annotation
+        for field in annotation.model_fields.values():
             yield from models(field.annotation, seen)
-    for argument in getattr(kind, "__args__", ()):
+    for argument in getattr(annotation, "__args__", ()):
         yield from models(argument, seen)
 
 
-ALL = tuple(model for file in FILES for model in models(file, set()))
+ALL_MODELS = tuple(model for file in FILES for model in models(file, set()))
 
 
 @pytest.mark.parametrize(("old", "new"), RENAMED_KEYS.items(), ids=list(RENAMED_KEYS))
 def test_old_key_in_file_suggests_new_key(old: str, new: str) -> None:
-    owners = {model for model in ALL if new in model.model_fields and old not in model.model_fields}
+    owners = {model for model in ALL_MODELS if new in model.model_fields and old not in model.model_fields}
     assert owners, f"no file has a key `{new}`"
     for owner in owners:
         with pytest.raises(ValueError, match="Extra inputs") as caught:

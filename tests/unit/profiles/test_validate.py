@@ -1,4 +1,4 @@
-"""Faults of a profile, each at its file and line."""
+"""Problems of a profile, each with its file and line."""
 
 import os
 from pathlib import Path
@@ -18,15 +18,15 @@ layout: {tp: 1}
 """
 
 
-def faults(tmp_path: Path, text: str) -> dict[str, tuple[str, str]]:
+def problems_of(tmp_path: Path, text: str) -> dict[str, tuple[str, str]]:
     path = tmp_path / "mine.yaml"
     path.write_text(text)
     with pytest.raises(ProfileError) as caught:
         load(str(path))
-    found = {
+    problems = {
         problem.message: (problem.location.removeprefix(f"{path}:"), problem.hint) for problem in caught.value.problems
     }
-    return found or {caught.value.message: (caught.value.location.removeprefix(f"{path}:"), caught.value.hint)}
+    return problems or {caught.value.message: (caught.value.location.removeprefix(f"{path}:"), caught.value.hint)}
 
 
 def test_values_of_own_profile_have_user_origin(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_values_of_own_profile_have_user_origin(tmp_path: Path) -> None:
 
 
 def test_unknown_keys_suggest_closest_keys(tmp_path: Path) -> None:
-    assert faults(tmp_path, GOOD + "serve: {}\nserver: {prot: 1}\n") == {
+    assert problems_of(tmp_path, GOOD + "serve: {}\nserver: {prot: 1}\n") == {
         "unknown key `serve`": ("6", "did you mean `server`?"),
         "unknown key `server.prot`": ("7", "did you mean `port`?"),
     }
@@ -59,8 +59,8 @@ def test_unknown_key_does_not_hide_other_problems() -> None:
 
 
 def test_wrong_type_error_names_expected_type(tmp_path: Path) -> None:
-    found = faults(tmp_path, GOOD + "server:\n  port: http\n  host: 12\ntimeouts: 3\ndescription: [a]\n")
-    assert found == {
+    problems = problems_of(tmp_path, GOOD + "server:\n  port: http\n  host: 12\ntimeouts: 3\ndescription: [a]\n")
+    assert problems == {
         "`server.port` must be a whole number, found `http`": ("7", ""),
         "`server.host` must be text, found 12": ("8", ""),
         "`timeouts` must be a mapping, found 3": ("9", ""),
@@ -91,12 +91,12 @@ def test_unusable_value_is_rejected(setting: str, message: str) -> None:
 
 
 def test_missing_entry_is_reported(tmp_path: Path) -> None:
-    assert "`engine` must name a file, found nothing" in faults(tmp_path, GOOD.replace("engine:", "motor:"))
+    assert "`engine` must name a file, found nothing" in problems_of(tmp_path, GOOD.replace("engine:", "motor:"))
 
 
 def test_nonexistent_entries_are_reported_with_suggestions(tmp_path: Path) -> None:
     text = GOOD.replace("cpu\n", "cpo\n", 1).replace("tiny", "tyni")
-    assert faults(tmp_path, text) == {
+    assert problems_of(tmp_path, text) == {
         "no hardware `cpo` found": ("1", "did you mean `cpu`?"),
         "no model `tyni` found": ("2", "did you mean `tiny`?"),
     }
@@ -104,7 +104,7 @@ def test_nonexistent_entries_are_reported_with_suggestions(tmp_path: Path) -> No
 
 def test_published_value_without_source_is_rejected(tmp_path: Path) -> None:
     text = GOOD + "flags:\n  device: {value: cpu, origin: published}\n"
-    [(message, (line, _))] = faults(tmp_path, text).items()
+    [(message, (line, _))] = problems_of(tmp_path, text).items()
     assert "names its source" in message
     assert line == "7"
 
@@ -114,7 +114,7 @@ def test_decimal_and_binary_size_units_are_parsed() -> None:
     assert load("mi325x-tp8").plan.model.weight_bytes == 756 * 1000**3
 
 
-@pytest.mark.timeout(30)  # who opens a FIFO may wait for ever
+@pytest.mark.timeout(30)  # opening a FIFO may block forever
 @pytest.mark.parametrize("endless", ["fifo", "zero"])
 def test_endless_file_is_rejected(tmp_path: Path, endless: str) -> None:
     os.mkfifo(tmp_path / "fifo")

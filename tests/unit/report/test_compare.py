@@ -1,4 +1,4 @@
-"""What is measured beside what is published: agreement, marks, and figures that are absent."""
+"""Comparison of measured with published metrics: agreement, comparability issues and missing metrics."""
 
 from dataclasses import replace
 
@@ -56,9 +56,9 @@ def test_rows_are_matched_by_rate() -> None:
 
 
 def test_published_throughput_above_its_load_is_untestable() -> None:
-    """1,913 tok/s at 1.5 rps of 1,000 tokens: a steady state emits 1,500."""
-    found = {row.rate_rps: row.of(metrics.OUTPUT).agreement for row in compared(tp4dp2()).rows}
-    assert [rate for rate, agreement in found.items() if agreement is Agreement.UNTESTABLE] == [1.5]
+    """The published 1,913 tok/s exceed the 1,500 tok/s of a steady state at 1.5 rps with 1,000 output tokens."""
+    agreements = {row.rate_rps: row.of(metrics.OUTPUT).agreement for row in compared(tp4dp2()).rows}
+    assert [rate for rate, agreement in agreements.items() if agreement is Agreement.UNTESTABLE] == [1.5]
 
 
 @pytest.mark.parametrize(
@@ -74,12 +74,12 @@ def test_comparability_issue_prevents_every_agreement(kind: IssueKind) -> None:
     comparison = compared(marked(tp4dp2(), kind))
     assert not comparison.comparable
     assert [reason.kind for reason in comparison.reasons] == [kind.value]
-    found = {
+    agreements = {
         metric.agreement
         for row in comparison.rows
         for metric in (row.of(metrics.OUTPUT), row.of(metrics.BY_KEY["ttft_p50_s"]), row.of(metrics.TTFT_P95))
     }
-    assert found == {Agreement.NOT_COMPARABLE}
+    assert agreements == {Agreement.NOT_COMPARABLE}
 
 
 def test_result_of_another_workload_is_not_comparable() -> None:
@@ -93,12 +93,12 @@ def test_result_of_another_workload_is_not_comparable() -> None:
 def test_terminal_hides_published_rates_for_another_workload() -> None:
     result = tp4dp2()
     other = replace(result, run=replace(result.run, workload_name="smoke-tiny"))
-    shown = {
+    texts = {
         text: comparison_text(build_report((text_result,), published=PUBLISHED, prices=TCO))
         for text, text_result in (("same", result), ("other", other))
     }
-    assert "output tok/s per node  published  A" in shown["same"]
-    assert "output tok/s per node  A" in shown["other"]
+    assert "output tok/s per node  published  A" in texts["same"]
+    assert "output tok/s per node  A" in texts["other"]
 
 
 def test_result_of_other_or_unknown_hardware_is_not_comparable() -> None:
@@ -111,21 +111,21 @@ def test_result_of_other_or_unknown_hardware_is_not_comparable() -> None:
 
 
 def test_url_endpoint_is_compared_by_user_provided_hardware() -> None:
-    """B200: its layout was not published, its best stands beside the published figure of that system."""
-    named = ServerProvenance(gpu="b200", gpus=8, layout="TP8")
+    """No B200 layout is published, so the best result is compared with the published figure of that system."""
+    stated = ServerProvenance(gpu="b200", gpus=8, layout="TP8")
     base = b200()
-    result = replace(base, run=replace(base.run, provenance=named))
-    found = compared(result)
-    assert (found.label, found.comparable) == ("TP8 on 8×B200", True)
-    made = build_report((result,), published=PUBLISHED, prices=TCO)
-    [row] = [row for row in made.layouts if row.comparison == 0]
+    result = replace(base, run=replace(base.run, provenance=stated))
+    comparison = compared(result)
+    assert (comparison.label, comparison.comparable) == ("TP8 on 8×B200", True)
+    report = build_report((result,), published=PUBLISHED, prices=TCO)
+    [row] = [row for row in report.layouts if row.comparison == 0]
     assert row.change == pytest.approx(3.0 * 985 / 3192 - 1)
     unnamed = compared(replace(base, run=replace(base.run, provenance=ServerProvenance(gpus=8))))
     assert [reason.kind for reason in unnamed.reasons] == ["unknown-hardware"]
 
 
 def ablated(result: BenchResult, name: str) -> BenchResult:
-    """The same measurement of a server with something left out."""
+    """Return the result as that of a server without the feature `name`."""
     provenance = replace(result.run.provenance, name=f"{result.run.provenance.profile}-{name}")
     return replace(result, run=replace(result.run, provenance=provenance))
 
@@ -139,28 +139,28 @@ def test_ablation_is_compared_only_with_full_result() -> None:
     table_off = ablated(tp4dp2(), "table-off")
     table_off = replace(table_off, knee_rps=2.0)
     results = (single_stream(), without, tp4dp2(), table_off)
-    made = build_report(results, published=PUBLISHED, prices=TCO)
+    report = build_report(results, published=PUBLISHED, prices=TCO)
 
-    assert [one.comparable for one in made.comparisons] == [True, False, True, False]
-    assert made.comparisons[1].name == "TP8, mtp-off"
-    assert [reason.kind for reason in made.comparisons[1].reasons] == ["ablation"]
-    answers = {(row.name, row.metric): (row.without_feature, row.with_feature, row.ratio) for row in made.ablations}
-    assert answers == {
+    assert [comparison.comparable for comparison in report.comparisons] == [True, False, True, False]
+    assert report.comparisons[1].name == "TP8, mtp-off"
+    assert [reason.kind for reason in report.comparisons[1].reasons] == ["ablation"]
+    ablations = {(row.name, row.metric): (row.without_feature, row.with_feature, row.ratio) for row in report.ablations}
+    assert ablations == {
         ("mtp-off", "single stream, tok/s"): pytest.approx((70, 208, 208 / 70)),
         ("table-off", "knee, rps"): pytest.approx((2.0, 2.4, 1.2)),
         ("table-off", "knee, tok/s"): pytest.approx((1970, 2364, 1.2)),
     }
-    for text in (render_html(made), comparison_text(made)):
+    for text in (render_html(report), comparison_text(report)):
         assert "2.97" in text
         assert "close to 3×" in text
-    assert made.headline[0].startswith("2 of 4 results must not be compared")
+    assert report.headline[0].startswith("2 of 4 results must not be compared")
 
 
 def test_ablation_without_full_result_is_omitted() -> None:
     results = (ablated(single_stream(), "mtp-off"),)
-    made = build_report(results, published=PUBLISHED, prices=TCO)
-    assert made.ablations == ()
-    assert "Ablations" not in render_html(made)
+    report = build_report(results, published=PUBLISHED, prices=TCO)
+    assert report.ablations == ()
+    assert "Ablations" not in render_html(report)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_report_names_measured_checkpoint(model: str, kind: str) -> None:
     assert comparison.caveats == (f"the checkpoint is `{model}`, {kind}",)
     assert comparison.comparable
     assert comparison.knee_rps is not None
-    assert comparison.knee_rps.published == 2.4, "the published rates stand beside it all the same"
+    assert comparison.knee_rps.published == 2.4, "the published rates are still shown"
 
 
 def test_unpublished_layout_is_comparable_but_has_no_rates() -> None:
@@ -206,8 +206,8 @@ def test_invalid_energy_counts_as_not_measured() -> None:
     result = tp4dp2()
     energy = result.points[0].energy
     assert energy is not None
-    doubted = replace(result.points[0], energy=replace(energy, valid=False))
-    assert compared(replace(result, points=(doubted,))).rows[0].of(metrics.JOULES).measured is None
+    invalid = replace(result.points[0], energy=replace(energy, valid=False))
+    assert compared(replace(result, points=(invalid,))).rows[0].of(metrics.JOULES).measured is None
 
 
 def test_single_stream_speed_is_inverse_of_median_tpot() -> None:
@@ -218,7 +218,7 @@ def test_single_stream_speed_is_inverse_of_median_tpot() -> None:
 
 
 def test_token_price_is_computed_from_hourly_cost() -> None:
-    """8 GPUs at $1.48 for an hour that emits 2,626 tok/s."""
+    """8 GPUs at $1.48 per GPU-hour emit 2,626 tok/s."""
     assert metrics.usd_per_million_tokens(8 * 1.48, 2626) == pytest.approx(1.2525, abs=1e-4)
     assert metrics.usd_per_million_tokens(None, 2626) is None
     assert metrics.usd_per_million_tokens(11.84, None) is None

@@ -1,4 +1,4 @@
-"""`deploy diff`: two of whatever has a plan or figures, side by side."""
+"""`deploy diff`: profiles, runs and results side by side."""
 
 import json
 import os
@@ -26,12 +26,12 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path / "home")
 
 
-def between(home: Home, a: str, b: str) -> DiffOutput:
+def diff_of(home: Home, a: str, b: str) -> DiffOutput:
     return diff(resolve_side(a, home), resolve_side(b, home))
 
 
-def changes(found: DiffOutput) -> dict[str, tuple[str, str, str]]:
-    return {difference.key: (difference.area, difference.a, difference.b) for difference in found.differences}
+def changes(output: DiffOutput) -> dict[str, tuple[str, str, str]]:
+    return {difference.key: (difference.area, difference.a, difference.b) for difference in output.differences}
 
 
 def test_diff_of_runs_covers_every_area(home: Home) -> None:
@@ -42,9 +42,9 @@ def test_diff_of_runs_covers_every_area(home: Home) -> None:
         run.save("preflight.json", {"findings": [{"check": key, "value": text} for key, text in checks.items()]})
         run.save("image.json", {"id": f"sha256:{version}"})
         run.save("patches.json", {"patches": [{"id": "mtp", "state": state}]})
-    found = between(home, f"owl/{a.path.name}", b.path.name)
-    assert found.b.endswith("of `cpu-tiny --set flags.max-total-tokens=32768 --set server.port=2`")
-    assert changes(found) == {
+    output = diff_of(home, f"owl/{a.path.name}", b.path.name)
+    assert output.b.endswith("of `cpu-tiny --set flags.max-total-tokens=32768 --set server.port=2`")
+    assert changes(output) == {
         "flags.max-total-tokens": ("configuration", "65536", "32768"),
         "server.port": ("configuration", "30010", "2"),
         "image": ("image", "sha256:7.0", "sha256:7.2"),
@@ -55,33 +55,33 @@ def test_diff_of_runs_covers_every_area(home: Home) -> None:
         "outcome.smoke.failed": ("outcome", "", "1"),
         "outcome.smoke.passed": ("outcome", "2", "1"),
     }
-    assert found.unknown == ()
-    assert [difference.area for difference in found.differences] == [
+    assert output.unknown == ()
+    assert [difference.area for difference in output.differences] == [
         *("configuration", "configuration", "image", "image", "weights", "host", "outcome", "outcome", "outcome")
     ]
 
 
 def test_diff_of_profiles_names_origins_of_differences(home: Home) -> None:
-    found = between(home, "mi355x-tp4dp2", "mi355x-tp4dp2-current")
-    reasons = {key: (reason_.a, reason_.b) for reason_ in found.reasons for key in reason_.keys}
+    output = diff_of(home, "mi355x-tp4dp2", "mi355x-tp4dp2-current")
+    reasons = {key: (reason_.a, reason_.b) for reason_ in output.reasons for key in reason_.keys}
     was, now = reasons["flags.dsa-decode-backend"]
     assert (was.startswith("recipe: "), now.startswith("recipe: sglang #39106; 16 heads")) == (True, True)
     assert reasons["env.SGLANG_OPT_USE_TOPK_V2"][0] == ""
     assert "InferenceX #3117" in reasons["env.SGLANG_OPT_USE_TOPK_V2"][1]
     assert "sglang PR 40570" in reasons["engine.image"][1]
-    text = diff_text(found, width=120)
-    assert max(map(len, text.splitlines())) <= 160  # an image by its digest is not folded
+    text = diff_text(output, width=120)
+    assert max(map(len, text.splitlines())) <= 160  # an image digest is not wrapped
     assert "\n    B: recipe: sglang #39106; 16 heads a rank: 1.5 to 2.7 x as fast" in text
-    assert json.loads(json.dumps(OUTPUT.data(found)))["reasons"][0]["keys"]
+    assert json.loads(json.dumps(OUTPUT.data(output)))["reasons"][0]["keys"]
 
 
 def test_shared_reason_is_printed_once(home: Home) -> None:
     past_run(home, 1, "flags.max-total-tokens=32768")
-    found = between(home, "owl", "cpu-tiny")
-    [reason] = [reason_ for reason_ in found.reasons if "flags.max-total-tokens" in reason_.keys]
+    output = diff_of(home, "owl", "cpu-tiny")
+    [reason] = [reason_ for reason_ in output.reasons if "flags.max-total-tokens" in reason_.keys]
     assert reason.a.startswith("user")
     assert reason.b != reason.a
-    same = between(home, "mi355x-tp8", "mi355x-tp8-july")
+    same = diff_of(home, "mi355x-tp8", "mi355x-tp8-july")
     assert all(reason_.a or reason_.b for reason_ in same.reasons)
 
 
@@ -89,38 +89,38 @@ def test_checkpoint_verified_by_receipt_is_no_difference(home: Home) -> None:
     a, b = past_run(home, 1), past_run(home, 2)
     a.save("preflight.json", {"findings": [{"check": "checkpoint", "found": "1 shards"}]})
     b.save("preflight.json", {"findings": [{"check": "checkpoint", "found": "1 shards, as in its receipt"}]})
-    assert changes(between(home, str(a.path), str(b.path))) == {}
-    assert "no differences in what" in diff_text(between(home, str(a.path), str(b.path)))
+    assert changes(diff_of(home, str(a.path), str(b.path))) == {}
+    assert "no differences in what" in diff_text(diff_of(home, str(a.path), str(b.path)))
 
 
 def test_empty_value_missing_in_older_plan_is_no_difference(home: Home) -> None:
     a, b = past_run(home, 1), past_run(home, 2)
     a.save("plan.json", {key: value for key, value in a.read("plan.json").items() if key != "prebuilt_image"})
-    assert changes(between(home, str(a.path), str(b.path))) == {}
+    assert changes(diff_of(home, str(a.path), str(b.path))) == {}
 
 
 def test_diff_of_results_compares_metrics(home: Home, tmp_path: Path) -> None:
     save(tp4dp2(), tmp_path / "a")
     save(tp8(), tmp_path / "b")
-    found = between(home, str(tmp_path / "a"), str(tmp_path / "b" / "result.json"))
-    assert changes(found)["layout.tp"] == ("configuration", "4", "8")
-    rows = {(row.metric, row.load): (row.a, row.b, row.change) for row in found.metrics}
+    output = diff_of(home, str(tmp_path / "a"), str(tmp_path / "b" / "result.json"))
+    assert changes(output)["layout.tp"] == ("configuration", "4", "8")
+    rows = {(row.metric, row.load): (row.a, row.b, row.change) for row in output.metrics}
     assert rows["TTFT p50 s", "0.5 rps"] == ("0.58", "0.49", "−16 %")
     assert rows["TTFT p50 s", "2.4 rps"] == ("0.84", "-", "")
-    assert "One run each: the noise is unknown." in diff_text(found)
-    assert json.loads(json.dumps(OUTPUT.data(found)))["metrics"][0]["workload"] == "wafer-20k-1k"
+    assert "One run each: the noise is unknown." in diff_text(output)
+    assert json.loads(json.dumps(OUTPUT.data(output)))["metrics"][0]["workload"] == "wafer-20k-1k"
 
 
 def test_diff_and_compare_agree_on_noise(home: Home, tmp_path: Path) -> None:
-    """Also with another seed of the prompts, which is no other load."""
+    """Another seed of the prompts does not make another load."""
     other = tp8()
     seeded = replace(other.run, workload={**other.run.workload, "seed": 7}, started_at="2026-07-02T00:00:00Z")
     files = [save(result, tmp_path / name) for name, result in (("a", tp8()), ("b", replace(other, run=seeded)))]
-    found = between(home, *map(str, files))
-    [sentence] = [line for line in diff_text(found).splitlines() if "noise" in line]
+    output = diff_of(home, *map(str, files))
+    [sentence] = [line for line in diff_text(output).splitlines() if "noise" in line]
     assert sentence.startswith("Both have the same configuration")
     assert sentence in comparison_text(make_report(files, published="none", prices=())).splitlines()
-    assert found.same_configuration
+    assert output.same_configuration
 
 
 def test_runs_are_compared_by_latest_shared_measurements(home: Home, tmp_path: Path) -> None:
@@ -136,18 +136,18 @@ def test_runs_are_compared_by_latest_shared_measurements(home: Home, tmp_path: P
     measure(a, "2026-07-01T02:00:00Z", "x", "late")
     measure(b, "2026-07-02T01:00:00Z", "x", "other")
     measure(b, "2026-07-02T01:00:00Z", "y", "alone")
-    found = between(home, str(a.path), str(b.path))
-    assert {row.workload for row in found.metrics} == {"x"}
-    assert [row.a for row in found.metrics if row.metric == "TTFT p50 s"] == ["0.49", "-", "-", "-"]
-    found = between(home, str(a.path), "cpu-tiny")
-    assert "B has no measurement" in found.unknown
+    output = diff_of(home, str(a.path), str(b.path))
+    assert {row.workload for row in output.metrics} == {"x"}
+    assert [row.a for row in output.metrics if row.metric == "TTFT p50 s"] == ["0.49", "-", "-", "-"]
+    output = diff_of(home, str(a.path), "cpu-tiny")
+    assert "B has no measurement" in output.unknown
 
 
 def test_facts_known_on_one_side_are_unknown_not_different(home: Home) -> None:
     past_run(home, 1, "server.port=2")
-    found = between(home, "cpu-tiny", "owl")
-    assert changes(found) == {"server.port": ("configuration", "30010", "2")}
-    assert found.unknown == ("A has no record of its host", "A has no record of its outcome")
+    output = diff_of(home, "cpu-tiny", "owl")
+    assert changes(output) == {"server.port": ("configuration", "30010", "2")}
+    assert output.unknown == ("A has no record of its host", "A has no record of its outcome")
 
 
 def test_result_without_plan_is_compared_by_known_facts(home: Home, tmp_path: Path) -> None:
@@ -155,26 +155,25 @@ def test_result_without_plan_is_compared_by_known_facts(home: Home, tmp_path: Pa
     bare = replace(result.run.provenance, plan=None, plan_digest=None, patch_receipt=None, host=None)
     save(replace(result, run=replace(result.run, provenance=bare)), tmp_path / "a")
     save(result, tmp_path / "b")
-    found = between(home, str(tmp_path / "a"), str(tmp_path / "b"))
-    assert not [key for key in changes(found) if key.startswith(("layout", "flags"))]
-    assert "A has no record of its plan" in found.unknown
+    output = diff_of(home, str(tmp_path / "a"), str(tmp_path / "b"))
+    assert not [key for key in changes(output) if key.startswith(("layout", "flags"))]
+    assert "A has no record of its plan" in output.unknown
 
 
 def test_up_and_diff_report_same_differences(home: Home) -> None:
-    """There was a second way from two plans to what differs."""
     a, b = past_run(home, 1), past_run(home, 2, "flags.max-total-tokens=32768")
-    refused = render_diff(a.read("plan.json"), b.read("plan.json")).splitlines()
+    up_lines = render_diff(a.read("plan.json"), b.read("plan.json")).splitlines()
     [difference] = [
-        difference for difference in between(home, str(a.path), str(b.path)).differences if difference.area != "outcome"
+        difference for difference in diff_of(home, str(a.path), str(b.path)).differences if difference.area != "outcome"
     ]
-    assert refused == [f"- {difference.key}: {difference.a}", f"+ {difference.key}: {difference.b}"]
+    assert up_lines == [f"- {difference.key}: {difference.a}", f"+ {difference.key}: {difference.b}"]
 
 
 def test_questions_are_identified_by_index() -> None:
-    """All of a model's questions had the key `None`, and the last one stood for all."""
-    asked = [{"question": "a", "answer": "1"}, {"question": "b", "answer": "2"}]
-    found = render_diff({"questions": asked}, {"questions": [{**asked[0], "answer": "3"}, asked[1]]})
-    assert found == "- questions.1.answer: 1\n+ questions.1.answer: 3"
+    """All questions of a model once had the key `None`, so only the last one was compared."""
+    questions = [{"question": "a", "answer": "1"}, {"question": "b", "answer": "2"}]
+    output = render_diff({"questions": questions}, {"questions": [{**questions[0], "answer": "3"}, questions[1]]})
+    assert output == "- questions.1.answer: 1\n+ questions.1.answer: 3"
 
 
 def test_unknown_diff_side_is_rejected_with_hint(home: Home) -> None:

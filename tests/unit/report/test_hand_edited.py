@@ -1,4 +1,4 @@
-"""Results that somebody has edited: refused by file and key, or reported; and texts of others stay texts."""
+"""Edited results are rejected with file and key, or reported; hostile texts in them stay text."""
 
 import json
 import os
@@ -43,22 +43,22 @@ UNEXPECTED = (
 DATA = json.loads(tp4dp2().to_json())
 
 
-def paths(data: object, at: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """Every key and index in a document."""
+def paths(data: object, prefix: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Yield the path of every key and index in a document."""
     for key, value in data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ():
-        yield (*at, key)
-        yield from paths(value, (*at, key))
+        yield (*prefix, key)
+        yield from paths(value, (*prefix, key))
 
 
 def changed(keys: tuple[str | int, ...], value: object, *, missing: bool = False) -> str:
     data = json.loads(json.dumps(DATA))
-    inside = data
+    parent = data
     for step in keys[:-1]:
-        inside = inside[step]
+        parent = parent[step]
     if missing:
-        del inside[keys[-1]]
+        del parent[keys[-1]]
     else:
-        inside[keys[-1]] = value
+        parent[keys[-1]] = value
     return json.dumps(data)
 
 
@@ -67,13 +67,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("results")
 
 
-def reported(folder: Path, text: str) -> str:
+def report_html(folder: Path, text: str) -> str:
     file = folder / "result.json"
     file.write_text(text)
-    made = make_report([file], published="wafer-glm52", prices=())
-    render_json(made)
-    comparison_text(made)
-    return render_html(made)
+    report = make_report([file], published="wafer-glm52", prices=())
+    render_json(report)
+    comparison_text(report)
+    return render_html(report)
 
 
 @settings(max_examples=60, derandomize=True)
@@ -82,7 +82,7 @@ def test_edited_result_is_reported_or_rejected(
     folder: Path, keys: tuple[str | int, ...], replacement: object, missing: bool
 ) -> None:
     with suppress(BenchError):
-        reported(folder, changed(keys, replacement, missing=missing))
+        report_html(folder, changed(keys, replacement, missing=missing))
 
 
 @pytest.mark.parametrize("replacement", [0, 5e-324, 1e15])
@@ -96,7 +96,7 @@ def test_edited_result_is_reported_or_rejected(
     ],
 )
 def test_extreme_values_are_drawn(folder: Path, keys: tuple[str | int, ...], replacement: float) -> None:
-    assert "MI355X" in reported(folder, changed(keys, replacement))
+    assert "MI355X" in report_html(folder, changed(keys, replacement))
 
 
 @pytest.mark.parametrize(
@@ -157,34 +157,34 @@ def hostile(keys: tuple[str | int, ...]) -> str:
 
 @pytest.mark.parametrize("published", ["none", "wafer-glm52"])
 def test_hostile_text_is_escaped_in_html(published: str, tmp_path: Path) -> None:
-    """Each in a result of its own, all on one page, and two directories with such a name."""
-    keys_found = [
+    """Every text is in its own result, and the directories have hostile names too; one page shows all."""
+    text_keys = [
         *TEXTS,
         ("run", "provenance", "plan", "flags", 0, "name"),
         ("run", "provenance", "plan", "flags", 0, "value"),
     ]
     files = []
-    for index, keys in enumerate(keys_found):
+    for index, keys in enumerate(text_keys):
         files.append(tmp_path / f"<script>{index}" / "result.json")
         files[-1].parent.mkdir()
         files[-1].write_text(hostile(keys))
     page = render_html(make_report(files, published=published, prices=()))
 
     assert "<script" not in page.lower()
-    assert page.lower().count("&lt;script&gt;") > len(keys_found)
+    assert page.lower().count("&lt;script&gt;") > len(text_keys)
 
 
 @pytest.mark.parametrize("keys", TEXTS, ids=lambda keys: keys[-1])
 def test_report_contains_no_control_or_bidi_characters(keys: tuple[str | int, ...], tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     path.write_text(hostile(keys).replace(json.dumps(HOSTILE)[1:-1], json.dumps(CONTROLS)[1:-1]))
-    made = make_report([path], published="none", prices=())
-    text = render_html(made)
+    report = make_report([path], published="none", prices=())
+    text = render_html(report)
     assert first_control_char(text, lines=True) is None
     assert ("txet" in text) == (keys[-1] not in {"name", "gpu"})
 
 
 def test_malformed_plan_layout_is_ignored(tmp_path: Path) -> None:
     for layout in ({}, {"tp": "x"}, [], "tp8", {"tp": 1}):
-        assert "mi355x-tp4dp2" in reported(tmp_path, changed(("run", "provenance", "plan", "layout"), layout))
+        assert "mi355x-tp4dp2" in report_html(tmp_path, changed(("run", "provenance", "plan", "layout"), layout))
     assert load_result(save(tp4dp2(), tmp_path)).points

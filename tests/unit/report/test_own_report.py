@@ -1,4 +1,4 @@
-"""A report about one's own server: nothing published in it that is not of the same kind, and its own limits."""
+"""A report about the user's own server: its limits, and published results only for matching runs."""
 
 import json
 import re
@@ -21,7 +21,7 @@ WORKLOAD = {"input_tokens": 800, "output_tokens": 64, "cache_hit_rate": 0.5, "sl
 
 
 def own(*rates: float, sustained: int | None = None) -> BenchResult:
-    """A measurement of a workload of one's own on one GPU; the first so many rates are sustained, by default all."""
+    """Return a result of the user's own workload; the first `sustained` rates are sustained, by default all."""
     result = tp4dp2()
     sustained_rates = len(rates) if sustained is None else sustained
     points = tuple(point(rate, 0.2, 0.4, sustained=index < sustained_rates) for index, rate in enumerate(rates))
@@ -35,7 +35,7 @@ def own(*rates: float, sustained: int | None = None) -> BenchResult:
     return replace(result, run=run, points=points, knee_rps=rates[sustained_rates - 1] if sustained_rates else None)
 
 
-def made(tmp_path: Path, *results: BenchResult, published: str | None = None) -> Report:
+def report_of(tmp_path: Path, *results: BenchResult, published: str | None = None) -> Report:
     for index, result in enumerate(results):
         save(result, tmp_path / str(index))
     files = [tmp_path / str(index) / "result.json" for index in range(len(results))]
@@ -47,7 +47,7 @@ def texts(report: Report) -> tuple[str, str]:
 
 
 def test_report_describes_only_measured_server(tmp_path: Path) -> None:
-    report = made(tmp_path, own(1.0, 2.0, 4.0, sustained=2))
+    report = report_of(tmp_path, own(1.0, 2.0, 4.0, sustained=2))
 
     assert report.published is None
     assert report.title == "owl on 1×L40S"
@@ -61,7 +61,7 @@ def test_report_describes_only_measured_server(tmp_path: Path) -> None:
 
 
 def test_plot_limit_comes_from_workload_slo(tmp_path: Path) -> None:
-    report = made(tmp_path, own(1.0))
+    report = report_of(tmp_path, own(1.0))
 
     assert "sustains at least 1 request a second" in report.headline[0]
     assert [limit.value for chart in line_charts(report) for limit in chart.limits] == [1.0]
@@ -72,17 +72,17 @@ def test_plot_limit_comes_from_workload_slo(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("sustained", "terminal"), [(3, "at least 4 rps"), (2, "2 rps")])
 def test_unreached_knee_is_a_lower_bound(tmp_path: Path, sustained: int, terminal: str) -> None:
     result = own(1.0, 2.0, 4.0, sustained=sustained)
-    report = made(tmp_path, result)
-    shown, page = texts(report)
+    report = report_of(tmp_path, result)
+    terminal_text, page = texts(report)
 
-    assert f"knee: {terminal}" in shown
+    assert f"knee: {terminal}" in terminal_text
     assert f"knee: {terminal}" in result_text(result)
     assert ("at least 4 requests a second, the highest measured" in report.headline[0]) == (sustained == 3)
     assert ("≥ 4 rps" in page) == (sustained == 3)
 
 
-def test_report_without_sustained_rate_says_so(tmp_path: Path) -> None:
-    report = made(tmp_path, own(1.0, sustained=0))
+def test_report_states_that_no_rate_is_sustained(tmp_path: Path) -> None:
+    report = report_of(tmp_path, own(1.0, sustained=0))
 
     assert report.headline == ("TP1 on 1×L40S, owl-burst: no sustained rate found.",)
     assert "knee: none found" in result_text(own(1.0, sustained=0))
@@ -97,13 +97,13 @@ def test_rate_with_too_few_requests_is_not_judged(tmp_path: Path) -> None:
         not_sustained_because=("14 of 24 requests counted, 20 needed: send at least 40",),
     )
 
-    report = made(tmp_path, replace(result, points=(few,), knee_rps=None))
-    shown, page = texts(report)
+    report = report_of(tmp_path, replace(result, points=(few,), knee_rps=None))
+    terminal_text, page = texts(report)
 
     reason = "14 of 24 requests counted, 20 needed: send at least 40"
     assert f"1 rps was not judged: {reason}" in page
     assert report.headline == (f"TP1 on 1×L40S, owl-burst: not judged: {reason}.",)
-    assert "knee: not judged at 1 rps" in shown
+    assert "knee: not judged at 1 rps" in terminal_text
     first = page.partition('<section id="ran">')[0]
     assert f'<span class="absent">not found</span><small>not judged: {reason}</small>' in first
     assert "knee: not judged at 1 rps; measure longer" in result_text(replace(result, points=(few,), knee_rps=None))
@@ -111,31 +111,31 @@ def test_rate_with_too_few_requests_is_not_judged(tmp_path: Path) -> None:
 
 def test_changed_workload_matters_only_against_published_results(tmp_path: Path) -> None:
     changed = marked(own(1.0), IssueKind.CHANGED_WORKLOAD)
-    assert "NOT COMPARABLE" not in comparison_text(made(tmp_path, changed))
-    beside = made(tmp_path / "beside", changed, published="wafer-glm52")
-    assert "changed-workload" in {reason.kind for reason in beside.comparisons[0].reasons}
+    assert "NOT COMPARABLE" not in comparison_text(report_of(tmp_path, changed))
+    compared = report_of(tmp_path / "compared", changed, published="wafer-glm52")
+    assert "changed-workload" in {reason.kind for reason in compared.comparisons[0].reasons}
 
 
 def test_published_results_appear_only_for_matching_runs(tmp_path: Path) -> None:
-    for name, result, wanted in (
+    for name, result, publication in (
         ("same", tp4dp2(), "wafer-glm52"),
         ("marked", marked(tp8(), IssueKind.KERNEL_MISS), "wafer-glm52"),
         ("single", single_stream(), "wafer-glm52"),
         ("own", own(1.0), None),
     ):
-        report = made(tmp_path / name, result)
-        assert (report.published.name if report.published else None) == wanted, name
-    assert made(tmp_path / "none", tp4dp2(), published="none").published is None
-    asked = made(tmp_path / "asked", own(1.0), published="wafer-glm52")
-    assert asked.published is not None
-    assert [reason.kind for reason in asked.comparisons[0].reasons] == ["another-workload", "another-machine"]
-    assert asked.title == "owl on 1×L40S"
-    assert asked.headline[0] == "The result must not be compared with the publication."
-    assert asked.headline[1].startswith("TP1 on 1×L40S, owl-burst: sustains at least 1 request a second")
+        report = report_of(tmp_path / name, result)
+        assert (report.published.name if report.published else None) == publication, name
+    assert report_of(tmp_path / "none", tp4dp2(), published="none").published is None
+    requested = report_of(tmp_path / "requested", own(1.0), published="wafer-glm52")
+    assert requested.published is not None
+    assert [reason.kind for reason in requested.comparisons[0].reasons] == ["another-workload", "another-machine"]
+    assert requested.title == "owl on 1×L40S"
+    assert requested.headline[0] == "The result must not be compared with the publication."
+    assert requested.headline[1].startswith("TP1 on 1×L40S, owl-burst: sustains at least 1 request a second")
 
 
 def test_comparability_issues_are_prominent_without_published_results(tmp_path: Path) -> None:
-    report = made(tmp_path, marked(own(1.0), IssueKind.SIMULATED_ACCEPTANCE))
+    report = report_of(tmp_path, marked(own(1.0), IssueKind.SIMULATED_ACCEPTANCE))
 
     assert "NOT COMPARABLE" in comparison_text(report)
     assert "cannot be compared with other measurements" in render_html(report)
@@ -143,30 +143,30 @@ def test_comparability_issues_are_prominent_without_published_results(tmp_path: 
 
 def test_simulated_and_real_acceptance_cannot_be_mixed(tmp_path: Path) -> None:
     simulated = marked(own(1.0), IssueKind.SIMULATED_ACCEPTANCE)
-    made(tmp_path, simulated, simulated)
-    with pytest.raises(UsageError, match="simulated acceptance") as refused:
-        made(tmp_path, own(1.0), simulated)
-    assert refused.value.location
+    report_of(tmp_path, simulated, simulated)
+    with pytest.raises(UsageError, match="simulated acceptance") as caught:
+        report_of(tmp_path, own(1.0), simulated)
+    assert caught.value.location
 
 
 def test_differences_between_runs_form_a_table(tmp_path: Path) -> None:
     one, two = own(1.0), own(1.0)
     plan = {"layout": {"tp": 1, "dp": 1}, "flags": [{"name": "mem-fraction-static", "values": ["0.85"]}]}
     two = replace(two, run=replace(two.run, provenance=replace(two.run.provenance, plan=plan)))
-    report = made(tmp_path, one, two)
+    report = report_of(tmp_path, one, two)
 
     assert [(difference.key, difference.values) for difference in report.differences] == [
         ("flags.mem-fraction-static", ("", "0.85"))
     ]
-    shown, page = texts(report)
-    assert "flags.mem-fraction-static     0.85" in shown
+    terminal_text, page = texts(report)
+    assert "flags.mem-fraction-static     0.85" in terminal_text
     assert '<th scope="row">flags.mem-fraction-static</th>' in page
-    assert made(tmp_path / "same", one, one).differences == ()
+    assert report_of(tmp_path / "same", one, one).differences == ()
 
 
 def test_unmeasured_metrics_have_no_column_or_plot(tmp_path: Path) -> None:
     bare = own(1.0)
-    report = made(tmp_path, replace(bare, run=replace(bare.run, price=None)))
+    report = report_of(tmp_path, replace(bare, run=replace(bare.run, price=None)))
     page = render_html(report)
 
     assert "<small>per output tok</small>" not in page
@@ -176,38 +176,40 @@ def test_unmeasured_metrics_have_no_column_or_plot(tmp_path: Path) -> None:
 
 
 def test_report_without_publication_is_valid_json(tmp_path: Path) -> None:
-    assert "published" not in json.loads(render_json(made(tmp_path, own(1.0))))
+    assert "published" not in json.loads(render_json(report_of(tmp_path, own(1.0))))
 
 
 def test_report_shows_every_percentile(tmp_path: Path) -> None:
     """TTFT 0.2 / 0.4 s, E2E 9.2 / 11.4 s, TPOT 9 / 11 ms at p50 / p95; p99 is 1.1 times p95 in these samples."""
-    page = render_html(made(tmp_path, own(1.0)))
+    page = render_html(report_of(tmp_path, own(1.0)))
 
-    wanted = ("TTFT", "0.20", "0.40", "0.44"), ("TPOT", "9", "11", "12.1"), ("E2E", "9.20", "11.40", "12.54")
-    for name, *values in wanted:
-        assert all(f'<th scope="col">{name} {which}<small>' in page for which in ("p50", "p95", "p99"))
+    expected = ("TTFT", "0.20", "0.40", "0.44"), ("TPOT", "9", "11", "12.1"), ("E2E", "9.20", "11.40", "12.54")
+    for name, *values in expected:
+        assert all(f'<th scope="col">{name} {percentile}<small>' in page for percentile in ("p50", "p95", "p99"))
         assert re.search(r"\s*</td>\s*".join(f"<td>{value}" for value in values), page)
     assert "<dt>Tok/s per user</dt><dd>111</dd>" in page
 
 
 def test_summary_cards_exist_only_for_measured_values(tmp_path: Path) -> None:
-    """Neither drafts, nor energy, nor a price: no card says `not measured`."""
+    """Without drafts, energy and price no card shows `not measured`."""
     result = own(1.0)
     bare = replace(result.points[0], server=None, energy=None)
-    page = render_html(made(tmp_path, replace(result, points=(bare,))))
+    page = render_html(report_of(tmp_path, replace(result, points=(bare,))))
     head = page[page.index('<dl class="key"') : page.index("</dl>")]
 
     assert [card.partition("</dt>")[0] for card in head.split("<dt>")[1:]] == [
         "Knee", "Output tok/s per node", "Tok/s per user", "TTFT p95", "E2E p95", "From cache"
     ]  # fmt: skip
     assert ">not measured<" not in page
-    whole = render_html(made(tmp_path / "whole", replace(result, points=(point(1.0, 0.2, 0.4, joules=2.0),))))
-    assert "<dt>Accepted tokens a step</dt><dd>3.4</dd>" in whole
-    assert "<dt>J per output tok</dt><dd>2</dd>" in whole
+    complete = render_html(
+        report_of(tmp_path / "complete", replace(result, points=(point(1.0, 0.2, 0.4, joules=2.0),)))
+    )
+    assert "<dt>Accepted tokens a step</dt><dd>3.4</dd>" in complete
+    assert "<dt>J per output tok</dt><dd>2</dd>" in complete
 
 
 def test_frontier_plots_throughput_against_user_speed(tmp_path: Path) -> None:
-    chart = line_charts(made(tmp_path, own(1.0, 2.0)))[0]
+    chart = line_charts(report_of(tmp_path, own(1.0, 2.0)))[0]
 
     assert (chart.id, chart.y_label) == ("frontier", "output tokens per second of a GPU")
     assert [line.points for line in chart.lines] == [
@@ -221,14 +223,14 @@ def test_node_throughput_is_plotted_without_gpu_count(tmp_path: Path) -> None:
     window = result.points[0].window
     assert window is not None
     bare = replace(result.points[0], window=replace(window, output_tok_per_s_per_gpu=None))
-    chart = line_charts(made(tmp_path, replace(result, points=(bare,))))[0]
+    chart = line_charts(report_of(tmp_path, replace(result, points=(bare,))))[0]
 
     assert chart.y_label == "output tokens per second of the node"
     assert chart.lines[0].points[0][1] == pytest.approx(985)
 
 
 def test_every_plot_has_a_caption(tmp_path: Path) -> None:
-    report = made(tmp_path, own(1.0, 2.0))
+    report = report_of(tmp_path, own(1.0, 2.0))
     page = render_html(report)
     drawn = [chart for chart in line_charts(report) if chart.lines]
 
@@ -245,16 +247,16 @@ def test_errors_are_listed_by_kind_and_rate(tmp_path: Path) -> None:
         FailureCount(kind="http-503", count=1, example="<b>no room</b>"),
     )
     points = (result.points[0], replace(result.points[1], failures=kinds, succeeded=196))
-    page = render_html(made(tmp_path, replace(result, points=points)))
+    page = render_html(report_of(tmp_path, replace(result, points=points)))
 
     table = page[page.index("Errors by kind") :]
     assert re.search(r"<th scope=.row.>timeout</th><td>0</td><td>3</td><td[^>]*>no complete response", table)
     assert "&lt;b&gt;no room" in table
-    assert "None of 200 requests failed." in render_html(made(tmp_path / "well", own(1.0)))
+    assert "None of 200 requests failed." in render_html(report_of(tmp_path / "well", own(1.0)))
 
 
 def test_closed_load_is_reported_by_concurrency(tmp_path: Path) -> None:
-    """A closed load has no rate and no knee; it used to have no figure either."""
+    """A closed load has no rate and no knee; the report once showed no metric of it."""
     result = own(1.0)
     closed = replace(
         result.points[0],
@@ -265,10 +267,10 @@ def test_closed_load_is_reported_by_concurrency(tmp_path: Path) -> None:
         window=None,
         sustained=None,
     )
-    report = made(tmp_path, replace(result, points=(closed,), knee_rps=None))
-    shown, page = texts(report)
+    report = report_of(tmp_path, replace(result, points=(closed,), knee_rps=None))
+    terminal_text, page = texts(report)
 
-    assert re.search(r"output tok/s per node +A\n8 at a time +788\n", shown)
+    assert re.search(r"output tok/s per node +A\n8 at a time +788\n", terminal_text)
     assert '<th scope="row">8</th>' in page
     assert report.headline == ("TP1 on 1×L40S, owl-burst: 788 output tok/s per node, 8 at a time.",)
 
@@ -277,8 +279,8 @@ def test_configuration_section_precedes_plots(tmp_path: Path) -> None:
     result = own(1.0)
     plan = {**(result.run.provenance.plan or {}), "flags": [{"name": "enable-metrics", "values": []}]}
     location = replace(result.run.provenance, plan=plan)
-    page = render_html(made(tmp_path, replace(result, run=replace(result.run, provenance=location))))
-    ran = page[page.index('id="ran"') : page.index('id="plots"')]
+    page = render_html(report_of(tmp_path, replace(result, run=replace(result.run, provenance=location))))
+    section = page[page.index('id="ran"') : page.index('id="plots"')]
 
     for fact in ("owl", "sglang 0.5.14", "1×L40S", "enable-metrics", "800 tokens in, 64 out", "200 at 1"):
-        assert fact in ran
+        assert fact in section

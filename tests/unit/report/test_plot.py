@@ -1,4 +1,4 @@
-"""Plots: ticks, scales, labels that do not touch, and markup that holds every point."""
+"""Plots: ticks, scales, label distances, and markup of every point."""
 
 import re
 from dataclasses import replace
@@ -67,7 +67,7 @@ def test_every_point_is_drawn_inside_the_plot(log: bool) -> None:
     root = svg(line_chart(chart(log=log)))
     series = [group for group in root.iter("g") if group.get("class", "").startswith("series")]
     marks = [[mark for mark in group.iter() if mark.get("class") == "mark"] for group in series]
-    assert [len(found) for found in marks] == [0, 0, 2, 3]
+    assert [len(group_marks) for group_marks in marks] == [0, 0, 2, 3]
     numbers = [float(n) for path in root.iter("path") for n in re.findall(r"-?\d+\.?\d*", path.get("d", ""))]
     assert all(0 <= number <= 440 for number in numbers)
 
@@ -103,7 +103,7 @@ def test_tags_do_not_overlap_edge_labels() -> None:
 
 
 def test_points_have_accessible_tooltips() -> None:
-    """Hover and focus are CSS; the text stands in the page, and a screen reader has it as the name of the point."""
+    """Tooltips use only CSS: the text is in the page, and is the accessible name of the point."""
     root = svg(line_chart(chart()))
     spots = [group for group in root.iter("g") if group.get("class") == "spot"]
     labels = [spot.get("aria-label") for spot in spots]
@@ -112,7 +112,7 @@ def test_points_have_accessible_tooltips() -> None:
     assert [spot.get("tabindex") for spot in spots] == ["0"] * 5
     assert [text.text for spot in spots for text in spot.iter("text")] == labels
     last = next(spots[-1].iter("text"))
-    assert float(str(last.get("x"))) + 7.4 * len(str(last.text)) <= plot.WIDTH  # it ends inside the drawing
+    assert float(str(last.get("x"))) + 7.4 * len(str(last.text)) <= plot.WIDTH  # the text ends inside the plot
 
 
 def test_long_tooltip_stays_inside_the_plot() -> None:

@@ -12,10 +12,10 @@ from orchestrator.report.write import make_report
 
 
 def test_node_power_is_set_per_gpu_type(tmp_path: Path) -> None:
-    """2,364 output tok/s at the knee of 13.5 kW are 0.175 a watt."""
+    """2,364 output tok/s at the knee and 13.5 kW are 0.175 tok/s per watt."""
     result = tp4dp2()
     b200 = replace(result, run=replace(result.run, provenance=replace(result.run.provenance, gpu="b200")))
-    files = [save(result_, tmp_path / name) for name, result_ in (("a", result), ("b", b200))]
+    files = [save(sample, tmp_path / name) for name, sample in (("a", result), ("b", b200))]
     watts = {"mi355x": 13_500.0, "": 12_000.0}
     assert make_report(files, published="none", prices=(), watts=watts).price_notes[-2:] == (
         "a (TP4×DP2 on 8×MI355X): 0.175 output tok/s per watt of the node at the knee (13500 W, given)",
@@ -34,8 +34,8 @@ def test_node_power_is_in_the_report(tmp_path: Path) -> None:
 def test_knee_without_throughput_has_no_power_note(tmp_path: Path) -> None:
     bare = tuple(replace(point, window=None) for point in tp4dp2().points)
     file = save(replace(tp4dp2(), points=bare), tmp_path / "one")
-    made = make_report([file], published=None, prices=(), watts={"": 10_000})
-    assert not any("watt of the node" in note for note in made.price_notes)
+    report = make_report([file], published=None, prices=(), watts={"": 10_000})
+    assert not any("watt of the node" in note for note in report.price_notes)
 
 
 def test_published_price_claims_are_computed_with_inputs(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The renderings of one report."""
+"""HTML, terminal and JSON renderings of a report."""
 
 import json
 import re
@@ -30,26 +30,26 @@ def report(*results: BenchResult, evals: tuple[tuple[EvalResult | None, EvalResu
     )
 
 
-def chart(made: Report, name: str) -> Chart:
-    return next(chart for chart in line_charts(made) if chart.id == name)
+def chart(built: Report, name: str) -> Chart:
+    return next(chart for chart in line_charts(built) if chart.id == name)
 
 
 class _Links(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.links: list[str] = []
         self.tags: set[str] = set()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.add(tag)
-        self.found += [value or "" for name, value in attrs if name in {"src", "href", "srcset", "action", "poster"}]
+        self.links += [value or "" for name, value in attrs if name in {"src", "href", "srcset", "action", "poster"}]
 
 
 def test_html_loads_no_resources_and_has_no_scripts() -> None:
     page = render_html(report(tp4dp2()))
     links = _Links()
     links.feed(page)
-    assert links.found == ["data:,"]
+    assert links.links == ["data:,"]
     assert "script" not in links.tags
     assert "@import" not in page
     assert "url(" not in page
@@ -61,11 +61,11 @@ def test_rendering_is_deterministic() -> None:
 
 @pytest.mark.parametrize("kind", list(IssueKind))
 def test_every_comparability_issue_is_prominent_in_every_format(kind: IssueKind) -> None:
-    made = report(marked(tp4dp2(), kind))
-    assert 'role="alert"><strong>Not comparable' in render_html(made)
-    assert "TP4×DP2 †</text>" in render_html(made)  # in the plots as well
-    assert "NOT COMPARABLE" in comparison_text(made)
-    assert json.loads(render_json(made))["comparisons"][0]["reasons"][0]["kind"] == kind.value
+    built = report(marked(tp4dp2(), kind))
+    assert 'role="alert"><strong>Not comparable' in render_html(built)
+    assert "TP4×DP2 †</text>" in render_html(built)  # in the plots too
+    assert "NOT COMPARABLE" in comparison_text(built)
+    assert json.loads(render_json(built))["comparisons"][0]["reasons"][0]["kind"] == kind.value
 
 
 def test_headline_judges_only_comparable_results() -> None:
@@ -77,10 +77,10 @@ def test_headline_judges_only_comparable_results() -> None:
 
 
 def test_comparable_result_has_no_alert() -> None:
-    made = report(tp4dp2())
-    assert "alert" not in render_html(made)
-    assert "†" not in render_html(made)
-    assert "NOT COMPARABLE" not in comparison_text(made)
+    built = report(tp4dp2())
+    assert "alert" not in render_html(built)
+    assert "†" not in render_html(built)
+    assert "NOT COMPARABLE" not in comparison_text(built)
 
 
 def test_missing_metrics_read_not_measured() -> None:
@@ -90,14 +90,14 @@ def test_missing_metrics_read_not_measured() -> None:
     assert "no measured data" in page  # the plot of energy
     assert '<td><span class="absent">not measured</span><small>449</small>' in page
     assert '<td><span class="absent">not measured</span><small>0.60</small>' in page
-    found = json.loads(render_json(report(bare)))["comparisons"][0]["rows"][0]["metrics"]
-    assert "measured" not in found["output_tok_s"]
-    assert found["joules_per_output_token"] == {"agreement": metrics.NOT_MEASURED, "note": ""}
+    row = json.loads(render_json(report(bare)))["comparisons"][0]["rows"][0]["metrics"]
+    assert "measured" not in row["output_tok_s"]
+    assert row["joules_per_output_token"] == {"agreement": metrics.NOT_MEASURED, "note": ""}
 
 
 def test_every_metric_is_in_every_format() -> None:
-    made = report(tp4dp2())
-    terminal, page, data = comparison_text(made), render_html(made), render_json(made)
+    built = report(tp4dp2())
+    terminal, page, data = comparison_text(built), render_html(built), render_json(built)
     row = json.loads(data)["comparisons"][0]["rows"][0]
     for metric in metrics.metrics_for(metrics.DisplayIn.COMPARE):
         assert metric.if_measured or f"\n{metric.title}  " in terminal
@@ -108,17 +108,17 @@ def test_every_metric_is_in_every_format() -> None:
         assert "measured" in row["metrics"][metric.key]
     for metric in metrics.metrics_for(metrics.DisplayIn.LAYOUT):
         assert f"  {metric.title}" in terminal.split("source")[1]
-    paid = tuple(replace(point, usd_per_million_output_tokens=1.25) for point in tp4dp2().points)
-    measured = result_text(replace(tp4dp2(), points=paid))
+    priced = tuple(replace(point, usd_per_million_output_tokens=1.25) for point in tp4dp2().points)
+    measured = result_text(replace(tp4dp2(), points=priced))
     always = [metric for metric in metrics.metrics_for(metrics.DisplayIn.BENCH) if not metric.if_measured]
     assert all(f"  {metric.name}" in measured for metric in always)
 
 
 def test_tokens_per_second_per_watt_are_shown() -> None:
-    """The point at 0.5 rps took 13.1 J a token: 0.0763 tok/s for each watt."""
-    made = report(tp4dp2())
-    assert re.search(r"output tok/s per watt +A\n0.5 rps +0.0763", comparison_text(made))
-    assert re.search(r"<td>13.1\s*</td>\s*<td>0.0763\s*</td>", render_html(made))
+    """The point at 0.5 rps took 13.1 J per token: 0.0763 tok/s per watt."""
+    built = report(tp4dp2())
+    assert re.search(r"output tok/s per watt +A\n0.5 rps +0.0763", comparison_text(built))
+    assert re.search(r"<td>13.1\s*</td>\s*<td>0.0763\s*</td>", render_html(built))
     assert re.search(r"\n0.5 .* 13.1 +0.0763 +yes", result_text(tp4dp2()))
 
 
@@ -153,8 +153,8 @@ def test_runs_of_same_layout_have_distinct_names() -> None:
 
 def test_result_text_cannot_inject_html() -> None:
     result = tp4dp2()
-    sly = replace(result, run=replace(result.run, command="deploy bench <script>alert(1)</script>"))
-    page = render_html(report(sly))
+    hostile = replace(result, run=replace(result.run, command="deploy bench <script>alert(1)</script>"))
+    page = render_html(report(hostile))
     assert "<script>" not in page
     assert "&lt;script&gt;" in page
 
@@ -225,10 +225,10 @@ def test_short_times_keep_their_digits() -> None:
 
 
 def _contrast(one: str, other: str) -> float:
-    """The contrast of two colors (WCAG 2.2, relative luminance)."""
+    """Return the contrast of two colors (WCAG 2.2, relative luminance)."""
 
     def luminance(color: str) -> float:
-        parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        parts = [int(color[index : index + 2], 16) / 255 for index in (1, 3, 5)]
         red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
         return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
@@ -237,12 +237,12 @@ def _contrast(one: str, other: str) -> float:
 
 
 def test_text_colors_meet_contrast_requirements() -> None:
-    """WCAG 2.2, 1.4.3: at least 4.5 to 1, in the light and in the dark page."""
+    """WCAG 2.2, 1.4.3 requires 4.5 to 1, in the light and in the dark page."""
     style = render_html(report(tp4dp2())).partition("<style>")[2]
-    found = [
+    palettes = [
         dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block)) for block in re.findall(r":root \{([^}]*)\}", style)
     ]
-    light, dark = found[0], found[1]
+    light, dark = palettes[0], palettes[1]
     for colors in (light, dark):
         texts = [name for name in colors if name in {"ink", "soft", "alarm", "good", "published"} or name[0] == "c"]
         assert len(texts) == 11

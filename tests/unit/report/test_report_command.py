@@ -1,4 +1,4 @@
-"""`deploy compare`, `report` and `reproduce --dry-run`, called as their commands are."""
+"""The command functions of `deploy compare`, `report` and `reproduce --dry-run`."""
 
 import json
 from pathlib import Path
@@ -24,9 +24,9 @@ def results(tmp_path: Path) -> Path:
 
 def test_compare_prints_table_and_warnings(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     compare([results], published="wafer-glm52")
-    shown = capsys.readouterr()
-    assert "2.4 rps                2,626      2,364" in shown.out
-    assert "warning: NOT COMPARABLE: TP8 on 8×MI355X, wafer-20k-1k: kernel-miss" in shown.err
+    output = capsys.readouterr()
+    assert "2.4 rps                2,626      2,364" in output.out
+    assert "warning: NOT COMPARABLE: TP8 on 8×MI355X, wafer-20k-1k: kernel-miss" in output.err
 
 
 def test_compare_prints_json(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,9 +108,9 @@ def test_corrupt_result_is_an_error(tmp_path: Path) -> None:
 
 def test_reproduce_dry_run_totals_add_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     reproduce("wafer-glm52", dry_run=True, price=["2"], output=tmp_path / "new", json=True)
-    shown = json.loads(capsys.readouterr().out)
-    assert shown["total"]["about_s"] == pytest.approx(
-        sum(step["about_s"] for step in shown["steps"]), abs=len(shown["steps"])
+    estimate = json.loads(capsys.readouterr().out)
+    assert estimate["total"]["about_s"] == pytest.approx(
+        sum(step["about_s"] for step in estimate["steps"]), abs=len(estimate["steps"])
     )
-    assert shown["total"]["cost"] == pytest.approx(shown["total"]["about_s"] / 3600 * 16, rel=1e-3)
+    assert estimate["total"]["cost"] == pytest.approx(estimate["total"]["about_s"] / 3600 * 16, rel=1e-3)
     assert not (tmp_path / "new").exists()

@@ -1,4 +1,4 @@
-"""Autoscaled replicas in a cluster: one Deployment, and a ScaledObject that the published schemas of two versions take.
+"""Autoscaled replicas in a cluster: one Deployment, and a ScaledObject that is valid in two versions of KEDA.
 
 The samples are the schemas in config/crd/bases/keda.sh_scaledobjects.yaml of kedacore/keda at the tags v2.19.0 and
 v2.20.2, as JSON without descriptions.
@@ -26,32 +26,32 @@ SECTION = tuple(f"kubernetes.autoscaling.{key}={value}" for key, value in VALUES
 SETTINGS = ("replicas=2", HOST_PATH, MONITORED, *SECTION)
 
 
-def of_kind(found: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-    return [obj for obj in found if obj["kind"] == kind]
+def of_kind(objs: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [obj for obj in objs if obj["kind"] == kind]
 
 
 @pytest.mark.parametrize("version", ["v2.19.0", "v2.20.2"])
 @pytest.mark.parametrize("profile", ["mi355x-tp4x2", "cpu-tiny"])
 def test_scaled_object_matches_schema_and_targets_replica_deployment(profile: str, version: str) -> None:
-    made = all_objects(cluster_plan(profile, *SETTINGS), "served")
-    [scaled] = of_kind(made, "ScaledObject")
+    objs = all_objects(cluster_plan(profile, *SETTINGS), "served")
+    [scaled] = of_kind(objs, "ScaledObject")
     check_crd(scaled, "keda", version)
-    deployments = {obj["metadata"]["name"]: obj["spec"] for obj in of_kind(made, "Deployment")}
+    deployments = {obj["metadata"]["name"]: obj["spec"] for obj in of_kind(objs, "Deployment")}
     assert deployments.keys() == {"served--gateway", "served--replica"}
     replicas = deployments[scaled["spec"]["scaleTargetRef"]["name"]]
-    assert "replicas" not in replicas, "an apply would undo what KEDA has set"
-    for obj in of_kind(made, "Deployment"):
+    assert "replicas" not in replicas, "`kubectl apply` must not reset the count that KEDA sets"
+    for obj in of_kind(objs, "Deployment"):
         check_object(obj, "1.32")
     pod = replicas["template"]
     assert pod["spec"]["terminationGracePeriodSeconds"] > 30
     assert "preStop" in pod["spec"]["containers"][0]["lifecycle"]
     words = deployments["served--gateway"]["template"]["spec"]["containers"][0]["args"]
     selectors = dict(word.split("=") for word in words[words.index("--selector") + 1 :] if "=" in word)
-    assert selectors.items() <= pod["metadata"]["labels"].items(), "the gateway finds each replica"
+    assert selectors.items() <= pod["metadata"]["labels"].items(), "the gateway selects each replica"
 
 
 def test_unknown_field_fails_the_schema() -> None:
-    """The samples are strict: the test above can fail."""
+    """The schema is strict, so the test above can fail."""
     [scaled] = of_kind(all_objects(cluster_plan("cpu-tiny", *SETTINGS)), "ScaledObject")
     scaled["spec"]["triggers"][0]["thresholds"] = "5"
     with pytest.raises(jsonschema.ValidationError, match="thresholds"):

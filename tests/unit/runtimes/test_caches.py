@@ -1,4 +1,4 @@
-"""`deploy prune --caches`: which caches go, and what is said of each."""
+"""`deploy prune --caches`: which caches are removed, and the report of each."""
 
 import json
 from collections.abc import Sequence
@@ -15,10 +15,10 @@ from orchestrator.runtimes.base import Cache
 KERNELS = {"image": "deploy/x:1", "gfx": "gfx950"}
 
 
-def cache(location: str, *, used_by: Sequence[str] = (), goes: bool = True) -> Cache:
+def cache(location: str, *, used_by: Sequence[str] = (), removable: bool = True) -> Cache:
     def remove() -> bool:
         removed.append(location)
-        return goes
+        return removable
 
     return Cache(
         kind="compiled kernels",
@@ -34,22 +34,22 @@ removed: list[str] = []
 
 
 @pytest.fixture(autouse=True)
-def there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three caches: one that nothing uses, one of a server, one that a container takes at this moment."""
+def three_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Provide three caches: an unused one, one of a server, and one that a container has just started to use."""
     removed.clear()
-    found = (cache("idle"), cache("busy", used_by=["owl"], goes=False), cache("taken", goes=False))
+    existing = (cache("idle"), cache("busy", used_by=["owl"], removable=False), cache("taken", removable=False))
 
-    def ask(_home: Home, host: str | None) -> tuple[Cache, ...]:
+    def fake_caches(_home: Home, host: str | None) -> tuple[Cache, ...]:
         assert host == "ssh://node"
-        return found
+        return existing
 
-    monkeypatch.setattr(caches, "caches", ask)
+    monkeypatch.setattr(caches, "caches", fake_caches)
 
 
 def prune(*words: str) -> str:
-    shown = CliRunner().invoke(app, ["prune", "--caches", "--host", "ssh://node", *words])
-    assert shown.exit_code == 0, shown.exception
-    return shown.stdout or shown.stderr
+    result = CliRunner().invoke(app, ["prune", "--caches", "--host", "ssh://node", *words])
+    assert result.exit_code == 0, result.exception
+    return result.stdout or result.stderr
 
 
 def test_caches_in_use_are_kept_and_reported() -> None:
@@ -83,6 +83,6 @@ def test_json_output_contains_reason_for_kept_cache() -> None:
 
 @pytest.mark.parametrize("words", ["owl", "--keep 1", "--older-than 1d"])
 def test_run_directory_options_are_rejected_with_caches(words: str) -> None:
-    refused = CliRunner().invoke(app, ["prune", "--caches", *words.split()]).exception
-    assert isinstance(refused, UsageError)
+    error = CliRunner().invoke(app, ["prune", "--caches", *words.split()]).exception
+    assert isinstance(error, UsageError)
     assert removed == []

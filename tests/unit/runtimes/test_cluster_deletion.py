@@ -1,4 +1,4 @@
-"""The end of units in a cluster: what is deleted, in which order, and what is left to others."""
+"""Deletion of a server's units in a cluster: which objects are deleted, and in which order."""
 
 from typing import Any, cast
 
@@ -6,12 +6,12 @@ from orchestrator.core.subprocesses import CompletedProgram
 from orchestrator.runtimes.kubernetes.deletion import Removal
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
 
-PARTS = ("replica-1", "replica-2", "gateway")
-MEANT = {part: part for part in PARTS}  # the parts by the uids of their Deployments, which are called alike here
+UNITS = ("replica-1", "replica-2", "gateway")
+UNITS_BY_UID = {name: name for name in UNITS}  # the uid of a Deployment is the name of its unit here
 
 
 class Namespace:
-    """A cluster whose objects are these; what is deleted by name is gone at once."""
+    """A cluster with the given objects, which deletes objects by name at once."""
 
     def __init__(self, *items: dict[str, Any]) -> None:
         self.items = {f"{obj['kind']}/{obj['metadata']['name']}".lower(): obj for obj in items}
@@ -28,44 +28,44 @@ class Namespace:
         return CompletedProgram(argv=words, code=0, stdout="", stderr="")
 
 
-def unit(part: str, uid: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
-    """A Deployment and its pod, which runs."""
-    called = "pair" if part in {"", "replica-1"} else f"pair--{part}"
-    about = {"name": called, "uid": uid or part, "labels": {"deploy.unit": part} if part else {}}
-    pod = {"kind": "Pod", "metadata": {**about, "name": f"pod-{uid or part}"}, "spec": {}, "status": {}}
-    return {"kind": "Deployment", "metadata": about}, pod
+def unit(unit_name: str, uid: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a Deployment and its running pod."""
+    name = "pair" if unit_name in {"", "replica-1"} else f"pair--{unit_name}"
+    metadata = {"name": name, "uid": uid or unit_name, "labels": {"deploy.unit": unit_name} if unit_name else {}}
+    pod = {"kind": "Pod", "metadata": {**metadata, "name": f"pod-{uid or unit_name}"}, "spec": {}, "status": {}}
+    return {"kind": "Deployment", "metadata": metadata}, pod
 
 
-def deleted(cluster: Namespace, meant: dict[str, str]) -> list[str]:
-    Removal(cast("Cluster", cluster), "pair", meant).run(0)
+def deleted(cluster: Namespace, units_by_uid: dict[str, str]) -> list[str]:
+    Removal(cast("Cluster", cluster), "pair", units_by_uid).run(0)
     return cluster.deleted
 
 
-def selected(part: str = "") -> str:
-    which = f"deploy.name=pair{f',deploy.unit={part}' if part else ''}"
-    return f"{which},app.kubernetes.io/managed-by=deploy"
+def selector(unit_name: str = "") -> str:
+    labels = f"deploy.name=pair{f',deploy.unit={unit_name}' if unit_name else ''}"
+    return f"{labels},app.kubernetes.io/managed-by=deploy"
 
 
 def test_all_units_are_deleted_with_named_deployment_last() -> None:
     cluster = Namespace(*unit("replica-1"), *unit("replica-2"), *unit("gateway"))
-    shared, *names = deleted(cluster, MEANT)
-    assert shared == selected()
+    shared, *names = deleted(cluster, UNITS_BY_UID)
+    assert shared == selector()
     deployments = [name for name in names if name.startswith("deployment/")]
     assert len(deployments) == 3
     assert deployments[-1] == "deployment/pair"
-    assert set(names[3:]) == {f"pod/pod-{part}" for part in PARTS}
+    assert set(names[3:]) == {f"pod/pod-{unit_name}" for unit_name in UNITS}
 
 
 def test_deleting_one_replica_keeps_the_others() -> None:
     cluster = Namespace(*unit("replica-1"), *unit("replica-2"), *unit("gateway"))
-    expected = [selected("replica-2"), "deployment/pair--replica-2", "pod/pod-replica-2"]
+    expected = [selector("replica-2"), "deployment/pair--replica-2", "pod/pod-replica-2"]
     assert deleted(cluster, {"replica-2": "replica-2"}) == expected
 
 
 def test_deployment_of_another_run_is_not_deleted() -> None:
     cluster = Namespace(*unit("replica-1"), *unit("replica-2", uid="another"), *unit("gateway"))
-    found = deleted(cluster, MEANT)
-    assert found[:2] == [selected("gateway"), selected("replica-1")]
+    names = deleted(cluster, UNITS_BY_UID)
+    assert names[:2] == [selector("gateway"), selector("replica-1")]
     assert set(cluster.items) == {"deployment/pair--replica-2", "pod/pod-another"}
 
 
@@ -76,6 +76,6 @@ def test_nothing_is_deleted_when_name_was_reused() -> None:
 
 
 def test_pod_left_after_its_deployment_is_deleted() -> None:
-    _, late = unit("", uid="ours")
-    cluster = Namespace(late)
-    assert deleted(cluster, {"ours": ""}) == [selected(), "pod/pod-ours"]
+    _, pod = unit("", uid="ours")
+    cluster = Namespace(pod)
+    assert deleted(cluster, {"ours": ""}) == [selector(), "pod/pod-ours"]

@@ -1,4 +1,4 @@
-"""The lines of a pod's log, each once, out of streams that kubectl gives. The shapes are those of kubelet 1.20."""
+"""The log lines of a pod, each once, from streams of kubectl in the format of kubelet 1.20."""
 
 import tempfile
 from collections.abc import Iterator
@@ -82,7 +82,7 @@ def test_long_lines_are_joined_and_endless_lines_truncated() -> None:
 
 
 class Restarting:
-    """A cluster whose pod has been started again, which its API server does not say yet."""
+    """A cluster whose pod has restarted, which its API server does not report yet."""
 
     def __init__(self, previous: bytes, stream: bytes) -> None:
         self.previous, self.stream = previous, stream
@@ -98,9 +98,9 @@ class Restarting:
 @pytest.mark.parametrize(
     ("previous", "stream"),
     [
-        (stamped(1, "one"), stamped(2, "two")),  # it was before the stream began
-        (stamped(1, "one") + stamped(2, "two"), stamped(1, "one") + stamped(2, "two")),  # and after
-        (b"", stamped(1, "one") + stamped(2, "two")),  # it was not at all
+        (stamped(1, "one"), stamped(2, "two")),  # restarted earlier
+        (stamped(1, "one") + stamped(2, "two"), stamped(1, "one") + stamped(2, "two")),  # restarted later
+        (b"", stamped(1, "one") + stamped(2, "two")),  # not restarted
     ],
 )
 def test_restart_between_polls_loses_no_lines(previous: bytes, stream: bytes) -> None:
@@ -111,16 +111,16 @@ def test_restart_between_polls_loses_no_lines(previous: bytes, stream: bytes) ->
 
 
 @given(st.lists(st.integers(1, 40), max_size=12), st.integers(1, 50))
-def test_no_line_is_lost_or_given_twice(breaks: list[int], size: int) -> None:
-    """Streams that break anywhere, each begun at the second that kubectl was told, read in pieces of any size."""
+def test_no_line_is_lost_or_repeated(breaks: list[int], size: int) -> None:
+    """Streams break anywhere, begin at the second of `--since-time`, and are read in chunks of any size."""
     written = [(number, stamped(number // 10, f"line {number}", nano=number)) for number in range(100)]
-    lines, given_lines = NewLines(), b""
+    lines, received = NewLines(), b""
     for length in [*breaks, 10**6]:
         words = lines.words("a")
         second = int(words[1][-3:-1]) if len(words) == 3 else 0
         stream = b"".join(line for number, line in written if number // 10 >= second)[: length * 40]
-        given_lines += b"".join(lines.of(stream[at : at + size]) for at in range(0, len(stream), size))
-    assert given_lines == b"".join(f"line {number}\n".encode() for number in range(100))
+        received += b"".join(lines.of(stream[offset : offset + size]) for offset in range(0, len(stream), size))
+    assert received == b"".join(f"line {number}\n".encode() for number in range(100))
 
 
 def test_endless_line_content_is_not_parsed_as_timestamp() -> None:

@@ -1,4 +1,4 @@
-"""What the objects of a server in a cluster say. Whole files stand in tests/golden/kubernetes."""
+"""The Kubernetes objects of a server; complete files are in tests/golden/kubernetes."""
 
 import itertools
 import json
@@ -36,9 +36,9 @@ LOCAL = ("model.checkpoint.source=local", "model.checkpoint.path=/data/own", "mo
 
 
 def container(profile: str, *overrides: str) -> dict[str, Any]:
-    (found,) = pod(cluster_plan(profile, HOST_PATH, *overrides))["containers"]
-    assert isinstance(found, dict)
-    return found
+    (result,) = pod(cluster_plan(profile, HOST_PATH, *overrides))["containers"]
+    assert isinstance(result, dict)
+    return result
 
 
 WORDS = st.text(string.ascii_lowercase + string.digits, min_size=1, max_size=16)
@@ -50,9 +50,9 @@ NAMES = st.lists(st.tuples(WORDS, st.sampled_from("._-")), min_size=1, max_size=
 @given(NAMES)
 def test_every_server_name_yields_valid_object_name(name: str) -> None:
     assert NAME.fullmatch(name)
-    found = object_name(name)
-    assert DNS_LABEL.fullmatch(found)
-    assert len(f"{found}--replica-99") <= 63
+    result = object_name(name)
+    assert DNS_LABEL.fullmatch(result)
+    assert len(f"{result}--replica-99") <= 63
 
 
 def test_similar_server_names_yield_distinct_object_names() -> None:
@@ -62,11 +62,11 @@ def test_similar_server_names_yield_distinct_object_names() -> None:
 
 def test_every_object_and_pod_carries_the_record() -> None:
     plan = cluster_plan("cpu-tiny", HOST_PATH)
-    found = objects(plan, "boxed")
-    for about in [obj["metadata"] for obj in (*found.values(), found["Deployment"]["spec"]["template"])]:
-        assert about["labels"]["deploy.name"] == "boxed"
-        assert about["annotations"]["deploy.plan"] == plan.digest
-        assert about["annotations"]["deploy.profile"] == "cpu-tiny"
+    by_kind = objects(plan, "boxed")
+    for metadata in [obj["metadata"] for obj in (*by_kind.values(), by_kind["Deployment"]["spec"]["template"])]:
+        assert metadata["labels"]["deploy.name"] == "boxed"
+        assert metadata["annotations"]["deploy.plan"] == plan.digest
+        assert metadata["annotations"]["deploy.profile"] == "cpu-tiny"
 
 
 def test_deployment_recreates_instead_of_surging() -> None:
@@ -76,41 +76,41 @@ def test_deployment_recreates_instead_of_surging() -> None:
 
 
 def test_every_container_has_resource_requests_and_limits() -> None:
-    """Requests hold what stays in memory; limits also the weights, while they are read: 438 GB."""
-    found = pod(cluster_plan(GLM, HOST_PATH))
+    """Requests cover resident memory; limits also cover the 438 GB of weights while they are read."""
+    pod_spec = pod(cluster_plan(GLM, HOST_PATH))
     requests, limits = {"cpu": "16", "memory": "62161Mi"}, {"cpu": "80", "memory": "586714Mi"}
-    assert found["containers"][0]["resources"] == {"requests": requests, "limits": {**limits, "amd.com/gpu": "8"}}
-    assert found["initContainers"][0]["resources"] == {"requests": requests, "limits": limits}
+    assert pod_spec["containers"][0]["resources"] == {"requests": requests, "limits": {**limits, "amd.com/gpu": "8"}}
+    assert pod_spec["initContainers"][0]["resources"] == {"requests": requests, "limits": limits}
     for size in ("512Gi", "64G", "1.5T", "1024"):
-        own = container("cpu-tiny", "kubernetes.cpu=0.5", f"kubernetes.memory={size}")["resources"]
-        assert own == {"requests": {"cpu": "0.5", "memory": size}, "limits": {"cpu": "10", "memory": size}}
+        resources = container("cpu-tiny", "kubernetes.cpu=0.5", f"kubernetes.memory={size}")["resources"]
+        assert resources == {"requests": {"cpu": "0.5", "memory": size}, "limits": {"cpu": "10", "memory": size}}
     for obj in all_objects(cluster_plan("mi355x-tp4x2", HOST_PATH)):
-        for part in obj["spec"]["template"]["spec"]["containers"] if obj["kind"] == "Deployment" else ():
-            assert {"cpu", "memory"} <= part["resources"]["requests"].keys() & part["resources"]["limits"].keys()
+        for server in obj["spec"]["template"]["spec"]["containers"] if obj["kind"] == "Deployment" else ():
+            assert {"cpu", "memory"} <= server["resources"]["requests"].keys() & server["resources"]["limits"].keys()
 
 
 def test_gpu_count_includes_base_gpu_offset() -> None:
-    found = container("mi355x-tp4dp2", "layout.dp=1", "flags.base-gpu-id=2")
-    assert found["resources"]["limits"]["amd.com/gpu"] == "6"
+    server = container("mi355x-tp4dp2", "layout.dp=1", "flags.base-gpu-id=2")
+    assert server["resources"]["limits"]["amd.com/gpu"] == "6"
     assert container("cpu-tiny")["resources"]["limits"].keys() == {"cpu", "memory"}
 
 
 def test_startup_limit_scales_with_weights_size() -> None:
     plan = cluster_plan(GLM, HOST_PATH)
     assert startup_limit(plan) == 3601 + plan.timeouts.progress_deadline  # 438 GB in an hour
-    little = cluster_plan("cpu-tiny", HOST_PATH)
-    assert startup_limit(little) == 480 + little.timeouts.progress_deadline
-    found = container(GLM)["startupProbe"]
-    assert isinstance(found, dict)
-    assert found["periodSeconds"] * found["failureThreshold"] >= startup_limit(plan)
+    tiny = cluster_plan("cpu-tiny", HOST_PATH)
+    assert startup_limit(tiny) == 480 + tiny.timeouts.progress_deadline
+    probe = container(GLM)["startupProbe"]
+    assert isinstance(probe, dict)
+    assert probe["periodSeconds"] * probe["failureThreshold"] >= startup_limit(plan)
     deadline = objects(plan)["Deployment"]["spec"]["progressDeadlineSeconds"]
-    assert deadline > found["periodSeconds"] * found["failureThreshold"] + first_sample.SAMPLE_LIMIT
+    assert deadline > probe["periodSeconds"] * probe["failureThreshold"] + first_sample.SAMPLE_LIMIT
 
 
 def test_probes_tolerate_long_prefills() -> None:
-    plan, found = cluster_plan(GLM, HOST_PATH), container(GLM)
+    plan, server = cluster_plan(GLM, HOST_PATH), container(GLM)
     for kind in ("readinessProbe", "livenessProbe"):
-        probe = found[kind]
+        probe = server[kind]
         assert isinstance(probe, dict)
         assert 20 < probe["timeoutSeconds"] <= probe["periodSeconds"] * probe["failureThreshold"]
     assert (
@@ -122,11 +122,11 @@ def test_probes_tolerate_long_prefills() -> None:
 
 def test_liveness_probe_checks_each_rank_with_api_key() -> None:
     plan = cluster_plan(GLM, HOST_PATH, "server.api_key_env=SGLANG_KEY")
-    found = pod(plan)
-    command = found["containers"][0]["livenessProbe"]["exec"]["command"]
+    pod_spec = pod(plan)
+    command = pod_spec["containers"][0]["livenessProbe"]["exec"]["command"]
     assert command[-4:] == [str(plan.server.port), "2", "20", "/run/secrets/deploy/config.yaml"]
-    (mount,) = [mount_ for mount_ in found["containers"][0]["volumeMounts"] if mount_["name"] == "life"]
-    (volume,) = [volume_ for volume_ in found["volumes"] if volume_["name"] == "life"]
+    (mount,) = [mount_ for mount_ in pod_spec["containers"][0]["volumeMounts"] if mount_["name"] == "life"]
+    (volume,) = [volume_ for volume_ in pod_spec["volumes"] if volume_["name"] == "life"]
     program = objects(plan)["ConfigMap"]
     assert volume["configMap"]["name"] == program["metadata"]["name"]
     assert command[3] in {f"{mount['mountPath']}/{file}" for file in program["data"]}
@@ -145,7 +145,7 @@ def test_startup_probe_sends_a_first_sampled_request() -> None:
 
 
 def test_termination_grace_covers_the_drain() -> None:
-    """The hook waits for requests before SIGTERM; afterwards sglang looks every 5 s whether it is idle."""
+    """The hook waits for requests before SIGTERM; afterwards sglang checks every 5 s whether it is idle."""
     plan = cluster_plan(GLM, HOST_PATH, "server.api_key_env=SGLANG_KEY", "timeouts.termination_grace=70")
     assert pod(plan)["terminationGracePeriodSeconds"] == 100
     command = pod(plan)["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
@@ -155,11 +155,11 @@ def test_termination_grace_covers_the_drain() -> None:
 
 def test_pod_security_settings_come_from_hardware_entry() -> None:
     settings = ("kubernetes.supplemental_groups=[109,44]", "kubernetes.pod_security=privileged")
-    found = pod(cluster_plan(GLM, HOST_PATH, *settings))
-    assert found["securityContext"] == {"seccompProfile": {"type": "Unconfined"}, "supplementalGroups": [44, 109]}
-    assert found["containers"][0]["securityContext"] == {"capabilities": {"add": ["SYS_PTRACE"]}}
-    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": str(16 << 30)}} in found["volumes"]
-    assert "privileged" not in str(found)
+    pod_spec = pod(cluster_plan(GLM, HOST_PATH, *settings))
+    assert pod_spec["securityContext"] == {"seccompProfile": {"type": "Unconfined"}, "supplementalGroups": [44, 109]}
+    assert pod_spec["containers"][0]["securityContext"] == {"capabilities": {"add": ["SYS_PTRACE"]}}
+    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": str(16 << 30)}} in pod_spec["volumes"]
+    assert "privileged" not in str(pod_spec)
 
 
 PVC = "kubernetes.weights.pvc=models"
@@ -167,7 +167,7 @@ LEVELS = ("privileged", "baseline", "restricted")
 
 
 def admitted(spec: dict[str, Any]) -> str:
-    """The strictest Pod Security Standard that admits a pod, by the controls of its page that a manifest can meet."""
+    """Return the strictest Pod Security Standard that admits a pod, by the controls that a manifest can set."""
     security, volumes = spec.get("securityContext", {}), {key for volume_ in spec["volumes"] for key in volume_}
     contexts = [
         container_.get("securityContext", {}) for container_ in (*spec.get("initContainers", ()), *spec["containers"])
@@ -205,32 +205,32 @@ def test_pods_meet_the_stated_pod_security_standard(profile: str, settings: tupl
     assert min(map(admitted, specs), key=LEVELS.index) == level
     text = manifest_texts(plan)["kubernetes.yaml"]
     assert f"# the namespace must admit the Pod Security Standard {level}: " in text
-    for spec in specs:  # the file with the key is root's, and a pod has one user
+    for spec in specs:  # root owns the key file, and all containers of a pod run as one user
         [key] = [volume_["secret"]["defaultMode"] for volume_ in spec["volumes"] if volume_["name"] == "key"]
         assert key == (0o444 if "runAsUser" in spec.get("securityContext", {}) else 0o400)
 
 
-@pytest.mark.parametrize(("enforced", "refused"), [(None, False), ("baseline", False), ("restricted", True)])
+@pytest.mark.parametrize(("enforced", "rejected"), [(None, False), ("baseline", False), ("restricted", True)])
 def test_preflight_detects_too_strict_namespace(
-    monkeypatch: pytest.MonkeyPatch, enforced: str | None, refused: bool
+    monkeypatch: pytest.MonkeyPatch, enforced: str | None, rejected: bool
 ) -> None:
     labels = {} if enforced is None else {"pod-security.kubernetes.io/enforce": enforced}
-    answer = {"metadata": {"labels": labels}, "items": [], "gitVersion": "v1.36.0"}
-    done = CompletedProgram(argv=("kubectl",), code=0, stdout=json.dumps(answer), stderr="")
-    monkeypatch.setattr(Cluster, "ask", lambda *_, **__: done)
-    found = {finding.check: finding for finding in cluster_findings(cluster_plan(GLM, PVC))}
-    assert ("pod security" in found) is refused
-    if refused:
-        assert "kubectl --namespace default label namespace default" in found["pod security"].hint
+    response = {"metadata": {"labels": labels}, "items": [], "gitVersion": "v1.36.0"}
+    result = CompletedProgram(argv=("kubectl",), code=0, stdout=json.dumps(response), stderr="")
+    monkeypatch.setattr(Cluster, "ask", lambda *_, **__: result)
+    findings = {finding.check: finding for finding in cluster_findings(cluster_plan(GLM, PVC))}
+    assert ("pod security" in findings) is rejected
+    if rejected:
+        assert "kubectl --namespace default label namespace default" in findings["pod security"].hint
 
 
 def test_api_key_is_mounted_from_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SGLANG_KEY", "sk-5ecret-5ecret-5ecret")
     plan = cluster_plan("cpu-tiny", HOST_PATH, "server.api_key_env=SGLANG_KEY")
-    found = pod(plan)
-    (volume,) = [volume_ for volume_ in found["volumes"] if "secret" in volume_]
+    pod_spec = pod(plan)
+    (volume,) = [volume_ for volume_ in pod_spec["volumes"] if "secret" in volume_]
     assert volume["secret"]["secretName"] == "cpu-tiny-key"
-    assert found["containers"][0]["args"][-2:] == ["--config", "/run/secrets/deploy/config.yaml"]
+    assert pod_spec["containers"][0]["args"][-2:] == ["--config", "/run/secrets/deploy/config.yaml"]
     text = manifest_texts(plan)["kubernetes.yaml"]
     assert "secretKeyRef" not in text
     assert "5ecret" not in text
@@ -247,8 +247,8 @@ def test_network_policy_admits_only_labeled_clients() -> None:
 
 def test_network_policy_admits_allowed_scrapers() -> None:
     clients, prometheus = objects(cluster_plan("cpu-tiny", HOST_PATH, MONITORED))["NetworkPolicy"]["spec"]["ingress"]
-    named = {"kubernetes.io/metadata.name": "monitoring"}
-    assert prometheus == {"from": [{"namespaceSelector": {"matchLabels": named}}], "ports": clients["ports"]}
+    labels = {"kubernetes.io/metadata.name": "monitoring"}
+    assert prometheus == {"from": [{"namespaceSelector": {"matchLabels": labels}}], "ports": clients["ports"]}
     open_to_all = objects(
         cluster_plan("cpu-tiny", HOST_PATH, MONITORED, "kubernetes.service_type=NodePort", "server.api_key_env=KEY")
     )
@@ -273,40 +273,40 @@ def test_environment_values_are_escaped_for_kubernetes() -> None:
 
 def test_checkpoint_is_checked_before_arguments() -> None:
     plan = cluster_plan(GLM, "kubernetes.weights.pvc=models", "kubernetes.namespace=serving")
-    holds, judges = pod(plan)["initContainers"]
-    assert (holds["name"], judges["name"]) == ("checkpoint", "arguments")
-    assert holds["command"][-2] == f"/models/{plan.model.name}/config.json"
-    program = holds["command"][-1]
+    checkpoint_check, argument_check = pod(plan)["initContainers"]
+    assert (checkpoint_check["name"], argument_check["name"]) == ("checkpoint", "arguments")
+    assert checkpoint_check["command"][-2] == f"/models/{plan.model.name}/config.json"
+    program = checkpoint_check["command"][-1]
     origin = f"copy `amd/GLM-5.2-MXFP4`, revision `{plan.model.checkpoint.revision}`, to its directory"
     assert origin in program
     assert origin in manifest_texts(plan)["kubernetes.yaml"].partition("---")[0]
 
 
 def test_generated_checkpoint_must_be_copied_into_claim() -> None:
-    (holds, _) = pod(cluster_plan("cpu-tiny", "kubernetes.weights.pvc=models"))["initContainers"]
-    assert "`deploy stage cpu-tiny` makes" in holds["command"][-1]
+    (checkpoint_check, _) = pod(cluster_plan("cpu-tiny", "kubernetes.weights.pvc=models"))["initContainers"]
+    assert "`deploy stage cpu-tiny` makes" in checkpoint_check["command"][-1]
     assert [entry["name"] for entry in pod(cluster_plan(GLM, HOST_PATH))["initContainers"]] == ["arguments"]
 
 
 def test_local_checkpoint_volume_follows_settings() -> None:
-    """A claim and a directory of the nodes were ignored: the pods mounted the directory of the operator's machine."""
+    """A claim and a node directory were once ignored: the pods mounted the path of the operator's machine."""
 
     def models(*settings: str) -> dict[str, Any]:
-        (found,) = (
+        (volume,) = (
             volume_ for volume_ in pod(cluster_plan(GLM, *LOCAL, *settings))["volumes"] if volume_["name"] == "models"
         )
-        return {key: value for key, value in found.items() if key != "name"}
+        return {key: value for key, value in volume.items() if key != "name"}
 
     assert models() == {"hostPath": {"path": "/data/own", "type": "Directory"}}
     assert models(HOST_PATH)["hostPath"]["path"] == HOST_PATH.partition("=")[2]
     assert models(PVC)["persistentVolumeClaim"]["claimName"] == PVC.partition("=")[2]
-    (holds, _) = pod(cluster_plan(GLM, *LOCAL, PVC))["initContainers"]
-    assert "copy `/data/own` to its directory `glm-5.2-mxfp4`" in holds["command"][-1]
+    (checkpoint_check, _) = pod(cluster_plan(GLM, *LOCAL, PVC))["initContainers"]
+    assert "copy `/data/own` to its directory `glm-5.2-mxfp4`" in checkpoint_check["command"][-1]
 
 
 @given(st.text())
 def test_quoted_values_survive_yaml(value: str) -> None:
-    """YAML folds some line ends, and takes others of Unicode's for the end of a document."""
+    """YAML folds some line ends, and some Unicode line ends terminate a document."""
     assert yaml.safe_load(f"{{key: {_quoted([value, {value: value}])}}}") == {"key": [value, {value: value}]}
 
 
@@ -317,48 +317,48 @@ def test_undefined_template_variable_is_an_error(monkeypatch: pytest.MonkeyPatch
 
 
 def test_arguments_are_checked_before_server_starts() -> None:
-    """With the server's own image, variables and arguments; without its GPUs and its key."""
+    """The check has the server's image, variables and arguments, but neither its GPUs nor its key."""
     plan = cluster_plan(GLM, HOST_PATH, "server.api_key_env=SGLANG_KEY")
-    found, data = pod(plan), objects(plan)["ConfigMap"]["data"]
-    (judges,), (server,) = found["initContainers"], found["containers"]
-    assert (judges["image"], judges["env"]) == (server["image"], server["env"])
-    assert "amd.com/gpu" not in judges["resources"]["limits"]
-    assert [mount["name"] for mount in judges["volumeMounts"]] == ["models", "life"]
-    program, question, arguments = judges["command"][2:]
+    pod_spec, data = pod(plan), objects(plan)["ConfigMap"]["data"]
+    (argument_check,), (server,) = pod_spec["initContainers"], pod_spec["containers"]
+    assert (argument_check["image"], argument_check["env"]) == (server["image"], server["env"])
+    assert "amd.com/gpu" not in argument_check["resources"]["limits"]
+    assert [mount["name"] for mount in argument_check["volumeMounts"]] == ["models", "life"]
+    program, question, arguments = argument_check["command"][2:]
     assert (program, arguments) == ("/run/deploy/check_server_args.py", "/dev/termination-log")
-    asked = json.loads(data[question.rpartition("/")[2]])
-    (argv,) = asked["argv"]
+    question_data = json.loads(data[question.rpartition("/")[2]])
+    (argv,) = question_data["argv"]
     assert argv == server["args"][server["args"].index("--model-path") : server["args"].index("--config")]
-    assert (asked["platform"], asked["arch"], asked["model"]) == ("rocm", "gfx950", None)
+    assert (question_data["platform"], question_data["arch"], question_data["model"]) == ("rocm", "gfx950", None)
     assert data["check_server_args.py"] == (data_root() / "images" / "check_server_args.py").read_text()
 
 
 @pytest.mark.parametrize(
-    ("overrides", "image", "what"),
+    ("overrides", "image", "message"),
     [
         ((), None, "is in no registry"),
         ((), "registry.example/sglang:latest", "has no registry digest"),
         ((), f"sha256:{'0' * 64}", "has no registry digest"),
     ],
 )
-def test_image_without_registry_digest_is_rejected(overrides: tuple[str, ...], image: str | None, what: str) -> None:
+def test_image_without_registry_digest_is_rejected(overrides: tuple[str, ...], image: str | None, message: str) -> None:
     with pytest.raises(ProfileError) as caught:
         manifest_texts(cluster_plan("cpu-tiny", HOST_PATH, *overrides, image=image))
     (problem,) = caught.value.problems
-    assert what in problem.message
+    assert message in problem.message
     assert "--push" in problem.hint
     assert "image_pull_policy" in problem.hint
 
 
 def test_node_local_image_is_never_pulled() -> None:
-    (found,) = pod(cluster_plan("cpu-tiny", HOST_PATH, "kubernetes.image_pull_policy=Never", image=None))["containers"]
-    assert found["imagePullPolicy"] == "Never"
-    assert found["image"].startswith("deploy/cpu-tiny:")
+    (server,) = pod(cluster_plan("cpu-tiny", HOST_PATH, "kubernetes.image_pull_policy=Never", image=None))["containers"]
+    assert server["imagePullPolicy"] == "Never"
+    assert server["image"].startswith("deploy/cpu-tiny:")
     assert container("cpu-tiny")["imagePullPolicy"] == "IfNotPresent"
 
 
 @pytest.mark.parametrize(
-    ("section", "line", "what"),
+    ("section", "line", "message"),
     [
         ("{}", 2, "no checkpoint location is set for the pods"),
         ("\n  service_type: LoadBalancer\n  weights: {pvc: models}", 3, "outside the cluster"),
@@ -368,14 +368,15 @@ def test_node_local_image_is_never_pulled() -> None:
     ],
 )
 def test_invalid_kubernetes_settings_are_rejected_with_their_line(
-    section: str, line: int, what: str, tmp_path: Path
+    section: str, line: int, message: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(f"extends: cpu-tiny\nkubernetes: {section}\nruntime: kubernetes\n")
     with pytest.raises(ProfileError) as caught:
         load(str(file))
     assert any(
-        what in problem.message and problem.location.endswith(f"mine.yaml:{line}") for problem in caught.value.problems
+        message in problem.message and problem.location.endswith(f"mine.yaml:{line}")
+        for problem in caught.value.problems
     )
 
 
@@ -384,13 +385,13 @@ def test_other_runtimes_ignore_kubernetes_settings() -> None:
 
 
 def test_build_is_rendered_without_registry() -> None:
-    """`deploy build --push` is what brings the image there."""
+    """`deploy build --push` pushes the image later."""
     assert render_artifacts(cluster_plan("cpu-tiny", HOST_PATH, image=None)).build is not None
 
 
 def test_render_uses_the_given_image(tmp_path: Path) -> None:
-    asked = ["render", "cpu-tiny", "--runtime", "kubernetes", "--set", HOST_PATH, "--image", IMAGE, "--output"]
-    done = CliRunner().invoke(app, [*asked, str(tmp_path / "out")])
-    assert done.exit_code == 0
+    words = ["render", "cpu-tiny", "--runtime", "kubernetes", "--set", HOST_PATH, "--image", IMAGE, "--output"]
+    result = CliRunner().invoke(app, [*words, str(tmp_path / "out")])
+    assert result.exit_code == 0
     assert f"image: {IMAGE}" in (tmp_path / "out" / "kubernetes.yaml").read_text()
     assert not (tmp_path / "out" / "image").exists()

@@ -1,4 +1,4 @@
-"""Prefill and decode apart in a cluster: the pods of each role, how the gateway finds them, and what is refused."""
+"""Separate prefill and decode servers in a cluster: the pods of each role, their selection, and rejected settings."""
 
 import json
 from pathlib import Path
@@ -26,27 +26,27 @@ SCALED = tuple(
     f"kubernetes.autoscaling.{setting}"
     for setting in ("max=2", "prometheus=http://p", "start_seconds=60", "growth_rps_per_minute=1", "replica_rps=1")
 )
-PARTS = ("prefill-1", "prefill-2", "decode-1")
+UNITS = ("prefill-1", "prefill-2", "decode-1")
 
 
-def found_of(profile: str, *settings: str) -> dict[tuple[str, str], Any]:
-    """Every object by its kind and its part."""
-    found = all_objects(cluster_plan(profile, *settings), "apart")
-    return {(obj["kind"], obj["metadata"]["labels"]["deploy.unit"]): obj for obj in found}
+def objects_of(profile: str, *settings: str) -> dict[tuple[str, str], Any]:
+    """Return every object by its kind and unit."""
+    objs = all_objects(cluster_plan(profile, *settings), "apart")
+    return {(obj["kind"], obj["metadata"]["labels"]["deploy.unit"]): obj for obj in objs}
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[tuple[str, str], Any]:
-    """Of two prefill servers and one decode server over TCP."""
-    return found_of(CPU, HOST_PATH, "layout.prefill.replicas=2")
+def by_unit() -> dict[tuple[str, str], Any]:
+    """Return the objects of two prefill servers and one decode server with transfer over TCP."""
+    return objects_of(CPU, HOST_PATH, "layout.prefill.replicas=2")
 
 
-def pod_of(found: dict[tuple[str, str], Any], part: str) -> Any:  # noqa: ANN401 - JSON of the API's shape
-    return found["Deployment", part]["spec"]["template"]
+def pod_of(by_unit: dict[tuple[str, str], Any], unit_name: str) -> Any:  # noqa: ANN401 - JSON of the API's shape
+    return by_unit["Deployment", unit_name]["spec"]["template"]
 
 
-def container(found: dict[tuple[str, str], Any], part: str) -> Any:  # noqa: ANN401 - as above
-    return pod_of(found, part)["spec"]["containers"][0]
+def container(by_unit: dict[tuple[str, str], Any], unit_name: str) -> Any:  # noqa: ANN401 - as above
+    return pod_of(by_unit, unit_name)["spec"]["containers"][0]
 
 
 def selected_by(args: list[str], option: str) -> dict[str, str]:
@@ -58,70 +58,73 @@ def selected_by(args: list[str], option: str) -> dict[str, str]:
 @pytest.mark.parametrize("version", ["1.28", "1.32", "1.36"])
 @pytest.mark.parametrize(("profile", "settings"), [(CPU, (HOST_PATH,)), (RDMA, (CLAIM, KEY))])
 def test_every_object_is_valid_for_kubernetes_version(profile: str, settings: tuple[str, ...], version: str) -> None:
-    for obj in found_of(profile, *settings).values():
+    for obj in objects_of(profile, *settings).values():
         check_object(obj, version)
 
 
-def test_gateway_selects_pods_of_each_role(found: dict[tuple[str, str], Any]) -> None:
-    args = container(found, "gateway")["args"]
+def test_gateway_selects_pods_of_each_role(by_unit: dict[tuple[str, str], Any]) -> None:
+    args = container(by_unit, "gateway")["args"]
     assert "--pd-disaggregation" in args
     assert not {"--selector", "--worker-urls", "--prefill", "--decode"} & set(args)
-    labels = [pod_of(found, part)["metadata"]["labels"].items() for part in (*PARTS, "gateway")]
-    wanted = [selected_by(args, f"--{role}-selector").items() for role in ("prefill", "decode")]
-    assert [[role <= pod for pod in labels] for role in wanted] == [
+    labels = [pod_of(by_unit, unit_name)["metadata"]["labels"].items() for unit_name in (*UNITS, "gateway")]
+    selectors = [selected_by(args, f"--{role}-selector").items() for role in ("prefill", "decode")]
+    assert [[role <= pod for pod in labels] for role in selectors] == [
         [True, True, False, False],
         [False, False, True, False],
     ]
 
 
-def test_pod_annotations_name_worker_and_bootstrap_ports(found: dict[tuple[str, str], Any]) -> None:
+def test_pod_annotations_name_worker_and_bootstrap_ports(by_unit: dict[tuple[str, str], Any]) -> None:
     ports = {}
-    for part in PARTS:
-        args, annotations = container(found, part)["args"], pod_of(found, part)["metadata"]["annotations"]
+    for unit_name in UNITS:
+        args, annotations = container(by_unit, unit_name)["args"], pod_of(by_unit, unit_name)["metadata"]["annotations"]
         option = "--disaggregation-bootstrap-port"
-        own = [args[args.index("--port") + 1], *([args[args.index(option) + 1]] if option in args else [])]
-        annotated = [annotations["smg.ai/worker-ports"], *filter(None, [annotations.get("sglang.ai/bootstrap-port")])]
-        ports[part] = [str(port["containerPort"]) for port in container(found, part)["ports"]]
-        assert own == annotated == ports[part]
+        argument_ports = [args[args.index("--port") + 1], *([args[args.index(option) + 1]] if option in args else [])]
+        annotated_ports = [
+            annotations["smg.ai/worker-ports"],
+            *filter(None, [annotations.get("sglang.ai/bootstrap-port")]),
+        ]
+        ports[unit_name] = [str(port["containerPort"]) for port in container(by_unit, unit_name)["ports"]]
+        assert argument_ports == annotated_ports == ports[unit_name]
         address = {"fieldRef": {"fieldPath": "status.podIP"}}
-        assert {"name": "SGLANG_HOST_IP", "valueFrom": address} in container(found, part)["env"]
+        assert {"name": "SGLANG_HOST_IP", "valueFrom": address} in container(by_unit, unit_name)["env"]
     assert [len(numbers) for numbers in ports.values()] == [2, 2, 1]
-    assert len({port for numbers in ports.values() for port in numbers}) == 5  # two may share the network of a node
-    assert "smg.ai/worker-ports" not in pod_of(found, "gateway")["metadata"]["annotations"]
+    assert len({port for numbers in ports.values() for port in numbers}) == 5  # two servers may share a node's network
+    assert "smg.ai/worker-ports" not in pod_of(by_unit, "gateway")["metadata"]["annotations"]
 
 
-def test_only_first_deployment_has_server_name(found: dict[tuple[str, str], Any]) -> None:
-    names = [found["Deployment", part]["metadata"]["name"] for part in (*PARTS, "gateway")]
+def test_only_first_deployment_has_server_name(by_unit: dict[tuple[str, str], Any]) -> None:
+    names = [by_unit["Deployment", unit_name]["metadata"]["name"] for unit_name in (*UNITS, "gateway")]
     assert names == ["apart", "apart--prefill-2", "apart--decode-1", "apart--gateway"]
-    assert found["Service", "gateway"]["metadata"]["name"] == "apart"
+    assert by_unit["Service", "gateway"]["metadata"]["name"] == "apart"
 
 
-def test_network_policy_admits_pods_of_same_server(found: dict[tuple[str, str], Any]) -> None:
-    for part in PARTS:
-        assert found["NetworkPolicy", part]["spec"]["ingress"] == [
+def test_network_policy_admits_pods_of_same_server(by_unit: dict[tuple[str, str], Any]) -> None:
+    for unit_name in UNITS:
+        assert by_unit["NetworkPolicy", unit_name]["spec"]["ingress"] == [
             {"from": [{"podSelector": {"matchLabels": {"deploy.name": "apart"}}}]}
         ]
-    assert found["NetworkPolicy", "gateway"]["spec"]["ingress"][0]["ports"]
+    assert by_unit["NetworkPolicy", "gateway"]["spec"]["ingress"][0]["ports"]
 
 
-def test_role_probes_do_not_need_the_other_role(found: dict[tuple[str, str], Any]) -> None:
-    for part in PARTS:
-        server = container(found, part)
+def test_role_probes_do_not_need_the_other_role(by_unit: dict[tuple[str, str], Any]) -> None:
+    for unit_name in UNITS:
+        server = container(by_unit, unit_name)
         port = str(server["ports"][0]["containerPort"])
         assert server["startupProbe"]["exec"]["command"][-3:] == [port, "1", "--alone"]
         assert server["livenessProbe"]["exec"]["command"][-4:] == [port, "1", "20", "--alone"]
 
 
 def test_probes_of_a_role_ask_each_rank() -> None:
-    server = container(found_of(CPU, HOST_PATH, "layout.decode.dp=2"), "decode-1")
+    server = container(objects_of(CPU, HOST_PATH, "layout.decode.dp=2"), "decode-1")
     assert server["startupProbe"]["exec"]["command"][-2:] == ["2", "--alone"]
     assert server["livenessProbe"]["exec"]["command"][-3:] == ["2", "20", "--alone"]
 
 
 def test_rdma_transfer_uses_host_network() -> None:
-    found = found_of(RDMA, CLAIM, KEY)
-    for part in ("prefill-1", "decode-1"):
-        spec, server = pod_of(found, part)["spec"], container(found, part)
+    by_unit = objects_of(RDMA, CLAIM, KEY)
+    for unit_name in ("prefill-1", "decode-1"):
+        spec, server = pod_of(by_unit, unit_name)["spec"], container(by_unit, unit_name)
         assert (spec["hostNetwork"], spec["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
         assert server["securityContext"] == {"privileged": True}
         assert {"name": "infiniband", "hostPath": {"path": "/dev/infiniband", "type": "Directory"}} in spec["volumes"]
@@ -129,8 +132,8 @@ def test_rdma_transfer_uses_host_network() -> None:
         assert "--base-gpu-id" not in server["args"]
         assert {"name": "MORI_IO_QP_MAX_SEND_WR", "value": "16384"} in server["env"]
         assert "affinity" not in spec
-        assert ("NetworkPolicy", part) not in found  # none holds in the network of a node
-    assert "hostNetwork" not in pod_of(found, "gateway")["spec"]
+        assert ("NetworkPolicy", unit_name) not in by_unit  # network policies do not apply to the host network
+    assert "hostNetwork" not in pod_of(by_unit, "gateway")["spec"]
     text = manifest_texts(cluster_plan(RDMA, CLAIM, KEY))["kubernetes.yaml"]
     assert "# the namespace must admit the Pod Security Standard privileged: " in text
     assert "the KV cache crosses by RDMA" in text
@@ -138,7 +141,7 @@ def test_rdma_transfer_uses_host_network() -> None:
 
 def test_multi_node_role_has_the_environment_of_its_network() -> None:
     def names(*settings: str) -> set[str]:
-        return {obj["name"] for obj in container(found_of(RDMA, CLAIM, KEY, *settings), "prefill-1")["env"]}
+        return {obj["name"] for obj in container(objects_of(RDMA, CLAIM, KEY, *settings), "prefill-1")["env"]}
 
     added = names("layout.decode.nodes=2", "layout.decode.tp=16", "hardware.network=ainic") - names()
     assert {"NCCL_CUMEM_ENABLE", "NCCL_DMABUF_ENABLE", "IONIC_LOCKFREE"} <= added
@@ -146,16 +149,16 @@ def test_multi_node_role_has_the_environment_of_its_network() -> None:
 
 def test_multi_node_role_is_a_leader_worker_set() -> None:
     settings = (CLAIM, KEY, "layout.decode.nodes=2", "layout.decode.tp=16")
-    found = found_of(RDMA, *settings)
-    group = found["LeaderWorkerSet", "decode-1"]
+    by_unit = objects_of(RDMA, *settings)
+    group = by_unit["LeaderWorkerSet", "decode-1"]
     check_crd(group, "leaderworkerset", "v0.9.0")
-    assert ("Deployment", "prefill-1") in found
+    assert ("Deployment", "prefill-1") in by_unit
     leader = group["spec"]["leaderWorkerTemplate"]["leaderTemplate"]
-    [apart] = leader["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    assert apart["labelSelector"]["matchLabels"] == {"deploy.name": "apart", "deploy.unit": "decode-1"}
-    args = container(found, "gateway")["args"]
+    [anti_affinity] = leader["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert anti_affinity["labelSelector"]["matchLabels"] == {"deploy.name": "apart", "deploy.unit": "decode-1"}
+    args = container(by_unit, "gateway")["args"]
     index = "leaderworkerset.sigs.k8s.io/worker-index"
-    assert selected_by(args, "--decode-selector")[index] == "0"  # another rank serves nobody
+    assert selected_by(args, "--decode-selector")[index] == "0"  # only rank 0 serves requests
     assert index not in selected_by(args, "--prefill-selector")
     text = manifest_texts(cluster_plan(RDMA, *settings))["kubernetes.yaml"]
     assert "# the cluster needs LeaderWorkerSet 0.6 or newer" in text
@@ -194,25 +197,25 @@ def test_up_rejects_multi_node_role() -> None:
     assert not list(start_problems(load(RDMA, overrides=overrides[:3]).profile))
 
 
-@pytest.mark.parametrize(("gpus", "enough"), [((8,), True), ((2, 4), True), ((2, 2, 2, 2), False)])
+@pytest.mark.parametrize(("gpus", "fits"), [((8,), True), ((2, 4), True), ((2, 2, 2, 2), False)])
 def test_preflight_checks_that_a_node_fits_the_largest_pod(
-    gpus: tuple[int, ...], enough: bool, monkeypatch: pytest.MonkeyPatch
+    gpus: tuple[int, ...], fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nodes = [{"status": {"allocatable": {"amd.com/gpu": str(count)}}} for count in gpus]
-    answer = {"metadata": {"labels": {}}, "items": nodes, "gitVersion": "v1.36.0"}
-    done = CompletedProgram(argv=("kubectl",), code=0, stdout=json.dumps(answer), stderr="")
-    monkeypatch.setattr(Cluster, "ask", lambda *_, **__: done)
-    finding_ = {finding.check: finding for finding in cluster_findings(cluster_plan(RDMA, CLAIM, KEY))}["nodes"]
-    assert (finding_.level.value == "info") is enough
-    assert finding_.needed == "4 amd.com/gpu on one node"
+    response = {"metadata": {"labels": {}}, "items": nodes, "gitVersion": "v1.36.0"}
+    result = CompletedProgram(argv=("kubectl",), code=0, stdout=json.dumps(response), stderr="")
+    monkeypatch.setattr(Cluster, "ask", lambda *_, **__: result)
+    nodes_finding = {finding.check: finding for finding in cluster_findings(cluster_plan(RDMA, CLAIM, KEY))}["nodes"]
+    assert (nodes_finding.level.value == "info") is fits
+    assert nodes_finding.needed == "4 amd.com/gpu on one node"
 
 
 def test_prometheus_scrapes_roles_but_not_gateway(tmp_path: Path) -> None:
-    asked = MonitoringRequest(
+    request = MonitoringRequest(
         name=None, profile=CPU, overrides=("runtime=kubernetes", HOST_PATH), workload=None, expected=(), target=None,
         gpu_exporter=None,
     )  # fmt: skip
-    files = monitoring_files(monitored(asked, Home(tmp_path)))
+    files = monitoring_files(monitored(request, Home(tmp_path)))
     [text] = [file.content for file in files if "monitor" in file.path]
     [selector] = [obj["spec"]["selector"] for obj in yaml.safe_load_all(text) if obj["kind"] == "PodMonitor"]
     assert selector["matchLabels"] == {"deploy.name": CPU}

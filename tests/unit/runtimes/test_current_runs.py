@@ -1,4 +1,4 @@
-"""Which runs of a name count, for every runtime that keeps its record in the run directories."""
+"""The current runs of a name, for every runtime with records in run directories."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,24 +25,24 @@ def run(name: str, *, own: bool = True, replicas: int = 0, stopped: bool = False
     [
         ([], "", ""),
         ([run("b"), run("a")], "", "b"),  # the last run, whatever ended it
-        ([run("b", stopped=True), run("a")], "", ""),  # the last run was stopped, and nothing before it counts
-        ([run("b"), run("a")], "a", "a"),  # a failed start beside a server that runs
+        ([run("b", stopped=True), run("a")], "", ""),  # the last run was stopped: no earlier run counts
+        ([run("b"), run("a")], "a", "a"),  # a failed start after that of a running server
         ([run("b"), run("a")], "ab", "ba"),
-        ([run("b", own=False, replicas=1), run("a", replicas=2)], "b", "ba"),  # the gateway has ended
-        ([run("b", own=False, replicas=1), run("a", replicas=2)], "a", "ba"),  # a replacement has ended
-        ([run("b", own=False, replicas=1), run("a", replicas=2), run("0")], "", "ba"),  # all have
+        ([run("b", own=False, replicas=1), run("a", replicas=2)], "b", "ba"),  # the gateway has exited
+        ([run("b", own=False, replicas=1), run("a", replicas=2)], "a", "ba"),  # a replacement has exited
+        ([run("b", own=False, replicas=1), run("a", replicas=2), run("0")], "", "ba"),  # all units have exited
         ([run("b", own=False, replicas=1), run("a", replicas=2, stopped=True), run("0")], "b", "b"),
         ([run("b", own=False, replicas=1, stopped=True), run("a", replicas=2)], "a", "a"),
     ],
 )
 def test_current_runs_include_last_server_or_gateway(newest_first: list[RecordedRun], live: str, expected: str) -> None:
-    found = current_runs(newest_first, {Path(name) for name in live})
-    assert "".join(str(item.folder) for item in found) == expected
+    result = current_runs(newest_first, {Path(name) for name in live})
+    assert "".join(str(item.folder) for item in result) == expected
 
 
 def test_older_runs_are_not_read_unnecessarily() -> None:
     def runs() -> Iterator[RecordedRun]:
         yield run("b")
-        pytest.fail("the run before a server that runs was read")
+        pytest.fail("a run before that of the running server was read")
 
     assert [item.folder for item in current_runs(runs(), {Path("b")})] == [Path("b")]

@@ -1,4 +1,4 @@
-"""What a container is given. Whole `docker run` lines stand in tests/golden."""
+"""The settings of a container; complete `docker run` lines are in tests/golden."""
 
 import dataclasses
 import shlex
@@ -37,22 +37,22 @@ def rendered(plan: Plan, image: str = IMAGE) -> Artifacts:
 
 
 def options(line: str) -> dict[str, list[str]]:
-    """Every option of a `docker run` line, up to the image, with its values."""
-    found: dict[str, list[str]] = {}
+    """Return the options of a `docker run` line with their values."""
+    values: dict[str, list[str]] = {}
     words = shlex.split(line.replace("\\\n", ""))[2:]
     words = [word for word in words[: words.index(IMAGE)] if word not in ("--detach", "--init")]
     for option, value in zip(words[::2], words[1::2], strict=True):
-        found.setdefault(option, []).append(value)
-    return found
+        values.setdefault(option, []).append(value)
+    return values
 
 
 def test_container_devices_and_security_come_from_hardware(plan: Plan) -> None:
-    given = options(docker_run_line(rendered(plan), "glm"))
-    assert given["--device"] == ["/dev/kfd", "/dev/dri"]
-    assert given["--security-opt"] == ["seccomp=unconfined"]
-    assert given["--ipc"] == ["host"]
-    assert "--privileged" not in given
-    assert "--network" not in given
+    line_options = options(docker_run_line(rendered(plan), "glm"))
+    assert line_options["--device"] == ["/dev/kfd", "/dev/dri"]
+    assert line_options["--security-opt"] == ["seccomp=unconfined"]
+    assert line_options["--ipc"] == ["host"]
+    assert "--privileged" not in line_options
+    assert "--network" not in line_options
 
 
 def test_groups_are_resolved_to_host_ids(plan: Plan) -> None:
@@ -65,14 +65,14 @@ def test_port_is_published_on_loopback(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "published", "reached"), [("0.0.0.0", "0.0.0.0", "127.0.0.1"), ("::", "[::]", "[::1]")]
+    ("host", "published", "url_host"), [("0.0.0.0", "0.0.0.0", "127.0.0.1"), ("::", "[::]", "[::1]")]
 )
-def test_public_server_url_uses_loopback(plan: Plan, host: str, published: str, reached: str) -> None:
+def test_public_server_url_uses_loopback(plan: Plan, host: str, published: str, url_host: str) -> None:
     public = dataclasses.replace(plan, server=dataclasses.replace(plan.server, host=host, allow_unauthenticated=True))
     port = plan.server.port
     assert container_spec(public, IMAGE).publish[0] == host
     assert options(docker_run_line(rendered(public), "glm"))["--publish"] == [f"{published}:{port}:{port}"]
-    assert container_labels(public, "glm")["deploy.url"] == f"http://{reached}:{port}"
+    assert container_labels(public, "glm")["deploy.url"] == f"http://{url_host}:{port}"
 
 
 def test_checkpoint_and_patched_config_are_mounted_read_only(plan: Plan) -> None:
@@ -126,14 +126,14 @@ def test_labels_form_the_record(plan: Plan) -> None:
 
 
 def test_docker_stop_waits_for_drain(plan: Plan) -> None:
-    given = options(docker_run_line(rendered(plan), "glm"))
-    assert given["--stop-timeout"] == [str(plan.timeouts.termination_grace)]
-    assert given["--restart"] == ["on-failure:3"]
+    line_options = options(docker_run_line(rendered(plan), "glm"))
+    assert line_options["--stop-timeout"] == [str(plan.timeouts.termination_grace)]
+    assert line_options["--restart"] == ["on-failure:3"]
 
 
 def test_api_key_is_mounted_from_a_file(plan: Plan) -> None:
-    keyed = dataclasses.replace(plan, server=dataclasses.replace(plan.server, api_key_env="MY_KEY"))
-    line = docker_run_line(rendered(keyed), "glm")
+    with_key = dataclasses.replace(plan, server=dataclasses.replace(plan.server, api_key_env="MY_KEY"))
+    line = docker_run_line(rendered(with_key), "glm")
     assert f'source="$API_KEY_FILE",target={CONFIG_FILE},readonly' in line
     assert line.endswith(f"--config {CONFIG_FILE}\n")
     assert "$API_KEY_FILE" not in docker_run_line(rendered(plan), "glm")
@@ -156,7 +156,7 @@ def test_arguments_with_spaces_survive_shell_quoting(plan: Plan) -> None:
 
 
 def test_manually_started_container_is_listed(tmp_path: Path) -> None:
-    """It may carry no `deploy.run-dir`; `status` used to end in a KeyError then."""
+    """The container may have no label `deploy.run-dir`, which once caused a KeyError in `status`."""
     labels = container_labels(load("cpu-tiny").plan, "tiny")
     runtime = DockerRuntime(Home(tmp_path), "unix:///nowhere")
     handle = runtime._unit(Container({"Id": "abc"}), labels)
@@ -164,11 +164,11 @@ def test_manually_started_container_is_listed(tmp_path: Path) -> None:
 
 
 def test_foreign_container_is_not_listed(tmp_path: Path) -> None:
-    """One that carries `deploy.name` alone: `status` used to end in a KeyError."""
+    """A container with only the label `deploy.name` once caused a KeyError in `status`."""
     ours = container_labels(load("cpu-tiny").plan, "tiny")
 
     class Daemon:
-        """Two containers, listed as the Docker API filters: one has to bear every label."""
+        """A Docker API with two containers; a listed container has every label of the filter."""
 
         containers = property(lambda self: self)
 
@@ -189,7 +189,7 @@ def test_foreign_container_is_not_listed(tmp_path: Path) -> None:
 
 def test_failed_cleanup_does_not_hide_start_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     class Dying:
-        """A daemon that ends while a container is created."""
+        """A daemon that exits while a container is created."""
 
         api = containers = property(lambda self: self)
 

@@ -1,4 +1,4 @@
-"""The daemon's words, recorded from Docker 20.10 with runc 1.1, and what a user is told."""
+"""Translation of daemon errors, recorded from Docker 20.10 with runc 1.1."""
 
 from pathlib import Path
 
@@ -17,13 +17,13 @@ SHIM = "failed to create shim task: OCI runtime create failed: runc create faile
 PORT = "driver failed programming external connectivity on endpoint deploy-glm (5839ac1d047d): "
 
 
-def translated(text: str, profile: str = "mi355x-tp8") -> DeployError:
+def translate(text: str, profile: str = "mi355x-tp8") -> DeployError:
     artifacts = render(load(profile).plan, None, "deploy/glm:1")
     return start_error(text, artifacts, host="ssh://a", port_holder={30000: "python3 (pid 7)"}.get)
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "message"),
+    ("text", "error_type", "message"),
     [
         (
             'error gathering device information while adding custom device "/dev/kfd": no such file or directory',
@@ -50,14 +50,14 @@ def translated(text: str, profile: str = "mi355x-tp8") -> DeployError:
         (f'{SHIM}exec: "/nope": no such file or directory', StartError, "cannot start the container"),
     ],
 )
-def test_daemon_error_is_translated(text: str, kind: type[DeployError], message: str) -> None:
-    error = translated(text)
-    assert type(error) is kind
+def test_daemon_error_is_translated(text: str, error_type: type[DeployError], message: str) -> None:
+    error = translate(text)
+    assert type(error) is error_type
     assert error.message == message
 
 
 def test_unknown_daemon_error_is_shown_verbatim() -> None:
-    assert "something new" in translated("something new").details
+    assert "something new" in translate("something new").details
 
 
 @pytest.mark.parametrize("error", [DockerException("no socket"), requests.exceptions.ConnectionError("refused")])
@@ -73,27 +73,27 @@ def test_invalid_daemon_address_counts_as_unreachable(tmp_path: Path) -> None:
 
 
 def test_daemon_failure_includes_its_message() -> None:
-    """A daemon that is about to restart answers 500; it used to end as internal error."""
-    answer = requests.Response()
-    answer.status_code = 500
-    failing = APIError("500 Server Error", answer, "dial unix /run/containerd/containerd.sock: connection refused")
+    """A restarting daemon responds with 500, which was once reported as an internal error."""
+    response = requests.Response()
+    response.status_code = 500
+    api_error = APIError("500 Server Error", response, "dial unix /run/containerd/containerd.sock: connection refused")
     with (
         pytest.raises(HostError, match=r"the Docker daemon at `tcp://node:2375` failed") as caught,
         daemon_errors("tcp://node:2375"),
     ):
-        raise failing
+        raise api_error
     assert "containerd.sock" in caught.value.details
 
 
 def test_daemon_client_errors_are_not_translated() -> None:
-    answer = requests.Response()
-    answer.status_code = 409
+    response = requests.Response()
+    response.status_code = 409
     with pytest.raises(APIError), daemon_errors("tcp://node:2375"):
-        raise APIError("409 Client Error", answer, "in use")
+        raise APIError("409 Client Error", response, "in use")
 
 
 def test_name_conflict_of_rank_hints_at_its_host() -> None:
-    failure = translated('Conflict. The container name "/deploy-owl--rank-1" is already in use by container "0a1b"')
+    failure = translate('Conflict. The container name "/deploy-owl--rank-1" is already in use by container "0a1b"')
     assert isinstance(failure, NameTakenError)
     assert failure.message == "container `deploy-owl--rank-1` exists"
     assert failure.hint.startswith("`docker --host ssh://a rm --force deploy-owl--rank-1` removes it")

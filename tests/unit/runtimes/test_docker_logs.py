@@ -1,4 +1,4 @@
-"""A container's log, followed through restarts and kept when the container goes."""
+"""The log of a container: followed across restarts, and saved when the container is removed."""
 
 import errno
 import os
@@ -20,19 +20,19 @@ from orchestrator.runtimes.docker.runtime import DockerRuntime
 
 
 class Restarting:
-    """A container with three runs; each look at it (`reload`) takes it one state further."""
+    """A container with three runs; each `reload` advances it to its next state."""
 
     def __init__(self, *, removed: bool = False) -> None:
         self._states = iter(
             [
-                ("running", "2026-01-01T00:00:00Z"),  # Docker has not noticed the end of the first run yet
+                ("running", "2026-01-01T00:00:00Z"),  # Docker has not noticed the first exit yet
                 ("restarting", "2026-01-01T00:00:00Z"),
                 ("running", "2026-01-01T00:01:00Z"),
                 ("restarting", "2026-01-01T00:01:00Z"),
                 *([] if removed else [("running", "2026-01-01T00:02:00Z"), ("exited", "2026-01-01T00:02:00Z")]),
             ]
         )
-        self.asked_since: list[float | None] = []
+        self.since_values: list[float | None] = []
         self._set("running", "2026-01-01T00:00:00Z")
 
     def _set(self, status: str, started: str) -> None:
@@ -46,9 +46,9 @@ class Restarting:
             raise NotFound("gone") from None
 
     def logs(self, *, since: float | None, **_: bool) -> Iterator[bytes]:
-        self.asked_since.append(since)
+        self.since_values.append(since)
         yield b"run begins\nloads "
-        yield f"{len(self.asked_since)}\n".encode()
+        yield f"{len(self.since_values)}\n".encode()
 
 
 @pytest.fixture(autouse=True)
@@ -60,8 +60,8 @@ def test_log_is_followed_across_restarts() -> None:
     container = Restarting()
     lines = list(follow_log(cast("Container", container)))
     assert lines == ["run begins", "loads 1", "run begins", "loads 2", "run begins", "loads 3"]
-    assert container.asked_since[0] is None
-    assert container.asked_since[1:] == sorted({since for since in container.asked_since if since is not None})
+    assert container.since_values[0] is None
+    assert container.since_values[1:] == sorted({since for since in container.since_values if since is not None})
 
 
 def test_following_ends_when_container_is_removed() -> None:
@@ -71,7 +71,7 @@ def test_following_ends_when_container_is_removed() -> None:
 def test_interrupted_log_stream_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orchestrator.runtimes.docker.logs._SETTLED", 0.1)
     container = Restarting()
-    container.reload = lambda: None  # type: ignore[method-assign] # the same run, at every look
+    container.reload = lambda: None  # type: ignore[method-assign] # the run never changes
     with pytest.raises(HostError, match="the log stream ended while the server is running"):
         list(follow_log(cast("Container", container)))
 
@@ -95,8 +95,6 @@ def test_missing_saved_log_is_empty(tmp_path: Path) -> None:
 
 
 class Stoppable(Restarting):
-    """A container that can be stopped and removed."""
-
     removed = False
 
     def stop(self, *, timeout: int) -> None:
@@ -107,11 +105,11 @@ class Stoppable(Restarting):
 
 
 def stopped(home: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Stop a server whose container names this run directory; whether it is gone."""
+    """Stop a server whose container has this run directory; return whether the container was removed."""
     container, runtime = Stoppable(), DockerRuntime(Home(home), "unix:///nowhere")
     monkeypatch.setattr(runtime, "_get", lambda _: container)
-    known = {"profile": "", "plan_digest": "", "url": "", "runtime_id": "1"}
-    runtime.stop(Unit(runtime="docker", name="a", run_dir=str(run_dir), **known), grace=0)
+    fields = {"profile": "", "plan_digest": "", "url": "", "runtime_id": "1"}
+    runtime.stop(Unit(runtime="docker", name="a", run_dir=str(run_dir), **fields), grace=0)
     return container.removed
 
 
@@ -121,10 +119,7 @@ def stopped(home: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
 def test_log_is_not_saved_to_foreign_run_directory(
     below: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The label may be a far host's, another home's or a stranger's: its log was written wherever it said.
-
-    So it was into the run of another server of this home.
-    """
+    """The label may come from another host, home or user; the log was once written to any directory that it named."""
     for folder in ("elsewhere", "home/runs/a", "home/runs/b/1", "home/other/runs/a/1"):
         (tmp_path / folder).mkdir(parents=True)
     before = sorted(tmp_path.rglob("*"))
@@ -138,19 +133,18 @@ def test_log_is_not_saved_to_foreign_run_directory(
 def test_server_stops_even_if_log_cannot_be_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A full disk left the container there, and its ports taken."""
     (tmp_path / "runs/a/1").mkdir(parents=True)
 
-    def full(*_: object) -> None:
+    def disk_full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("orchestrator.runtimes.docker.runtime.save_log", full)
+    monkeypatch.setattr("orchestrator.runtimes.docker.runtime.save_log", disk_full)
     assert stopped(tmp_path, tmp_path / "runs/a/1", monkeypatch)
     assert "cannot save the log: No space left on device" in capsys.readouterr().err
 
 
 class Stamped:
-    """A container whose log is asked for with stamps; what Docker rotated away is gone from it."""
+    """A container whose log has timestamps and loses rotated lines."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -162,14 +156,13 @@ class Stamped:
     def logs(self, *, since: float | None, timestamps: bool, **_: bool) -> Iterator[bytes]:
         assert timestamps
         for line in self.lines:
-            at = datetime.fromisoformat(f"{line[:26]}+00:00").timestamp()
-            if since is None or at >= since:
+            timestamp = datetime.fromisoformat(f"{line[:26]}+00:00").timestamp()
+            if since is None or timestamp >= since:
                 self.sent += 1
                 yield line.encode()
 
 
 def test_log_lines_are_downloaded_once() -> None:
-    """The whole of it used to be downloaded at each look."""
     container = Stamped()
     tail = ContainerTail(lambda: cast("Container", container))
     container.write(1, "one")
@@ -178,11 +171,11 @@ def test_log_lines_are_downloaded_once() -> None:
     assert list(tail()) == []
     container.write(3, "three")
     assert list(tail()) == ["three"]
-    assert container.sent <= 5  # each line, and the last one seen once more at each look
+    assert container.sent <= 5  # each line, and the last seen line again at each poll
 
 
 def test_log_continues_after_rotation() -> None:
-    """Lines were skipped by their number, and so were all new ones after a rotation."""
+    """Lines were once skipped by number, which lost all new lines after a rotation."""
     container = Stamped()
     tail = ContainerTail(lambda: cast("Container", container))
     for second in range(5):

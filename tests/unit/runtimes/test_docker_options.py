@@ -1,4 +1,4 @@
-"""A container spec in the words of the docker SDK, and the secrets that are put inside."""
+"""A container spec as options of the Docker SDK, and the secret files in the container."""
 
 import dataclasses
 import io
@@ -13,7 +13,7 @@ from orchestrator.runtimes.docker.container import CONFIG_FILE, ContainerSpec, c
 from orchestrator.runtimes.docker.options import archive, container_options, host_options, secret_files
 
 GROUPS = {"video": "44"}
-NOTHING = SecretDelivery(config=None, env={})
+NO_SECRETS = SecretDelivery(config=None, env={})
 
 
 def rendered(profile: str = "mi355x-tp4dp2") -> tuple[Artifacts, ContainerSpec]:
@@ -83,9 +83,9 @@ def test_environment_secrets_are_sourced_from_a_file() -> None:
 
 def test_command_without_secrets_equals_launch_line() -> None:
     artifacts, spec = rendered()
-    command = container_options(artifacts, spec, NOTHING)["command"]
+    command = container_options(artifacts, spec, NO_SECRETS)["command"]
     assert command[-len(artifacts.command.argv) :] == list(artifacts.command.argv)
-    assert secret_files(NOTHING) == {}
+    assert secret_files(NO_SECRETS) == {}
 
 
 def test_secret_files_are_readable_only_by_owner() -> None:

@@ -1,4 +1,4 @@
-"""One server on several Docker hosts: the container of each rank, its hosts, and the commands that name them."""
+"""One server on several Docker hosts: the container and host of each rank, and commands with these hosts."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -57,10 +57,10 @@ def plan() -> Plan:
 
 def test_ranks_use_host_network_and_never_restart(plan: Plan) -> None:
     artifacts = render(plan, None, "image")
-    given = spec_of(artifacts)
-    assert (given.publish, given.restarts, given.needs.devices[-1]) == (None, 0, "/dev/infiniband")
-    assert [(limit.name, limit.hard) for limit in given.needs.ulimits] == [("memlock", -1)]  # of the NIC's buffers
-    options = host_options(artifacts, given, home="/home", gid=lambda _: "1")
+    rank_spec = spec_of(artifacts)
+    assert (rank_spec.publish, rank_spec.restarts, rank_spec.needs.devices[-1]) == (None, 0, "/dev/infiniband")
+    assert [(limit.name, limit.hard) for limit in rank_spec.needs.ulimits] == [("memlock", -1)]  # for the NIC's buffers
+    options = host_options(artifacts, rank_spec, home="/home", gid=lambda _: "1")
     assert options["restart_policy"]["Name"] == "no"  # `on-failure` with a limit of 0 has no limit
     assert options["network_mode"] == "host"
     argv = artifacts.command.argv
@@ -76,16 +76,16 @@ def test_rank_command_has_number_and_head_address(plan: Plan) -> None:
     words = container_argv(ranked(placed, 1), config=False)
     assert words[words.index("--node-rank") :] == ("--node-rank", "1", "--dist-init-addr", "10.0.0.1:32000")
     assert "GLOO_SOCKET_IFNAME" not in dict(ranked(placed, 1).command.env)
-    found = replace(
+    detected = replace(
         placed, spec=replace(spec_of(placed), interfaces=(Interface("10.0.0.1", "eth0"), Interface("10.0.0.2", "")))
     )
-    own = replace(found, command=replace(found.command, env=(("GLOO_SOCKET_IFNAME", "bond0"),)))
-    assert [dict(ranked(own, rank).command.env) for rank in (0, 1)] == [
+    overridden = replace(detected, command=replace(detected.command, env=(("GLOO_SOCKET_IFNAME", "bond0"),)))
+    assert [dict(ranked(overridden, rank).command.env) for rank in (0, 1)] == [
         {"SGLANG_HOST_IP": "10.0.0.1", "GLOO_SOCKET_IFNAME": "bond0"},
         {"SGLANG_HOST_IP": "10.0.0.2", "GLOO_SOCKET_IFNAME": "bond0"},
     ]
-    found = replace(found, command=replace(found.command, env=()))
-    assert [dict(ranked(found, rank).command.env).get("GLOO_SOCKET_IFNAME") for rank in (0, 1)] == ["eth0", None]
+    detected = replace(detected, command=replace(detected.command, env=()))
+    assert [dict(ranked(detected, rank).command.env).get("GLOO_SOCKET_IFNAME") for rank in (0, 1)] == ["eth0", None]
     [script] = [file.content.decode() for file in docker_run_files(artifacts, "owl")]
     assert '--node-rank "${NODE_RANK:?' in script
     assert "--restart no" in script
@@ -94,24 +94,24 @@ def test_rank_command_has_number_and_head_address(plan: Plan) -> None:
 @pytest.mark.parametrize("hosts", [(), HOSTS[:1], (*HOSTS, "ssh://c")])
 def test_wrong_number_of_hosts_is_rejected(plan: Plan, hosts: tuple[str, ...]) -> None:
     host_ref = HostRef(home=Home(Path()), remote=next(iter(hosts), None), rank_hosts=hosts[1:])
-    with pytest.raises(UsageError, match=f"`layout.nodes` is 2, and `--host` names {len(hosts)} host") as refused:
+    with pytest.raises(UsageError, match=f"`layout.nodes` is 2, and `--host` names {len(hosts)} host") as caught:
         require_host_per_node(plan, host_ref)
-    assert refused.value.hint == "repeat `--host ssh://NODE` for each of the 2 nodes, rank 0 first"
+    assert caught.value.hint == "repeat `--host ssh://NODE` for each of the 2 nodes, rank 0 first"
 
 
 def test_multi_node_plan_uses_all_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a plan of one node, `test_host_fanout.py` has the command for each host."""
-    asked = list[UpRequest]()
+    """test_host_fanout.py tests a plan of one node, which has one command for each host."""
+    requests = list[UpRequest]()
 
-    def refuse(request: UpRequest, _: Home) -> None:
-        asked.append(request)
-        raise UsageError("asked")
+    def record_request(request: UpRequest, _: Home) -> None:
+        requests.append(request)
+        raise UsageError("recorded")
 
-    monkeypatch.setattr("orchestrator.cli.up.up", refuse)
-    set_ = [word for setting in SETTINGS for word in ("--set", setting)]
-    with pytest.raises(UsageError, match="asked"):
-        app(["up", "mi355x-tp8", *TWO, *set_], prog_name="deploy", standalone_mode=False)
-    assert (asked[0].host, *asked[0].rank_hosts) == HOSTS
+    monkeypatch.setattr("orchestrator.cli.up.up", record_request)
+    set_options = [word for setting in SETTINGS for word in ("--set", setting)]
+    with pytest.raises(UsageError, match="recorded"):
+        app(["up", "mi355x-tp8", *TWO, *set_options], prog_name="deploy", standalone_mode=False)
+    assert (requests[0].host, *requests[0].rank_hosts) == HOSTS
     assert expand_commands("`deploy status owl`") == "`deploy status owl --host ssh://a`"
 
 
@@ -120,9 +120,9 @@ def test_run_record_contains_rank_hosts(tmp_path: Path) -> None:
     assert request.command("owl").endswith("--host ssh://a --host ssh://b")
     run = RunDir(tmp_path)
     run.save_state(REQUEST_FILE, request.to_record("owl"))
-    read = read_request(run)
-    assert read is not None
-    assert (read.host, *read.rank_hosts) == HOSTS
+    saved = read_request(run)
+    assert saved is not None
+    assert (saved.host, *saved.rank_hosts) == HOSTS
 
 
 def test_ports_are_checked_on_host_of_each_rank(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,15 +159,15 @@ def test_multi_host_errors_name_the_host(plan: Plan, monkeypatch: pytest.MonkeyP
 
     host_ref = HostRef(home=Home(Path()), remote=HOSTS[0], rank_hosts=HOSTS[1:])
     monkeypatch.setattr(host, "preflight", fail)
-    with pytest.raises(HostError) as failed:
+    with pytest.raises(HostError) as caught:
         preflight_host(plan, host_ref)
-    assert failed.value.message == "cannot inspect the host (on ssh://a)"
+    assert caught.value.message == "cannot inspect the host (on ssh://a)"
     monkeypatch.setattr(spec, "find_docker", fail)
     with pytest.raises(HostError, match=r"\(on ssh://a\)"):
         spec.prepare(render(plan, None, "image"), host_ref)
-    with pytest.raises(HostError) as failed:
+    with pytest.raises(HostError) as caught:
         spec.prepare(render(plan, None, "image"), HostRef(home=Home(Path())))
-    assert failed.value.message == "cannot inspect the host"
+    assert caught.value.message == "cannot inspect the host"
 
 
 def test_same_plan_on_other_hosts_conflicts(plan: Plan, tmp_path: Path) -> None:
@@ -183,13 +183,13 @@ def test_same_plan_on_other_hosts_conflicts(plan: Plan, tmp_path: Path) -> None:
     )
     docker = SimpleNamespace(find=lambda _: (handle,), state=lambda _: ServerState(status=Status.RUNNING))
     servers = Servers(Home(tmp_path), {"docker": cast("ServerGroup", docker)})
-    with pytest.raises(NameTakenError, match="`owl` has its other ranks on ssh://c") as taken:
+    with pytest.raises(NameTakenError, match="`owl` has its other ranks on ssh://c") as caught:
         _already_up(servers, "owl", plan=plan, request=request_of(host=HOSTS[0], rank_hosts=HOSTS[1:]))
-    assert "--host ssh://a --host ssh://b --replace` stops it first" in taken.value.hint
+    assert "--host ssh://a --host ssh://b --replace` stops it first" in caught.value.hint
 
 
 class Daemon:
-    """One container of that name and state."""
+    """A Docker API with one running container."""
 
     containers = property(lambda self: self)
 
@@ -205,7 +205,7 @@ class Daemon:
     ("head", "run", "removed"),
     [
         ("ssh://a", "home/runs/owl/1", True),
-        ("ssh://c", "home/runs/owl/1", False),  # on that host, rank 0 may run
+        ("ssh://c", "home/runs/owl/1", False),  # rank 0 may run on that host
         ("ssh://a", "theirs/runs/owl/1", False),
         ("ssh://a", "home/runs/owl/deleted", False),
     ],
@@ -219,28 +219,30 @@ def test_only_orphaned_ranks_of_this_home_are_removed(tmp_path: Path, head: str,
     assert (cleared, daemon.removed) == (removed, ["deploy-owl--rank-1"] if removed else [])
 
 
-@pytest.mark.parametrize(("home", "name", "asked"), [("ours", None, 1), ("theirs", None, 0), ("theirs", "owl", 1)])
+@pytest.mark.parametrize(
+    ("home", "name", "connections"), [("ours", None, 1), ("theirs", None, 0), ("theirs", "owl", 1)]
+)
 def test_listing_does_not_contact_hosts_of_other_homes(
-    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str, name: str | None, asked: int
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str, name: str | None, connections: int
 ) -> None:
     (run := tmp_path / home / "runs/owl/1").mkdir(parents=True)
     labels = container_labels(plan, "owl") | {RUN_DIR: str(run), RANK_HOSTS: "ssh://b"}
     state = {"Status": "running", "StartedAt": "2026-01-01T00:00:00Z"}
-    listed = SimpleNamespace(
+    docker_containers = SimpleNamespace(
         list=lambda **_: [Container({"Id": "1", "Labels": labels})],
         get=lambda number: Container({"Id": number, "State": state, "RestartCount": 0}),
     )
-    found, connected = DockerRuntime(Home(tmp_path / "ours"), "unix:///nowhere"), list[str]()
-    found._host.__dict__["client"] = SimpleNamespace(containers=listed)
+    docker_runtime, connected = DockerRuntime(Home(tmp_path / "ours"), "unix:///nowhere"), list[str]()
+    docker_runtime._host.__dict__["client"] = SimpleNamespace(containers=docker_containers)
 
-    def refuse(_: DockerRuntime, url: str) -> DockerHost:
+    def fail_connection(_: DockerRuntime, url: str) -> DockerHost:
         connected.append(url)
         raise HostError("no connection")
 
-    monkeypatch.setattr(DockerRuntime, "_host_at", refuse)
+    monkeypatch.setattr(DockerRuntime, "_host_at", fail_connection)
     monkeypatch.setattr(DockerRuntime, "_processes", lambda *_: ())
-    [unit] = found.find(name)
-    assert (unit.rank_hosts, unit.state.status, len(connected)) == (("ssh://b",), Status.RUNNING, asked)
+    [unit] = docker_runtime.find(name)
+    assert (unit.rank_hosts, unit.state.status, len(connected)) == (("ssh://b",), Status.RUNNING, connections)
 
 
 def test_labels_with_rank_run_directory_are_no_record(plan: Plan) -> None:

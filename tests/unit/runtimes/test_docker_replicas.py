@@ -1,4 +1,4 @@
-"""Several servers as containers: what each is given, and how they are found again as one."""
+"""Replicas as containers: their settings, and their listing as one server."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -40,7 +40,7 @@ def pair(plan: Plan) -> Artifacts:
 
 
 class Daemon:
-    """Containers as the Docker API lists them: each bears every label that is asked for."""
+    """A Docker API whose listed containers have every requested label."""
 
     containers = property(lambda self: self)
 
@@ -60,13 +60,13 @@ class Daemon:
 
 
 def runtime(home: Path, *labels: Mapping[str, str]) -> DockerRuntime:
-    found = DockerRuntime(Home(home), "unix:///nowhere")
-    found._host.__dict__["client"] = Daemon(*labels)
-    return found
+    result = DockerRuntime(Home(home), "unix:///nowhere")
+    result._host.__dict__["client"] = Daemon(*labels)
+    return result
 
 
-def labels_of(plan: Plan, run: Path, part: str = "") -> dict[str, str]:
-    return container_labels(plan, "pair", part) | {RUN_DIR: str(run / part)}
+def labels_of(plan: Plan, run: Path, unit_name: str = "") -> dict[str, str]:
+    return container_labels(plan, "pair", unit_name) | {RUN_DIR: str(run / unit_name)}
 
 
 def test_replicas_are_on_loopback_and_gateway_on_host_network(pair: Artifacts) -> None:
@@ -88,40 +88,40 @@ def test_replica_waits_for_vram_of_its_own_gpus(pair: Artifacts) -> None:
 
 def test_detected_patches_change_environment_but_not_plan(plan: Plan) -> None:
     variable = EnvVar(name="HSA_FOUND", value="one", origin=Origin.RECIPE, source="")
-    held = render(plan, None, IMAGE, DetectedPatches(ids=frozenset({"found"}), env=(variable,)))
-    assert (held.plan, tuple(server.plan for server in held.replicas)) == (plan, replica_plans(plan))
-    assert all(("HSA_FOUND", "one") in server.command.env for server in held.replicas)
+    rendered = render(plan, None, IMAGE, DetectedPatches(ids=frozenset({"found"}), env=(variable,)))
+    assert (rendered.plan, tuple(server.plan for server in rendered.replicas)) == (plan, replica_plans(plan))
+    assert all(("HSA_FOUND", "one") in server.command.env for server in rendered.replicas)
 
 
 def test_containers_with_one_name_form_one_server(plan: Plan, tmp_path: Path) -> None:
     first, second = replica_plans(plan)
-    run = tmp_path / "1"  # beside it, other runs of the name are looked for
-    found = runtime(
+    run = tmp_path / "1"  # its parent is searched for other runs of the name
+    units = runtime(
         tmp_path,
         labels_of(second, run, "replica-2"),
         labels_of(plan, run),
         labels_of(first, run, "replica-1"),
     ).find()
-    assert [(server.role, server.number, server.state.status) for server in found] == [
+    assert [(unit.role, unit.number, unit.state.status) for unit in units] == [
         (Role.GATEWAY, 1, Status.RUNNING),
         (Role.SERVER, 1, Status.RUNNING),
         (Role.SERVER, 2, Status.RUNNING),
     ]
-    found = servers_of(found)
-    assert [(server.url, server.plan_digest, server.run_dir) for server in found] == [
+    servers = servers_of(units)
+    assert [(server.url, server.plan_digest, server.run_dir) for server in servers] == [
         ("http://127.0.0.1:30000", plan.digest, str(run))
     ]
-    assert [server.url for server in found[0].replicas] == ["http://127.0.0.1:30008", "http://127.0.0.1:30016"]
+    assert [server.url for server in servers[0].replicas] == ["http://127.0.0.1:30008", "http://127.0.0.1:30016"]
 
 
 def test_replicas_without_gateway_are_exited(plan: Plan, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(plan.to_json())
     docker = runtime(tmp_path, labels_of(replica_plans(plan)[0], tmp_path, "replica-1"))
-    (found,) = ServerGroup(docker).find()
-    assert (found.runtime_id, found.url, found.run_dir) == ("", "", str(tmp_path))
-    assert found.plan_digest == plan.digest
-    state = ServerGroup(docker).state(found)
-    assert found.state == state
+    (server,) = ServerGroup(docker).find()
+    assert (server.runtime_id, server.url, server.run_dir) == ("", "", str(tmp_path))
+    assert server.plan_digest == plan.digest
+    state = ServerGroup(docker).state(server)
+    assert server.state == state
     assert (state.status, state.detail) == (Status.EXITED, "the gateway was not started")
 
 

@@ -1,4 +1,4 @@
-"""What an inspection of a container says about its server; inspections as Docker 20.10 gives them."""
+"""The state of a server from inspections of its container, as Docker 20.10 returns them."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ def inspected(
         ),
         (inspected("paused", limit=0), Status.RUNNING, None, "paused"),  # a rank, which Docker does not restart
         (inspected("exited", code=137, limit=0), Status.EXITED, 137, "killed by SIGKILL"),
-        # sglang's clean stop ends with 137 as well: Docker would have started it again, had it not been told to stop
+        # a clean stop of sglang also exits with 137; Docker restarts only containers that it was not told to stop
         (
             inspected("exited", code=137),
             Status.EXITED,
@@ -68,13 +68,13 @@ def test_container_never_started_has_no_start_time() -> None:
 
 def test_only_exited_container_has_end_time() -> None:
     assert server_state(inspected("exited")).ended_at == "E"
-    assert server_state(inspected("running")).ended_at is None  # of its last restart
+    assert server_state(inspected("running")).ended_at is None  # FinishedAt is that of its previous run
     assert server_state(inspected("created", started=NEVER)).ended_at is None
 
 
-RUNS = ServerState(status=Status.RUNNING, started_at="T0")
-HUNG = ServerState(status=Status.RUNNING, detail="paused")
-LOST = ServerState(status=Status.UNKNOWN, detail="cannot connect")
+RUNNING = ServerState(status=Status.RUNNING, started_at="T0")
+PAUSED = ServerState(status=Status.RUNNING, detail="paused")
+UNREACHABLE = ServerState(status=Status.UNKNOWN, detail="cannot connect")
 
 
 LOST_PEER = (
@@ -82,21 +82,25 @@ LOST_PEER = (
 )
 
 
-def ended(moment: str, detail: str) -> ServerState:
-    return ServerState(status=Status.EXITED, exit_code=137, ended_at=moment, detail=detail)
+def exited(time: str, detail: str) -> ServerState:
+    return ServerState(status=Status.EXITED, exit_code=137, ended_at=time, detail=detail)
 
 
 @pytest.mark.parametrize(
     ("states", "status", "detail"),
     [
-        ((RUNS, RUNS), Status.RUNNING, ""),
-        ((RUNS, HUNG), Status.RUNNING, "rank 1 on b: paused"),
-        ((RUNS, LOST), Status.RUNNING, "rank 1 on b: cannot connect"),  # rank 0 may serve: its health decides
-        ((RUNS, ended("T2", "killed")), Status.EXITED, "rank 1 on b ended first: killed"),
-        ((ended("T3", "killed"), ended("T2", "exit code 1")), Status.EXITED, "rank 1 on b ended first: exit code 1"),
-        ((ended("T2", "killed"), ended("T3", "exit code 3")), Status.EXITED, "rank 0 on a ended first: killed"),
-        ((ended("T2", "killed"), LOST), Status.EXITED, "rank 0 on a ended first: killed; rank 1 on b: cannot connect"),
-        ((RUNS, NOT_FOUND), Status.EXITED, "rank 1 on b ended first: its container was removed"),
+        ((RUNNING, RUNNING), Status.RUNNING, ""),
+        ((RUNNING, PAUSED), Status.RUNNING, "rank 1 on b: paused"),
+        ((RUNNING, UNREACHABLE), Status.RUNNING, "rank 1 on b: cannot connect"),  # rank 0 may serve: its health decides
+        ((RUNNING, exited("T2", "killed")), Status.EXITED, "rank 1 on b ended first: killed"),
+        ((exited("T3", "killed"), exited("T2", "exit code 1")), Status.EXITED, "rank 1 on b ended first: exit code 1"),
+        ((exited("T2", "killed"), exited("T3", "exit code 3")), Status.EXITED, "rank 0 on a ended first: killed"),
+        (
+            (exited("T2", "killed"), UNREACHABLE),
+            Status.EXITED,
+            "rank 0 on a ended first: killed; rank 1 on b: cannot connect",
+        ),
+        ((RUNNING, NOT_FOUND), Status.EXITED, "rank 1 on b ended first: its container was removed"),
     ],
 )
 def test_server_is_exited_when_any_rank_exits(
@@ -107,9 +111,9 @@ def test_server_is_exited_when_any_rank_exits(
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_rank_that_lost_another_one_is_not_blamed(lost: int) -> None:
-    """Seen with 0.5.14 on two nodes: after a kill of rank 0's scheduler, its main process waits longer than rank 1."""
+def test_rank_that_lost_its_peer_is_not_the_cause(lost: int) -> None:
+    """sglang 0.5.14 on two nodes: after rank 0's scheduler is killed, its main process exits later than rank 1."""
     logs = {lost: [LOST_PEER], 1 - lost: ["Subprocess scheduler_0 (pid=10561) crashed with exit code -9."]}
-    ends = [ended("T2" if rank == lost else "T3", "killed") for rank in (0, 1)]
+    ends = [exited("T2" if rank == lost else "T3", "killed") for rank in (0, 1)]
     state = state_of_ranks(list(zip("ab", ends, strict=True)), logs.__getitem__)
     assert state.detail == f"rank {lost} on {'ab'[lost]} ended first: killed, after another rank had failed"

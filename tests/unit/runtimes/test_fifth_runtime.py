@@ -1,4 +1,4 @@
-"""What a runtime need not say; tests/integration/test_fifth_runtime_up.py starts servers with a fifth one."""
+"""Defaults of a minimal runtime; tests/integration/test_fifth_runtime_up.py starts servers with one."""
 
 import inspect
 from pathlib import Path
@@ -20,35 +20,39 @@ def test_minimal_runtime_gets_default_behavior(tmp_path: Path, monkeypatch: pyte
     plan = load("cpu-tiny", overrides=[f"runtime={NAME}"]).plan
     with pytest.raises(UsageError, match="the on-paper runtime starts servers only on this host, not on `ssh://n0`"):
         resolve_host_ref(plan.runtime, Home(tmp_path), "ssh://n0")
-    kind = runtime_class(NAME)
+    runtime = runtime_class(NAME)
     assert (
-        kind.external_image(plan),
-        kind.monitoring_targets(plan, "owl"),
-        kind.restart_owner(plan),
-        kind.saved_state(tmp_path),
+        runtime.external_image(plan),
+        runtime.monitoring_targets(plan, "owl"),
+        runtime.restart_owner(plan),
+        runtime.saved_state(tmp_path),
     ) == (None,) * 4
 
 
 def test_runtime_missing_a_method_cannot_be_created(tmp_path: Path) -> None:
-    class Silent(Runtime):
-        name = "silent"
+    class Incomplete(Runtime):
+        name = "incomplete"
 
     with pytest.raises(TypeError, match=r"abstract methods? .*start"):
-        Silent(Home(tmp_path))  # type: ignore[abstract]
+        Incomplete(Home(tmp_path))  # type: ignore[abstract]
 
 
 @pytest.mark.parametrize("name", REGISTRY)
 def test_imported_runtime_methods_match_base_signatures(name: str) -> None:
-    kind = runtime_class(name)
-    named = [item for item, value in vars(kind).items() if isinstance(value, Imported)]
-    assert {"render", "prepare"} <= {*named}
-    assert not Runtime.__abstractmethods__ & {*named}  # which would be imported with the class
-    for item in named:
-        found, base = getattr(kind, item), getattr(Runtime, item)
+    runtime = runtime_class(name)
+    imported = [item for item, value in vars(runtime).items() if isinstance(value, Imported)]
+    assert {"render", "prepare"} <= {*imported}
+    assert not Runtime.__abstractmethods__ & {*imported}  # abstract methods would be imported with the class
+    for item in imported:
+        method, base = getattr(runtime, item), getattr(Runtime, item)
         if callable(base):
-            given = [parameter.lstrip("_") for parameter in inspect.signature(base).parameters]
-            taken = inspect.signature(found).parameters.values()
-            assert [parameter.name.lstrip("_") for parameter in taken][: len(given)] == given, item
-            assert all(parameter.default is not parameter.empty for parameter in list(taken)[len(given) :]), item
+            base_parameters = [parameter.lstrip("_") for parameter in inspect.signature(base).parameters]
+            parameters = inspect.signature(method).parameters.values()
+            assert [parameter.name.lstrip("_") for parameter in parameters][
+                : len(base_parameters)
+            ] == base_parameters, item
+            assert all(
+                parameter.default is not parameter.empty for parameter in list(parameters)[len(base_parameters) :]
+            ), item
         else:
-            assert found, item
+            assert method, item

@@ -1,4 +1,4 @@
-"""Whatever stands where a record should: it is a record, or it is told in words; nothing is killed for it."""
+"""Any content of a record file is a valid record or a readable error, and no process is killed."""
 
 import json
 from contextlib import suppress
@@ -47,19 +47,19 @@ SHARED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 @pytest.fixture
 def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run of the server `tiny`, on a machine where nothing runs."""
+    """Return the run directory of server `tiny`, on a machine without processes."""
     boot = tmp_path / "proc/sys/kernel/random/boot_id"
     boot.parent.mkdir(parents=True)
     boot.write_text("boot\n")
     monkeypatch.setattr(procfs, "_PROC", tmp_path / "proc")
-    monkeypatch.setattr("os.kill", lambda *_: pytest.fail("something was killed"))
+    monkeypatch.setattr("os.kill", lambda *_: pytest.fail("a process was killed"))
     folder = tmp_path / "runs" / "tiny" / "1"
     folder.mkdir(parents=True)
     return folder
 
 
 def use(run_dir: Path) -> None:
-    """All that is done with a record."""
+    """Call all functions that read a record."""
     runtime = ProcessRuntime(Home(run_dir.parents[2]))
     for handle in runtime.find():
         assert handle.name == "tiny"

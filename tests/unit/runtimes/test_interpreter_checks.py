@@ -1,4 +1,4 @@
-"""What preflight says of the interpreter that has the engine: absent, without torch, another sglang, no nvcc."""
+"""Preflight checks of the engine's interpreter: missing, without torch, with another sglang, without nvcc."""
 
 import json
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ H200 = {
 def findings(
     completed: CompletedProgram | None, *, nvcc: str = "/usr/local/cuda/bin/nvcc", **changed: str
 ) -> list[Finding]:
-    """Preflight of `h200-tiny` on a recorded H200, whose interpreter answers with `told` (None: made on the way up)."""
+    """Return the findings for `h200-tiny` on a recorded H200 with this output of the interpreter (None: unbuilt)."""
     machine, plan = runner_of(sections("h200-idle", **changed)), plan_of("h200-tiny", "hardware.gpus=1")
 
     def runner(argv: Sequence[str]) -> CompletedProgram:
@@ -52,18 +52,18 @@ def printed(**versions: str | None) -> CompletedProgram:
     return CompletedProgram(argv=(), code=0, stdout=json.dumps({**H200, **versions}), stderr="")
 
 
-def row(found: list[Finding], check: str) -> Finding:
-    (finding,) = (item for item in found if item.check == check)
+def row(all_findings: list[Finding], check: str) -> Finding:
+    (finding,) = (item for item in all_findings if item.check == check)
     return finding
 
 
 def test_suitable_interpreter_is_reported_with_versions() -> None:
-    found = findings(printed())
-    assert row(found, "interpreter").value == (
+    all_findings = findings(printed())
+    assert row(all_findings, "interpreter").value == (
         "python 3.12.3, torch 2.11.0+cu130, cuda 13.0, sglang 0.5.16, sglang-kernel 0.4.5"
     )
-    assert {row(found, check).level for check in ("interpreter", "torch", "nvcc", "gpus")} == {Level.INFO}
-    assert row(found, "gpus").value == "1 x NVIDIA H200 by nvidia-smi"
+    assert {row(all_findings, check).level for check in ("interpreter", "torch", "nvcc", "gpus")} == {Level.INFO}
+    assert row(all_findings, "gpus").value == "1 x NVIDIA H200 by nvidia-smi"
 
 
 @pytest.mark.parametrize(
@@ -87,13 +87,13 @@ def test_suitable_interpreter_is_reported_with_versions() -> None:
         (printed(torch="2.12.0+cu140", cuda="14.0"), "torch", "torch 2.12.0+cu140 for CUDA 14.0"),
     ],
     ids=[
-        "absent",
-        "silent",
-        "something else",
+        "missing",
+        "no output",
+        "not a Python",
         "no sglang",
         "another sglang",
         "no torch",
-        "torch of a CPU",
+        "CPU-only torch",
         "CUDA newer than the driver",
     ],
 )

@@ -1,4 +1,4 @@
-"""Which clusters are asked for a server."""
+"""The clusters that are queried for a server."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ RUNS = {"near": None, "blue": {"context": "one", "namespace": "web"}, "green": {
     ("name", "clusters"),
     [
         ("blue", [Cluster("one", "web")]),
-        ("near", []),  # it is of another runtime
+        ("near", []),  # a server of another runtime
         ("new", [Cluster("", "web"), Cluster("one", "web")]),
         (None, [Cluster("", "web"), Cluster("one", "web")]),
     ],
@@ -56,13 +56,13 @@ def test_listing_skips_clusters_of_stopped_servers(tmp_path: Path) -> None:
 
 
 def test_started_server_ignores_run_directory_from_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the server is made of was noted wherever the answer to the request said."""
+    """The record of the server was once written to the directory that the response of the cluster named."""
     plan = cluster_plan("cpu-tiny", HOST_PATH)
     annotations = {PLAN: "d", PROFILE: "p", URL: "http://x:1", RUN_DIR: str(tmp_path / "elsewhere")}
-    made = {"metadata": {"annotations": annotations, "labels": {NAME: "hen"}, "uid": "1"}}
-    done = CompletedProgram(argv=("kubectl",), code=0, stdout=json.dumps(made), stderr="")
+    created = {"metadata": {"annotations": annotations, "labels": {NAME: "hen"}, "uid": "1"}}
+    result = CompletedProgram(argv=("kubectl",), code=0, stdout=json.dumps(created), stderr="")
     for verb in ("create", "apply", "change", "ask"):
-        monkeypatch.setattr(Cluster, verb, lambda *_, **__: done)
+        monkeypatch.setattr(Cluster, verb, lambda *_, **__: result)
     monkeypatch.setattr("orchestrator.runtimes.kubernetes.kubectl.free_port", lambda: 1)
     runtime, run_dir = KubernetesRuntime(Home(tmp_path)), tmp_path / "runs/owl/1"
     handle = runtime.start(render_artifacts(plan), name="owl", run_dir=run_dir, secrets={})
@@ -73,11 +73,11 @@ def test_start_reports_differing_object_name(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        Cluster, "create", lambda _, made: CompletedProgram(argv=(), code=0, stdout=json.dumps(made), stderr="")
+        Cluster, "create", lambda _, created: CompletedProgram(argv=(), code=0, stdout=json.dumps(created), stderr="")
     )
-    for name, part in (("owl", ""), ("owl-5.3", ""), ("owl-5.3", "replica-1"), ("owl-5.3", "replica-2")):
-        about = {"name": deployment_name(name, part), "labels": {NAME: name}}
-        create_deployment(Cluster("", "default"), {"metadata": about})
-    called = object_name("owl-5.3")
-    message = f"note: the objects of `owl-5.3` are named `{called}`: Kubernetes allows no dots and no long names\n"
+    for name, unit_name in (("owl", ""), ("owl-5.3", ""), ("owl-5.3", "replica-1"), ("owl-5.3", "replica-2")):
+        metadata = {"name": deployment_name(name, unit_name), "labels": {NAME: name}}
+        create_deployment(Cluster("", "default"), {"metadata": metadata})
+    expected = object_name("owl-5.3")
+    message = f"note: the objects of `owl-5.3` are named `{expected}`: Kubernetes allows no dots and no long names\n"
     assert capsys.readouterr().err == 2 * message

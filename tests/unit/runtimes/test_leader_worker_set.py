@@ -1,4 +1,4 @@
-"""A server on several nodes of a cluster: a LeaderWorkerSet, and what the published schemas of two versions say of it.
+"""A server on several nodes of a cluster: a LeaderWorkerSet that is valid in two versions of its schema.
 
 The samples are the schemas in config/crd/bases/leaderworkerset.x-k8s.io_leaderworkersets.yaml
 of kubernetes-sigs/lws at the tags v0.7.0 (cd3a73a3) and v0.9.0 (f056f611), as JSON without descriptions.
@@ -15,14 +15,14 @@ from orchestrator.core.errors import ProfileError
 from orchestrator.planner.planning import load
 
 VERSIONS = ("v0.7.0", "v0.9.0")
-TWO = ("layout.nodes=2", "server.api_key_env=SGLANG_KEY", "kubernetes.weights.pvc=models")
-GPUS = (*TWO, "layout.tp=16")
-CPUS = (*TWO, "layout.tp=2")
+TWO_NODES = ("layout.nodes=2", "server.api_key_env=SGLANG_KEY", "kubernetes.weights.pvc=models")
+GPUS = (*TWO_NODES, "layout.tp=16")
+CPUS = (*TWO_NODES, "layout.tp=2")
 
 
 def group_of(profile: str, *settings: str) -> dict[str, Any]:
-    [found] = [obj for obj in all_objects(cluster_plan(profile, *settings)) if obj["kind"] == "LeaderWorkerSet"]
-    return found
+    [group] = [obj for obj in all_objects(cluster_plan(profile, *settings)) if obj["kind"] == "LeaderWorkerSet"]
+    return group
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -38,7 +38,7 @@ def test_leader_worker_set_matches_schema(profile: str, settings: tuple[str, ...
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_unknown_field_fails_the_schema(version: str) -> None:
-    """The samples are strict: the test above can fail."""
+    """The schema is strict, so the test above can fail."""
     group = group_of("cpu-tiny", *CPUS)
     group["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]["hostNetworks"] = True
     with pytest.raises(jsonschema.ValidationError, match="hostNetworks"):
@@ -52,9 +52,9 @@ def test_ranks_use_host_network_of_separate_nodes() -> None:
         spec = template[name]["spec"]
         [server] = spec["containers"]
         assert (spec["hostNetwork"], spec["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
-        [apart] = spec["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-        assert apart["topologyKey"] == "kubernetes.io/hostname"
-        assert apart["labelSelector"]["matchLabels"].items() <= template[name]["metadata"]["labels"].items()
+        [anti_affinity] = spec["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        assert anti_affinity["topologyKey"] == "kubernetes.io/hostname"
+        assert anti_affinity["labelSelector"]["matchLabels"].items() <= template[name]["metadata"]["labels"].items()
         assert {"name": "infiniband", "hostPath": {"path": "/dev/infiniband", "type": "Directory"}} in spec["volumes"]
         assert server["resources"]["limits"]["amd.com/gpu"] == "8"
         assert server["env"][-1]["valueFrom"] == {"fieldRef": {"fieldPath": "status.podIP"}}  # of SGLANG_HOST_IP
@@ -65,21 +65,21 @@ def test_ranks_use_host_network_of_separate_nodes() -> None:
 
 def test_only_leader_has_probes_and_drains() -> None:
     plan = cluster_plan("mi355x-tp8", *GPUS)
-    found = {obj["kind"]: obj for obj in all_objects(plan)}
-    template = found["LeaderWorkerSet"]["spec"]["leaderWorkerTemplate"]
+    by_kind = {obj["kind"]: obj for obj in all_objects(plan)}
+    template = by_kind["LeaderWorkerSet"]["spec"]["leaderWorkerTemplate"]
     [leader], [worker] = (template[name]["spec"]["containers"] for name in ("leaderTemplate", "workerTemplate"))
     assert {"startupProbe", "readinessProbe", "livenessProbe"} <= leader.keys()
     assert not {"startupProbe", "readinessProbe", "livenessProbe"} & worker.keys()
     assert worker["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", str(plan.timeouts.termination_grace + 25)]
-    assert leader["lifecycle"]["preStop"]["exec"]["command"][0] != "sleep"  # it drains
-    assert found["Service"]["spec"]["selector"]["leaderworkerset.sigs.k8s.io/worker-index"] == "0"
-    assert "NetworkPolicy" not in found  # none holds in the network of a node
+    assert leader["lifecycle"]["preStop"]["exec"]["command"][0] != "sleep"  # the leader drains
+    assert by_kind["Service"]["spec"]["selector"]["leaderworkerset.sigs.k8s.io/worker-index"] == "0"
+    assert "NetworkPolicy" not in by_kind  # network policies do not apply to the host network
 
 
 def test_gateway_selects_only_leaders() -> None:
-    """The other ranks have a health endpoint that always answers."""
-    found = all_objects(cluster_plan("cpu-tiny", *CPUS, "replicas=2"))
-    [gateway] = [obj for obj in found if obj["kind"] == "Deployment"]
+    """The health endpoint of the other ranks always succeeds."""
+    objs = all_objects(cluster_plan("cpu-tiny", *CPUS, "replicas=2"))
+    [gateway] = [obj for obj in objs if obj["kind"] == "Deployment"]
     args = gateway["spec"]["template"]["spec"]["containers"][0]["args"]
     assert args[args.index("--selector") + 1 :][2] == "leaderworkerset.sigs.k8s.io/worker-index=0"
 

@@ -1,4 +1,4 @@
-"""A program that is not there: an error with a next step, or a result as a shell has it."""
+"""A missing program is an error with a hint, or a result with exit code 127."""
 
 import pytest
 

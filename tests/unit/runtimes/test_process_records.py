@@ -1,4 +1,4 @@
-"""Which process is meant, what is recorded of it, and what its end is called."""
+"""Process records: identification of processes, record files, and exit reasons."""
 
 import errno
 import json
@@ -37,7 +37,7 @@ RECORD = Record(
 
 @pytest.fixture(autouse=True)
 def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A /proc of the test's own."""
+    """Return a fake /proc."""
     folder = tmp_path / "proc"
     (folder / "sys/kernel/random").mkdir(parents=True)
     (folder / "sys/kernel/random/boot_id").write_text("boot\n")
@@ -50,8 +50,8 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path / "home")
 
 
-def runs(proc: Path, pid: int, *, parent: int, session: int, started: int, state: str = "S") -> None:
-    """Let a process run, with a name that makes a parser stumble."""
+def add_process(proc: Path, pid: int, *, parent: int, session: int, started: int, state: str = "S") -> None:
+    """Add a process with a name that is hard to parse."""
     after_start = " ".join(["0"] * 30)
     stat = (
         f"{pid} (sglang) :: (x) {state} {parent} {pid} {session} 0 -1 0 0 0 0 0 0 0 0 0 0 0 1 0 {started} {after_start}"
@@ -60,15 +60,15 @@ def runs(proc: Path, pid: int, *, parent: int, session: int, started: int, state
     (proc / str(pid) / "stat").write_text(stat)
 
 
-def keep(home: Home, record: Record, run: str = "1") -> Path:
+def write_run(home: Home, record: Record, run: str = "1") -> Path:
     folder = home.runs / record.name / run
     folder.mkdir(parents=True)
     write_record(folder, record)
     return folder
 
 
-def bears(proc: Path, pid: int, *, token: str = "", output: str = "") -> None:
-    """Let a process that runs have inherited something."""
+def set_inherited(proc: Path, pid: int, *, token: str = "", output: str = "") -> None:
+    """Give a process an inherited environment and output."""
     (proc / str(pid) / "environ").write_bytes(f"HOME=/root\0DEPLOY_SERVER={token}\0".encode())
     (proc / str(pid) / "fd").mkdir()
     (proc / str(pid) / "fd/1").symlink_to("/dev/null")
@@ -80,45 +80,45 @@ def pids(marks: procfs.ProcessMarkers) -> list[int]:
 
 
 def test_server_processes_include_session_and_descendants(proc: Path) -> None:
-    runs(proc, 10, parent=1, session=10, started=100)
-    runs(proc, 11, parent=10, session=10, started=101)
-    runs(proc, 12, parent=11, session=12, started=102)  # has left the session
-    runs(proc, 13, parent=12, session=12, started=103)
-    runs(proc, 14, parent=1, session=14, started=104)  # somebody else
-    runs(proc, 15, parent=11, session=10, started=105, state="Z")
+    add_process(proc, 10, parent=1, session=10, started=100)
+    add_process(proc, 11, parent=10, session=10, started=101)
+    add_process(proc, 12, parent=11, session=12, started=102)  # left the session
+    add_process(proc, 13, parent=12, session=12, started=103)
+    add_process(proc, 14, parent=1, session=14, started=104)  # an unrelated process
+    add_process(proc, 15, parent=11, session=10, started=105, state="Z")
 
     assert pids(RECORD.markers) == [10, 11, 12, 13]
 
 
 def test_session_with_reused_supervisor_pid_is_not_included(proc: Path) -> None:
-    """A daemon that called setsid and forked leaves a session whose leader is gone."""
-    runs(proc, 20, parent=1, session=10, started=300)
-    bears(proc, 20, token="/elsewhere", output="pipe:[8]")
+    """A daemon that called setsid and forked leaves a session without its leader."""
+    add_process(proc, 20, parent=1, session=10, started=300)
+    set_inherited(proc, 20, token="/elsewhere", output="pipe:[8]")
 
     assert pids(RECORD.markers) == []
 
 
 def test_orphans_are_identified_by_inherited_token_and_output(proc: Path) -> None:
-    runs(proc, 21, parent=1, session=21, started=103)
-    bears(proc, 21, token="/home/runs/tiny/1")
-    runs(proc, 22, parent=1, session=22, started=103)
-    bears(proc, 22, output="pipe:[7]")  # setproctitle has overwritten its environment
-    runs(proc, 23, parent=22, session=22, started=104)
-    runs(proc, 24, parent=1, session=24, started=99)  # began before the server did
-    bears(proc, 24, token="/home/runs/tiny/1")
-    runs(proc, 25, parent=1, session=25, started=104)
-    bears(proc, 25, token="/home/runs/tiny/10")
+    add_process(proc, 21, parent=1, session=21, started=103)
+    set_inherited(proc, 21, token="/home/runs/tiny/1")
+    add_process(proc, 22, parent=1, session=22, started=103)
+    set_inherited(proc, 22, output="pipe:[7]")  # setproctitle has overwritten its environment
+    add_process(proc, 23, parent=22, session=22, started=104)
+    add_process(proc, 24, parent=1, session=24, started=99)  # started before the server
+    set_inherited(proc, 24, token="/home/runs/tiny/1")
+    add_process(proc, 25, parent=1, session=25, started=104)
+    set_inherited(proc, 25, token="/home/runs/tiny/10")
 
     assert pids(RECORD.markers) == [21, 22, 23]
     assert pids(procfs.ProcessMarkers(token="/home/runs/tiny/1")) == [21, 24]
 
 
-@pytest.mark.parametrize("identified", ["boot/10/99", "earlier-boot/10/100"])
-def test_reused_pid_is_not_the_recorded_process(proc: Path, identified: str) -> None:
-    runs(proc, 10, parent=1, session=10, started=100)
+@pytest.mark.parametrize("identity", ["boot/10/99", "earlier-boot/10/100"])
+def test_reused_pid_is_not_the_recorded_process(proc: Path, identity: str) -> None:
+    add_process(proc, 10, parent=1, session=10, started=100)
 
-    assert pids(replace(RECORD, supervisor=identified, server=None).markers) == []
-    assert procfs.find_process(identified) is None
+    assert pids(replace(RECORD, supervisor=identity, server=None).markers) == []
+    assert procfs.find_process(identity) is None
     assert procfs.process_identity(10) == "boot/10/100"
 
 
@@ -133,9 +133,9 @@ def test_record_round_trips_and_is_private(tmp_path: Path) -> None:
 
 
 def test_newest_run_is_the_server_unless_stopped(home: Home) -> None:
-    keep(home, replace(RECORD, started_at="2026-07-03T09:00:00+00:00", stopped=True), "old")
-    new = keep(home, RECORD, "new")
-    keep(home, replace(RECORD, name="gone", stopped=True))
+    write_run(home, replace(RECORD, started_at="2026-07-03T09:00:00+00:00", stopped=True), "old")
+    new = write_run(home, RECORD, "new")
+    write_run(home, replace(RECORD, name="gone", stopped=True))
     (home.runs / "never-started").mkdir()
 
     (handle,) = ProcessRuntime(home).find()
@@ -155,7 +155,7 @@ def test_newest_run_is_the_server_unless_stopped(home: Home) -> None:
     ],
 )
 def test_exited_server_has_readable_reason(home: Home, code: int | None, detail: str) -> None:
-    keep(home, replace(RECORD, exit_code=code))
+    write_run(home, replace(RECORD, exit_code=code))
     runtime = ProcessRuntime(home)
 
     state = runtime.state(runtime.find("tiny")[0])
@@ -164,13 +164,12 @@ def test_exited_server_has_readable_reason(home: Home, code: int | None, detail:
 
 
 def test_server_with_only_orphans_running_is_exited(home: Home, proc: Path) -> None:
-    """It serves nobody, and who waits for it waits in vain."""
-    folder = keep(home, RECORD)
+    folder = write_run(home, RECORD)
     runtime = ProcessRuntime(home)
     (handle,) = runtime.find("tiny")
-    runs(proc, 12, parent=1, session=12, started=102)
-    bears(proc, 12, token=RECORD.token)
-    keep(home, replace(RECORD, started_at="2030-01-01T00:00:00+00:00", supervisor="boot/8/80", server=None), "2")
+    add_process(proc, 12, parent=1, session=12, started=102)
+    set_inherited(proc, 12, token=RECORD.token)
+    write_run(home, replace(RECORD, started_at="2030-01-01T00:00:00+00:00", supervisor="boot/8/80", server=None), "2")
 
     state = runtime.state(handle)
 
@@ -182,9 +181,9 @@ def test_server_with_only_orphans_running_is_exited(home: Home, proc: Path) -> N
 
 @pytest.mark.parametrize("alive", [10, 11])
 def test_server_is_running_while_it_or_supervisor_runs(home: Home, proc: Path, alive: int) -> None:
-    keep(home, RECORD)
+    write_run(home, RECORD)
     runtime = ProcessRuntime(home)
-    runs(proc, alive, parent=1, session=alive, started=90 + alive)
+    add_process(proc, alive, parent=1, session=alive, started=90 + alive)
 
     assert runtime.state(runtime.find("tiny")[0]).status is Status.RUNNING
 
@@ -202,49 +201,49 @@ def another_users(path: Path) -> None:
     os.chown(path, 65534, 65534)
 
 
-def holds(text: str) -> Callable[[Path], None]:
+def file_with(text: str) -> Callable[[Path], None]:
     return lambda path: path.write_text(text) and None
 
 
 def changed(**fields: object) -> Callable[[Path], None]:
-    return holds(json.dumps({**asdict(RECORD), **fields}))
+    return file_with(json.dumps({**asdict(RECORD), **fields}))
 
 
 UNREADABLE = {
-    "empty": holds(""),
-    "cut": holds('{"name":'),
-    "a list": holds("[]"),
-    "half": holds('{"argv": ["python3"]}'),
-    "deep": holds("[" * 100_000),
+    "empty": file_with(""),
+    "truncated": file_with('{"name":'),
+    "a list": file_with("[]"),
+    "incomplete": file_with('{"argv": ["python3"]}'),
+    "deeply nested": file_with("[" * 100_000),
     "not text": lambda path: path.write_bytes(b"\xff\xfe") and None,
-    "newer": changed(cgroup="/sys/fs/cgroup/deploy"),
-    "of wrong types": changed(started_at=3),
-    "of no identity": changed(supervisor="init"),
+    "unknown field": changed(cgroup="/sys/fs/cgroup/deploy"),
+    "wrong type": changed(started_at=3),
+    "invalid identity": changed(supervisor="init"),
     "of another server": changed(name="victim"),
-    "of an output that is everyone's": changed(output="/dev/null", server=None),
-    "of an empty token": changed(token=""),
-    "of a token that is no path": changed(token="/\0"),
-    "of a token in half a letter": changed(token="/\ud800"),
-    "with a color code": changed(url="\x1b[31mhttp://127.0.0.1:1"),
+    "shared output": changed(output="/dev/null", server=None),
+    "empty token": changed(token=""),
+    "token with a null byte": changed(token="/\0"),
+    "token with a lone surrogate": changed(token="/\ud800"),
+    "color code": changed(url="\x1b[31mhttp://127.0.0.1:1"),
     "a FIFO": a_fifo,
     "a directory": Path.mkdir,
     "a link": a_link,
-    "another user's": another_users,
+    "file of another user": another_users,
 }
 
 
-@pytest.mark.timeout(30)  # who opens a FIFO may wait for ever
-@pytest.mark.parametrize("spoil", UNREADABLE.values(), ids=UNREADABLE.keys())
+@pytest.mark.timeout(30)  # opening a FIFO may block forever
+@pytest.mark.parametrize("damage", UNREADABLE.values(), ids=UNREADABLE.keys())
 def test_unreadable_record_is_unknown_and_hides_no_server(
-    home: Home, proc: Path, spoil: Callable[[Path], None]
+    home: Home, proc: Path, damage: Callable[[Path], None]
 ) -> None:
-    if spoil is another_users and os.geteuid() != 0:
+    if damage is another_users and os.geteuid() != 0:
         pytest.skip("only root can give a file away")
-    runs(proc, 10, parent=1, session=10, started=100)
-    record = keep(home, replace(RECORD, name="lost")) / "process.json"
+    add_process(proc, 10, parent=1, session=10, started=100)
+    record = write_run(home, replace(RECORD, name="lost")) / "process.json"
     record.unlink()
-    spoil(record)
-    keep(home, RECORD)
+    damage(record)
+    write_run(home, RECORD)
     runtime = ProcessRuntime(home)
 
     lost, tiny = runtime.find()
@@ -259,11 +258,11 @@ def test_unreadable_record_is_unknown_and_hides_no_server(
 
 
 def test_running_run_is_preferred_to_newer_exited_runs(home: Home, proc: Path) -> None:
-    runs(proc, 10, parent=1, session=10, started=100)
-    running = keep(home, RECORD, "1")
+    add_process(proc, 10, parent=1, session=10, started=100)
+    running = write_run(home, RECORD, "1")
     ended = replace(RECORD, started_at="2030-01-01T00:00:00+00:00", supervisor="boot/8/80", server=None, exit_code=1)
-    keep(home, ended, "2")
-    keep(home, replace(ended, started_at="2031-01-01T00:00:00+00:00", stopped=True), "3")
+    write_run(home, ended, "2")
+    write_run(home, replace(ended, started_at="2031-01-01T00:00:00+00:00", stopped=True), "3")
 
     assert [handle.run_dir for handle in ProcessRuntime(home).find()] == [str(running)]
 
@@ -271,11 +270,11 @@ def test_running_run_is_preferred_to_newer_exited_runs(home: Home, proc: Path) -
 def test_stop_succeeds_when_record_cannot_be_written(
     home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def full(*_: object) -> None:
+    def disk_full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    run_dir = keep(home, RECORD)
-    monkeypatch.setattr(stop, "write_stopped", full)
+    run_dir = write_run(home, RECORD)
+    monkeypatch.setattr(stop, "write_stopped", disk_full)
     runtime = ProcessRuntime(home)
     runtime.stop(runtime.find()[0], grace=0)
 
@@ -284,16 +283,16 @@ def test_stop_succeeds_when_record_cannot_be_written(
 
 
 def test_name_with_path_finds_no_server(home: Home, tmp_path: Path) -> None:
-    keep(Home(tmp_path / "other"), RECORD)
+    write_run(Home(tmp_path / "other"), RECORD)
 
     assert ProcessRuntime(home).find("../../other/runs/tiny") == ()
 
 
 @pytest.mark.parametrize(("link", "target"), [("x", "tiny"), ("x/1", "tiny/1"), ("tiny", "tiny"), ("tiny/2", "tiny/1")])
 def test_symlink_to_runs_of_another_home_is_ignored(home: Home, tmp_path: Path, link: str, target: str) -> None:
-    """Read under a name that is not its own it was a record that cannot be read, and its processes were ended."""
+    """Such a record once counted as unreadable, and its processes were killed."""
     other = Home(tmp_path / "other")
-    keep(other, RECORD)
+    write_run(other, RECORD)
     (home.runs / link).parent.mkdir(parents=True)
     (home.runs / link).symlink_to(other.runs / target)
 
@@ -303,8 +302,8 @@ def test_symlink_to_runs_of_another_home_is_ignored(home: Home, tmp_path: Path, 
 
 def test_copied_home_does_not_own_original_servers(home: Home, tmp_path: Path) -> None:
     other = Home(tmp_path / "other")
-    run_dir = keep(other, RECORD)
-    keep(home, replace(RECORD, token=str(run_dir)))
+    run_dir = write_run(other, RECORD)
+    write_run(home, replace(RECORD, token=str(run_dir)))
 
     assert ProcessRuntime(home).find() == ()
     run_dir.rename(tmp_path / "away")
@@ -325,10 +324,10 @@ def test_signal_skips_processes_with_reused_pid(proc: Path, monkeypatch: pytest.
     sent: list[int] = []
     monkeypatch.setattr("os.kill", lambda pid, _: sent.append(pid))
     for pid in (10, 11, 12):
-        runs(proc, pid, parent=1, session=10, started=100)
+        add_process(proc, pid, parent=1, session=10, started=100)
     known = procfs.server_processes(RECORD.markers)
-    runs(proc, 11, parent=1, session=11, started=300)
-    runs(proc, 12, parent=1, session=10, started=100, state="Z")
+    add_process(proc, 11, parent=1, session=11, started=300)
+    add_process(proc, 12, parent=1, session=10, started=100, state="Z")
 
     procfs.signal_processes(known, signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""What stands in the script of a process before anything of it is made."""
+"""The script of the process runtime before its environment is built."""
 
 from plan_samples import plan_of
 
@@ -11,7 +11,7 @@ PROCESS = ("runtime=process", "engine.python=python3")
 
 
 def test_script_requires_patched_sources() -> None:
-    """The sources of the interpreter have none of them: who runs it by hand says where the patched copy is."""
+    """The interpreter's sources are unpatched, so a manual start needs the path of the patched copy."""
     plan = load("mi355x-tp4dp2-july", overrides=PROCESS, facts=Facts(inputs={"moe-table": "0" * 64})).plan
     script = next(file for file in files(rendered(plan, {"moe-table": b"rows"})) if file.path == "server.sh")
     text = script.content.decode()

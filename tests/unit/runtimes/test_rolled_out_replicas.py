@@ -1,4 +1,4 @@
-"""Several servers of which a later start has replaced some, as one."""
+"""Replicas of one server, some of which a later run has replaced."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -25,49 +25,49 @@ def later(tmp_path: Path) -> Path:
     return folder
 
 
-def replica(start: Path, number: int) -> RunningServer:
-    return replace(BLANK, run_dir=str(start / f"replica-{number}"), runtime_id=f"{start.name}/{number}")
+def replica(run: Path, number: int) -> RunningServer:
+    return replace(BLANK, run_dir=str(run / f"replica-{number}"), runtime_id=f"{run.name}/{number}")
 
 
-def gateway(start: Path, *numbers: int) -> RunningServer:
-    own = replace(BLANK, run_dir=str(start), runtime_id="gateway", url="http://127.0.0.1:1", plan_digest="of the first")
-    return join_replicas(own, [replica(start, number) for number in numbers])
+def gateway(run: Path, *numbers: int) -> RunningServer:
+    own = replace(BLANK, run_dir=str(run), runtime_id="gateway", url="http://127.0.0.1:1", plan_digest="of the first")
+    return join_replicas(own, [replica(run, number) for number in numbers])
 
 
 def test_replicas_of_one_run_belong_to_it(first: Path) -> None:
-    whole = gateway(first, 1, 2)
-    assert (whole.run_dir, whole.log_dir, whole.plan_digest) == (str(first), str(first), "of the first")
-    assert merge_updates([whole]) == [whole]
+    pair = gateway(first, 1, 2)
+    assert (pair.run_dir, pair.log_dir, pair.plan_digest) == (str(first), str(first), "of the first")
+    assert merge_updates([pair]) == [pair]
 
 
 def test_newest_replicas_join_gateway_of_first_run(first: Path, later: Path) -> None:
-    [whole] = merge_updates([gateway(first, 1, 2), join_replicas(None, [replica(later, 2)])])
-    assert [server.run_dir for server in whole.replicas] == [str(first / "replica-1"), str(later / "replica-2")]
-    assert (whole.run_dir, whole.log_dir, whole.url) == (str(later), str(first), "http://127.0.0.1:1")
-    assert whole.plan_digest == load("cpu-tiny").plan.digest, "of the last start"
-    assert [unit.run_dir for unit in whole.units] == [str(first), *(server.run_dir for server in whole.replicas)]
-    assert run_dirs([whole]) == [first, later]
+    [pair] = merge_updates([gateway(first, 1, 2), join_replicas(None, [replica(later, 2)])])
+    assert [server.run_dir for server in pair.replicas] == [str(first / "replica-1"), str(later / "replica-2")]
+    assert (pair.run_dir, pair.log_dir, pair.url) == (str(later), str(first), "http://127.0.0.1:1")
+    assert pair.plan_digest == load("cpu-tiny").plan.digest, "of the last run"
+    assert [unit.run_dir for unit in pair.units] == [str(first), *(server.run_dir for server in pair.replicas)]
+    assert run_dirs([pair]) == [first, later]
 
 
 def test_run_that_removed_replicas_hides_no_replica(first: Path, later: Path) -> None:
     last = later.with_name("20260103T000000Z-cccccccc")
     last.mkdir()
     (last / "smoke.json").write_text("{}")
-    [whole] = merge_updates([gateway(first, 1, 2), join_replicas(None, [replica(later, 2)])])
-    assert [server.run_dir for server in whole.replicas] == [str(first / "replica-1"), str(later / "replica-2")]
-    assert (whole.run_dir, whole.log_dir) == (str(last), str(first))
+    [pair] = merge_updates([gateway(first, 1, 2), join_replicas(None, [replica(later, 2)])])
+    assert [server.run_dir for server in pair.replicas] == [str(first / "replica-1"), str(later / "replica-2")]
+    assert (pair.run_dir, pair.log_dir) == (str(last), str(first))
 
 
 def test_replicas_without_gateway_are_an_incomplete_start(later: Path) -> None:
-    cut = join_replicas(None, [replica(later, 1)])
-    assert merge_updates([cut]) == [cut]
-    assert cut.runtime_id == ""
+    incomplete = join_replicas(None, [replica(later, 1)])
+    assert merge_updates([incomplete]) == [incomplete]
+    assert incomplete.runtime_id == ""
 
 
 def test_replica_may_join_only_gateway_of_same_server(first: Path, later: Path, tmp_path: Path) -> None:
-    whole, cut = with_roles(gateway(first, 1, 2).units), (replica(first, 1).unit,)
-    assert may_coexist(later / "replica-1", whole)
-    assert not may_coexist(later, whole), "another gateway"
-    assert not may_coexist(later / "replica-1", cut)
-    assert may_coexist(first / "replica-2", cut), "the next of the same start"
-    assert not may_coexist(tmp_path / "elsewhere/20260102T000000Z-bbbbbbbb/replica-1", whole)
+    pair, incomplete = with_roles(gateway(first, 1, 2).units), (replica(first, 1).unit,)
+    assert may_coexist(later / "replica-1", pair)
+    assert not may_coexist(later, pair), "another gateway"
+    assert not may_coexist(later / "replica-1", incomplete)
+    assert may_coexist(first / "replica-2", incomplete), "the next replica of the same run"
+    assert not may_coexist(tmp_path / "elsewhere/20260102T000000Z-bbbbbbbb/replica-1", pair)

@@ -1,4 +1,4 @@
-"""How the state of a server is told."""
+"""Texts about the state of a server."""
 
 from datetime import UTC, datetime
 
@@ -22,7 +22,7 @@ def state(status: Status, *, started: str | None = None, ended: str | None = Non
         ("2026-07-01T11:48:00+00:00", "12 min"),
         ("2026-07-01T06:59:00+00:00", "5 h"),
         ("2026-06-28T12:00:00.123456789Z", "3 days"),  # as Docker writes it
-        ("2026-07-01T12:00:30+00:00", "0 s"),  # a clock that goes ahead
+        ("2026-07-01T12:00:30+00:00", "0 s"),  # the clock is ahead
         (None, ""),
     ],
 )

@@ -1,4 +1,4 @@
-"""What Slurm 22.05 prints of jobs, recorded, and what becomes of it."""
+"""Recorded Slurm 22.05 output about jobs, and the state of a server from it."""
 
 import re
 from dataclasses import asdict, replace
@@ -32,7 +32,7 @@ def recorded(name: str) -> Job:
     return read_job((RECORDED / f"{name}.txt").read_text())
 
 
-def answer(stdout: str = "", *, stderr: str = "", code: int = 0) -> CompletedProgram:
+def completed(stdout: str = "", *, stderr: str = "", code: int = 0) -> CompletedProgram:
     return CompletedProgram(argv=("scontrol",), code=code, stdout=stdout, stderr=stderr)
 
 
@@ -75,7 +75,7 @@ def test_recorded_job_is_parsed(name: str, state: str, node: str, restarts: int,
 
 def test_failed_node_of_several_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     text = (RECORDED / "node-fail.txt").read_text()
-    monkeypatch.setattr(jobs, "run", lambda argv, **_: answer("n1\nn1\n" * ("--states=down" in argv)))
+    monkeypatch.setattr(jobs, "run", lambda argv, **_: completed("n1\nn1\n" * ("--states=down" in argv)))
     assert read_job(re.sub(r"(?m)^( +NodeList=).*", r"\1n[0-1]", text)).node == "n1"
 
 
@@ -88,10 +88,10 @@ def test_forgotten_job_is_none_but_unreachable_controller_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stderr = "slurm_load_jobs error: Invalid job id specified"
-    monkeypatch.setattr(jobs, "run", lambda *_, **__: answer(stderr=stderr, code=1))
+    monkeypatch.setattr(jobs, "run", lambda *_, **__: completed(stderr=stderr, code=1))
     assert jobs.find_job("7") is None
     stderr = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
-    monkeypatch.setattr(jobs, "run", lambda *_, **__: answer(stderr=stderr, code=1))
+    monkeypatch.setattr(jobs, "run", lambda *_, **__: completed(stderr=stderr, code=1))
     with pytest.raises(HostError, match="Unable to contact slurm controller"):
         jobs.find_job("7")
 
@@ -99,24 +99,26 @@ def test_forgotten_job_is_none_but_unreachable_controller_fails(
 def test_sbatch_rejection_has_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
     stderr = "sbatch: error: invalid partition specified: x\nsbatch: error: Batch job submission failed: "
     stderr += "Invalid partition name specified"
-    monkeypatch.setattr(jobs, "run", lambda *_, **__: answer(stderr=stderr, code=1))
-    with pytest.raises(StartError, match="rejected the job: Invalid partition name specified") as refused:
+    monkeypatch.setattr(jobs, "run", lambda *_, **__: completed(stderr=stderr, code=1))
+    with pytest.raises(StartError, match="rejected the job: Invalid partition name specified") as caught:
         jobs.submit(("--partition=x",), "job.sh")
-    assert "--set slurm.partition=" in refused.value.hint
+    assert "--set slurm.partition=" in caught.value.hint
 
 
 def test_job_environment_contains_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: dict[str, str | None] = {}
-    monkeypatch.setattr(jobs, "run", lambda _, *, env, timeout: given.update(env) or answer(f"{timeout:.0f};cluster\n"))
+    values_by_name: dict[str, str | None] = {}
+    monkeypatch.setattr(
+        jobs, "run", lambda _, *, env, timeout: values_by_name.update(env) or completed(f"{timeout:.0f};cluster\n")
+    )
     monkeypatch.setenv("MY_TOKEN", "one")
     monkeypatch.setenv("HARMLESS", f"{Secret('another').reveal()}\n")
     assert jobs.submit((), "job.sh").isdecimal()
-    assert {"MY_TOKEN", "HARMLESS"} <= given.keys()
-    assert set(given.values()) == {None}
+    assert {"MY_TOKEN", "HARMLESS"} <= values_by_name.keys()
+    assert set(values_by_name.values()) == {None}
 
 
 def test_own_jobs_are_recognized_by_comment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "run", lambda *_, **__: answer((RECORDED / "queue.txt").read_text()))
+    monkeypatch.setattr(jobs, "run", lambda *_, **__: completed((RECORDED / "queue.txt").read_text()))
     assert {JobComment.read(text) for _, text in jobs.queued()} == {COMMENT}
     assert JobComment.read(COMMENT.to_text()) == COMMENT
 
@@ -183,7 +185,7 @@ def test_record_from_before_requeue_is_ignored(tmp_path: Path) -> None:
     job = replace(recorded("running"), restarts=1, begins="2026-11-22T16:29:00+00:00")
     old = record(started="2026-11-22T16:20:00+00:00", code=143)
     assert server_state(job, old, tmp_path).status is Status.RUNNING
-    fresh = record(started="2026-11-22T16:28:58+00:00", code=143)  # by a clock that goes a little behind
+    fresh = record(started="2026-11-22T16:28:58+00:00", code=143)  # the clock is slightly behind
     assert server_state(job, fresh, tmp_path).status is Status.EXITED
 
 
@@ -211,29 +213,29 @@ def test_unreadable_submission_record_is_an_error(tmp_path: Path, text: str) -> 
 
 
 def test_unreadable_record_is_unknown_and_cancels_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without its number `scontrol show job` would tell of every job."""
+    """Without a number `scontrol show job` lists every job."""
     run_dir = tmp_path / "runs" / "glm" / "20261122T162449Z-6204c84e"
     run_dir.mkdir(parents=True)
     (run_dir / "slurm.json").write_text("{")
-    asked: list[str] = []
-    monkeypatch.setattr(jobs, "run", lambda argv, **_: asked.append(argv[0]) or answer())
+    programs: list[str] = []
+    monkeypatch.setattr(jobs, "run", lambda argv, **_: programs.append(argv[0]) or completed())
     runtime = SlurmRuntime(Home(tmp_path))
     [handle] = runtime.find()
     assert runtime.state(handle).status is Status.UNKNOWN
     assert runtime.process_cmdlines(handle) == ()
     with pytest.raises(HostError, match="cannot read"):
         runtime.stop(handle, grace=0)
-    assert set(asked) == {"squeue"}
+    assert set(programs) == {"squeue"}
 
 
 @pytest.mark.parametrize("below", ["elsewhere", "home/runs/other/20261122T162449Z-6204c84e", "home/runs"])
 def test_stop_does_not_modify_run_of_another_job(below: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who may change the comment of a job chose where files of these names were removed."""
+    """A user who may change a job's comment could once choose where files of these names were removed."""
     run_dir = tmp_path / below
     run_dir.mkdir(parents=True)
     comment = replace(COMMENT, run=str(run_dir))
-    written = Submission(job="8", comment=comment, python="python3", stopped=False)
-    write_fields(run_dir / FILE, asdict(written))  # that of another job
+    other_job = Submission(job="8", comment=comment, python="python3", stopped=False)
+    write_fields(run_dir / FILE, asdict(other_job))  # the record of another job
     for name in (START, CONFIG):
         (run_dir / name).write_text("kept")
     before = {path: path.read_bytes() for path in run_dir.iterdir()}
@@ -242,7 +244,7 @@ def test_stop_does_not_modify_run_of_another_job(below: str, tmp_path: Path, mon
     handle = Unit(runtime="slurm", name="glm", profile="", plan_digest="", url="", run_dir=str(run_dir), runtime_id="7")
     runtime.stop(handle, grace=0)
     assert {path: path.read_bytes() for path in run_dir.iterdir()} == before
-    runtime.stop(replace(handle, runtime_id="8"), grace=0)  # its own, whatever home it was started from
+    runtime.stop(replace(handle, runtime_id="8"), grace=0)  # its own job, started from any home
     assert (submission := read_submission(run_dir)) is not None
     assert submission.stopped
     assert [path.name for path in run_dir.iterdir()] == ["slurm.json"]

@@ -1,4 +1,4 @@
-"""The ranks of a server on several nodes: its job, its records and its logs."""
+"""The ranks of a multi-node server: job, records and logs."""
 
 from pathlib import Path
 
@@ -44,12 +44,12 @@ def record(run: Path, *, node: str, code: int | None, ended: str | None) -> Reco
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """The run directory of a server with two more ranks."""
-    made = tmp_path / "glm" / "20261127T110000Z-6204c84e"
+    """Return the run directory of a server with three ranks."""
+    directory = tmp_path / "glm" / "20261127T110000Z-6204c84e"
     for rank in range(3):
-        rank_dir(made, rank).mkdir(parents=True)
-        (rank_dir(made, rank) / LOG).write_text(f"of rank {rank}\n")
-    return made
+        rank_dir(directory, rank).mkdir(parents=True)
+        (rank_dir(directory, rank) / LOG).write_text(f"of rank {rank}\n")
+    return directory
 
 
 def test_job_has_one_task_per_node() -> None:
@@ -84,7 +84,7 @@ def test_logs_of_all_ranks_are_included(run: Path) -> None:
     [
         ((("00:16", 137), ("00:10", 137), ("00:15", 137)), "rank 1 on n1 ended first: killed by SIGKILL"),
         ((("00:16", 137), ("00:15", 137), ("00:10", 3)), "rank 2 on n2 ended first: exit code 3"),
-        ((("00:10", 137), ("00:16", 3), ("00:16", 3)), "killed by SIGKILL"),  # as in every stop in order
+        ((("00:10", 137), ("00:16", 3), ("00:16", 3)), "killed by SIGKILL"),  # as in every orderly stop
         ((("00:10", 137), None, None), "killed by SIGKILL"),
     ],
 )
@@ -97,5 +97,5 @@ def test_first_exited_rank_is_named(run: Path, ends: tuple[tuple[str, int] | Non
     lost = "gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:36253. This is typically caused by"
     for rank in (1, 2):
         (rank_dir(run, rank) / LOG).write_text(f"RuntimeError: [/third_party/gloo/{lost}\n")
-    blamed = f"{detail}, after another rank had failed" if "ended first" in detail else detail
-    assert server_state(JOB, first, run).detail == blamed
+    expected = f"{detail}, after another rank had failed" if "ended first" in detail else detail
+    assert server_state(JOB, first, run).detail == expected

@@ -1,4 +1,4 @@
-"""The job of a plan, and what a plan for Slurm has to keep."""
+"""The job of a plan, and the rules for plans on Slurm."""
 
 import json
 import re
@@ -30,9 +30,9 @@ def script(profile: str, *settings: str) -> str:
 
 
 def problems(profile: str, *settings: str) -> list[tuple[str, str, str]]:
-    with pytest.raises(ProfileError) as refused:
+    with pytest.raises(ProfileError) as caught:
         load(profile, overrides=settings)
-    return [(problem.message, problem.location, problem.hint) for problem in refused.value.problems_or_self()]
+    return [(problem.message, problem.location, problem.hint) for problem in caught.value.problems_or_self()]
 
 
 def test_job_requests_resources_of_plan() -> None:
@@ -75,36 +75,36 @@ def test_gateway_job_requests_no_gpus() -> None:
         "slurm.sbatch_options=[--constraint=gfx950]",
     )
     artifacts = render_artifacts(plan_on_slurm("mi355x-tp4x2", *settings))
-    written = {file.path: file.content.decode() for file in rendered_files(artifacts, "glm")}
-    asked = {
+    texts = {file.path: file.content.decode() for file in rendered_files(artifacts, "glm")}
+    options = {
         path: {line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")}
-        for path, text in written.items()
+        for path, text in texts.items()
         if path.endswith("job.sh")
     }
-    assert asked.keys() == {"job.sh", "replica-1/job.sh", "replica-2/job.sh"}
-    assert {"--partition=cpu", "--cpus-per-task=2", "--mem=2G"} <= asked["job.sh"]
-    assert not any(option.startswith(("--gres", "--exclusive", "--constraint")) for option in asked["job.sh"])
-    assert {"--partition=mi355", "--gres=gpu:4", "--constraint=gfx950"} <= asked["replica-2/job.sh"]
-    names = [option for path in sorted(asked) for option in asked[path] if option.startswith("--job-name")]
+    assert options.keys() == {"job.sh", "replica-1/job.sh", "replica-2/job.sh"}
+    assert {"--partition=cpu", "--cpus-per-task=2", "--mem=2G"} <= options["job.sh"]
+    assert not any(option.startswith(("--gres", "--exclusive", "--constraint")) for option in options["job.sh"])
+    assert {"--partition=mi355", "--gres=gpu:4", "--constraint=gfx950"} <= options["replica-2/job.sh"]
+    names = [option for path in sorted(options) for option in options[path] if option.startswith("--job-name")]
     assert names == ["--job-name=glm-gateway", "--job-name=glm-1", "--job-name=glm-2"]
-    assert '--worker-urls "${REPLICA_1:?' in written["gateway.sh"]
-    assert "--host 0.0.0.0" in written["gateway.sh"]
+    assert '--worker-urls "${REPLICA_1:?' in texts["gateway.sh"]
+    assert "--host 0.0.0.0" in texts["gateway.sh"]
 
 
 def test_prefill_and_decode_jobs_are_passed_to_gateway() -> None:
     settings = (*KEYED, "layout.prefill.replicas=2", "server.port=21000")
     artifacts = render_artifacts(plan_on_slurm("cpu-tiny-1p1d", *settings))
-    written = {file.path: file.content.decode() for file in rendered_files(artifacts, "apart")}
-    scripts = [path for path in written if path.endswith("job.sh")]
-    names = {path: re.findall("--job-name=(.*)", written[path]) for path in scripts}
+    texts = {file.path: file.content.decode() for file in rendered_files(artifacts, "apart")}
+    scripts = [path for path in texts if path.endswith("job.sh")]
+    names = {path: re.findall("--job-name=(.*)", texts[path]) for path in scripts}
     assert names == {
         "job.sh": ["apart-gateway"],
         **{f"{part}/job.sh": [f"apart-{part}"] for part in ("prefill-1", "prefill-2", "decode-1")},
     }
-    lines = re.findall(r"--(?:prefill|decode) .*", re.sub(r'"\$\{(\w+):[^}]*\}"', r"\1", written["gateway.sh"]))
-    asked = [line.removesuffix(" \\") for line in lines]
-    assert asked == ["--prefill REPLICA_1 21032", "--prefill REPLICA_2 21033", "--decode REPLICA_3"]
-    assert "http://NODE:21024, the node of decode-1 (squeue)" in written["job.sh"]
+    lines = re.findall(r"--(?:prefill|decode) .*", re.sub(r'"\$\{(\w+):[^}]*\}"', r"\1", texts["gateway.sh"]))
+    workers = [line.removesuffix(" \\") for line in lines]
+    assert workers == ["--prefill REPLICA_1 21032", "--prefill REPLICA_2 21033", "--decode REPLICA_3"]
+    assert "http://NODE:21024, the node of decode-1 (squeue)" in texts["job.sh"]
 
 
 def test_unset_slurm_options_are_omitted() -> None:
@@ -116,7 +116,7 @@ def test_unset_slurm_options_are_omitted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "asked"),
+    ("settings", "options"),
     [
         ((), ("--exclusive", "--mem=0")),
         (("layout.tp=4",), ("--cpus-per-task=40", "--mem=510420M")),  # 4 × 20 GB, 16 GiB of shm, 438 GB of weights
@@ -130,23 +130,23 @@ def test_unset_slurm_options_are_omitted() -> None:
         ),
     ],
 )
-def test_partial_node_job_requests_its_share(settings: tuple[str, ...], asked: tuple[str, ...]) -> None:
+def test_partial_node_job_requests_its_share(settings: tuple[str, ...], options: tuple[str, ...]) -> None:
     text = script("mi355x-tp8", *NODE, *settings)
-    found = re.findall(r"^#SBATCH (--(?:exclusive|cpus|mem).*)$", text, re.MULTILINE)
-    assert sorted(found) == sorted(asked)
+    requested = re.findall(r"^#SBATCH (--(?:exclusive|cpus|mem).*)$", text, re.MULTILINE)
+    assert sorted(requested) == sorted(options)
 
 
 @pytest.mark.parametrize("container", ["none", "apptainer", "pyxis"])
 def test_script_lists_required_variables(container: str) -> None:
     settings = KEYED if container == "none" else (*KEYED, f"slurm.container={container}", "slurm.image=/i.sif")
     artifacts = render_artifacts(plan_on_slurm("cpu-tiny", *settings, "replicas=2"))
-    written = {file.path: file.content.decode() for file in rendered_files(artifacts, "two")}
-    needed = {path: re.findall(r"^#   ([A-Z_0-9]+) ", written[path], re.MULTILINE) for path in written}
+    texts = {file.path: file.content.decode() for file in rendered_files(artifacts, "two")}
+    needed = {path: re.findall(r"^#   ([A-Z_0-9]+) ", texts[path], re.MULTILINE) for path in texts}
     assert needed["job.sh"] == ["PATH", "REPLICA_1", "REPLICA_2", "API_KEY_FILE"]
     python = ["PATH"] if container == "none" else []
     assert needed["replica-2/job.sh"] == ["DEPLOY_HOME", *python, "API_KEY_FILE"]
     mounts = {"none": "", "apptainer": 'APPTAINER_BIND="$PWD', "pyxis": 'PYXIS_CONTAINER_MOUNTS="$PWD:$PWD"'}
-    assert mounts[container] in written["replica-2/server.sh"]
+    assert mounts[container] in texts["replica-2/server.sh"]
 
 
 @pytest.mark.parametrize(
@@ -161,13 +161,12 @@ def test_script_lists_required_variables(container: str) -> None:
     ],
 )
 def test_local_checkpoint_is_mounted_in_container(container: str, mounts: str, argv: str, tmp_path: Path) -> None:
-    """Only the home was: sglang found no checkpoint, and the script did not name it."""
     local = ("model.checkpoint.source=local", "model.checkpoint.path=/data/own", "model.checkpoint.revision=null")
     plan = plan_on_slurm("mi355x-tp8", *KEYED, *local, f"slurm.container={container}", "slurm.image=/i.sif")
     artifacts = render_artifacts(plan)
-    written = {file.path: file.content.decode() for file in rendered_files(artifacts, "own")}
-    assert mounts in written["server.sh"]
-    assert "all nodes share; so is /data/own, the checkpoint" in written["job.sh"]
+    texts = {file.path: file.content.decode() for file in rendered_files(artifacts, "own")}
+    assert mounts in texts["server.sh"]
+    assert "all nodes share; so is /data/own, the checkpoint" in texts["job.sh"]
     prepared = runtime_class("slurm").prepare(artifacts, HostRef(home=Home(tmp_path)))
     assert argv.format(home=tmp_path) in " ".join(prepared.artifacts.command.argv)
 
@@ -219,7 +218,7 @@ def test_slurm_server_requires_api_key_unless_allowed() -> None:
         (["slurm.sbatch_options=[--output=x]"], "cannot set `--output`: `deploy` sets it"),
         (["slurm.sbatch_options=[--gres=gpu:1]"], "cannot set `--gres`: `deploy` sets it"),
         (["slurm.sbatch_options=[--ntasks-per-node=2]"], "cannot set `--ntasks-per-node`: `deploy` sets it"),
-        (["slurm.sbatch_options=[--arr=1-4]"], "cannot set `--array`: `deploy` sets it"),  # as sbatch takes it
+        (["slurm.sbatch_options=[--arr=1-4]"], "cannot set `--array`: `deploy` sets it"),  # an abbreviation
         (["slurm.sbatch_options=[--test-only]"], "cannot set `--test-only`: `deploy` sets it"),
         (
             ["slurm.sbatch_options=[--comment=sk-abcdefghijklmnopqrstuvwxyz0123]"],
@@ -233,8 +232,8 @@ def test_slurm_server_requires_api_key_unless_allowed() -> None:
     ],
 )
 def test_invalid_slurm_settings_are_rejected_with_location(settings: list[str], message: str) -> None:
-    found = problems("cpu-tiny", *KEYED, *settings)
-    assert any(message in problem[0] and problem[1] for problem in found), found
+    result = problems("cpu-tiny", *KEYED, *settings)
+    assert any(message in problem[0] and problem[1] for problem in result), result
 
 
 def test_invalid_time_limit_hints_at_format() -> None:
@@ -250,7 +249,7 @@ def test_engine_without_interpreter_needs_a_container() -> None:
 
 
 def test_job_waits_for_vram_of_allocated_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four of a node's eight, by the numbers that the node has for them."""
+    """The job has four of eight GPUs and uses their numbers on the node."""
     plan = plan_on_slurm("mi355x-tp8", *NODE, "layout.tp=4")
     (tmp_path / "plan.json").write_text(plan.to_json())
     waited: list[object] = []
@@ -274,12 +273,12 @@ def test_start_file_is_kept_only_for_requeue(tmp_path: Path) -> None:
     }
     for requeue in (True, False):
         (tmp_path / "job-start.json").write_text(job.start_file(request, requeue=requeue))
-        taken = job._consume_request(tmp_path)
-        assert (taken.argv, taken.record, taken.url.endswith(":30000")) == (("a",), "job.json", True)
+        consumed = job._consume_request(tmp_path)
+        assert (consumed.argv, consumed.record, consumed.url.endswith(":30000")) == (("a",), "job.json", True)
         assert (tmp_path / "job-start.json").exists() == requeue
     assert json.loads(job.start_file(request, requeue=True))["keep"] is True
 
 
 def test_job_without_container_checks_no_arguments() -> None:
-    """Its interpreter lies where `up` runs too, and has judged."""
+    """`up` has already checked the arguments with the same interpreter."""
     assert argument_files(render_artifacts(plan_on_slurm("cpu-tiny", *KEYED))) == {}

@@ -1,4 +1,4 @@
-"""A start that fails, in whatever way: nothing of it stays, unless it is to be looked at."""
+"""Failed starts: the server is stopped unless it is to be kept, and the error of the start is raised."""
 
 import errno
 import json
@@ -24,12 +24,12 @@ from orchestrator.verify.report import SmokeReport
 
 
 class Recording:
-    """A runtime that starts nothing and notes what is asked of it."""
+    """A runtime that starts no process and records its calls."""
 
     def __init__(self, *, flapping: bool = False, stops: bool = True) -> None:
         self.servers: list[RunningServer] = []
-        self.asked: list[str] = []
-        self.flapping = flapping  # nothing that is asked of it is answered, but for a stop
+        self.calls: list[str] = []
+        self.flapping = flapping  # every call but `stop` fails
         self.stops = stops
 
     def start(self, *_: object, name: str, run_dir: Path, **__: object) -> RunningServer:
@@ -57,21 +57,21 @@ class Recording:
 
     def logs(self, _handle: RunningServer, *, follow: bool) -> Iterator[str]:
         assert not follow
-        self.asked.append("logs")
+        self.calls.append("logs")
         if self.flapping:
             raise HostError("the daemon does not answer")
         yield "a line"
 
     def stop(self, _handle: RunningServer, *, grace: float) -> None:
         assert grace == 0
-        self.asked.append("stop")
+        self.calls.append("stop")
         if not self.stops:
             raise HostError("the daemon does not answer")
         self.servers = []
 
 
 def request_of(*overrides: str, keep: bool = False) -> up.UpRequest:
-    """A plain `up` of the CPU profile."""
+    """Return an `up` request for the CPU profile."""
     return up.UpRequest(
         profile="cpu-tiny",
         name=None,
@@ -92,7 +92,7 @@ def start(*, keep: bool) -> launch.StartSpec:
     return launch.StartSpec(name="tiny", request=request_of(keep=keep), artifacts=artifacts, records={}, key=None)
 
 
-def failing(monkeypatch: pytest.MonkeyPatch, failure: BaseException) -> None:
+def fail_wait(monkeypatch: pytest.MonkeyPatch, failure: BaseException) -> None:
     def fail(*_: object, **__: object) -> None:
         raise failure
 
@@ -101,15 +101,15 @@ def failing(monkeypatch: pytest.MonkeyPatch, failure: BaseException) -> None:
 
 @pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize(
-    ("failure", "shown"),
+    ("failure", "error"),
     [(NotReadyError("no"), DeployError), (KeyboardInterrupt(), DeployError), (OSError(28, "full"), OSError)],
 )
 def test_failed_start_leaves_no_server_unless_kept(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, failure: BaseException, shown: type[Exception], keep: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, failure: BaseException, error: type[Exception], keep: bool
 ) -> None:
-    failing(monkeypatch, failure)
+    fail_wait(monkeypatch, failure)
     runtime = Recording()
-    with pytest.raises(shown):
+    with pytest.raises(error):
         launch.start_server(start(keep=keep), Servers(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
     assert bool(runtime.servers) == keep
 
@@ -120,7 +120,7 @@ def test_failed_start_leaves_no_server_unless_kept(
 def test_ctrl_c_reports_remaining_server(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], stops: bool, hint: str
 ) -> None:
-    failing(monkeypatch, KeyboardInterrupt())
+    fail_wait(monkeypatch, KeyboardInterrupt())
     servers = Servers(Home(tmp_path), {"process": Recording(stops=stops)})  # type: ignore[dict-item]
     with pytest.raises(Interrupted) as caught:
         launch.start_server(start(keep=False), servers)
@@ -128,13 +128,12 @@ def test_ctrl_c_reports_remaining_server(
 
 
 def test_failed_server_is_stopped_even_without_diagnosis(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Diagnosed first, a server stayed up whenever the daemon did not answer, and the error of the start was lost."""
-    failing(monkeypatch, NotReadyError("the server exited"))
+    fail_wait(monkeypatch, NotReadyError("the server exited"))
     runtime = Recording(flapping=True)
     with pytest.raises(NotReadyError, match="the server exited") as caught:
         launch.start_server(start(keep=False), Servers(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
     assert runtime.servers == []
-    assert runtime.asked == ["stop", "logs"]
+    assert runtime.calls == ["stop", "logs"]
     assert "the daemon does not answer" in str(caught.value.details)
 
 
@@ -142,8 +141,7 @@ def test_failed_server_is_stopped_even_without_diagnosis(monkeypatch: pytest.Mon
 def test_start_error_is_raised_when_stop_fails(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], failure: Exception
 ) -> None:
-    """The stop's own error used to take the place of the start's, and nothing said what was left."""
-    failing(monkeypatch, failure)
+    fail_wait(monkeypatch, failure)
     runtime = Recording(flapping=True, stops=False)
     with pytest.raises(type(failure)) as caught:
         launch.start_server(start(keep=False), Servers(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
@@ -159,7 +157,7 @@ def test_unreadable_log_does_not_hide_start_error(monkeypatch: pytest.MonkeyPatc
             assert not follow
             raise PermissionError(13, "Permission denied")
 
-    failing(monkeypatch, NotReadyError("the server exited"))
+    fail_wait(monkeypatch, NotReadyError("the server exited"))
     with pytest.raises(NotReadyError, match="the server exited") as caught:
         launch.start_server(start(keep=False), Servers(Home(tmp_path), {"process": Unreadable()}))  # type: ignore[dict-item]
     assert "cannot read the log" in caught.value.details
@@ -178,7 +176,7 @@ def test_interrupt_during_runtime_start_leaves_no_server(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt(), HostError("GPU 4 still holds 41 %")])
 def test_failed_replacement_hints_at_recovery_command(tmp_path: Path, failure: BaseException) -> None:
-    """Ctrl-C while the old server's VRAM drained lost the command that brings it back."""
+    """Ctrl-C during the VRAM release of the old server once lost the command that restarts it."""
     runtime = Recording()
     runtime.start(name="tiny", run_dir=tmp_path)
     servers = Servers(Home(tmp_path), {"process": runtime})  # type: ignore[dict-item]
@@ -188,25 +186,24 @@ def test_failed_replacement_hints_at_recovery_command(tmp_path: Path, failure: B
     with pytest.raises(DeployError) as caught, up._recovery_hint(servers, "tiny"):
         raise failure
     assert caught.value.hint.endswith("restart it: deploy up --profile old")
-    none = Servers(Home(tmp_path), {"process": Recording()})  # type: ignore[dict-item]
-    with pytest.raises(DeployError) as caught, up._recovery_hint(none, "tiny", "`deploy restart tiny`"):
+    empty = Servers(Home(tmp_path), {"process": Recording()})  # type: ignore[dict-item]
+    with pytest.raises(DeployError) as caught, up._recovery_hint(empty, "tiny", "`deploy restart tiny`"):
         raise failure
     assert caught.value.hint.endswith("restart it: `deploy restart tiny`")
 
 
 def test_full_disk_is_detected_before_old_server_stops(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """`up --replace` and `restart` took a server down for one that could not even be written down."""
     runtime, artifacts = Recording(), render_artifacts(load("cpu-tiny").plan)
     runtime.start(name="tiny", run_dir=tmp_path)
-    made = PreparedRun(artifacts=artifacts, records={})
+    prepared = PreparedRun(artifacts=artifacts, records={})
     servers = Servers(Home(tmp_path), {"process": runtime})  # type: ignore[dict-item]
     monkeypatch.setattr(up, "open_servers", lambda *_: nullcontext(servers))
-    monkeypatch.setattr(up, "prepare_start", lambda *_: made)
+    monkeypatch.setattr(up, "prepare_start", lambda *_: prepared)
     monkeypatch.setattr(up, "require_host", lambda *_, **__: None)
     monkeypatch.setattr("orchestrator.runs.run_dir.atomic_write_all", full_disk)
     with pytest.raises(HostError, match="No space left on device") as caught:
         up.up(replace(request_of(), name="tiny", replace=True), Home(tmp_path))
-    assert runtime.asked == []
+    assert runtime.calls == []
     assert "the old server is stopped" not in caught.value.hint
     assert [path.name for path in tmp_path.glob("runs/tiny/*")] == [".lock"]
 
@@ -232,30 +229,28 @@ def test_smoke_report_is_returned_when_saving_fails(
 
 
 def test_second_ctrl_c_during_cleanup_leaves_no_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """It fell between the first one and the holding of signals, and the server stayed."""
-
-    def impatient(*arguments: object, **options: object) -> BaseException:
+    def interrupt_again(*arguments: object, **options: object) -> BaseException:
         signal.raise_signal(signal.SIGINT)
-        return give_up(*arguments, **options)  # type: ignore[arg-type]
+        return stop_and_explain(*arguments, **options)  # type: ignore[arg-type]
 
-    failing(monkeypatch, KeyboardInterrupt())
-    give_up = launch._stop_and_explain
-    monkeypatch.setattr(launch, "_stop_and_explain", impatient)
+    fail_wait(monkeypatch, KeyboardInterrupt())
+    stop_and_explain = launch._stop_and_explain
+    monkeypatch.setattr(launch, "_stop_and_explain", interrupt_again)
     runtime, before = Recording(), signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
             launch.start_server(start(keep=False), Servers(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
     finally:
         signal.signal(signal.SIGINT, before)
-    assert runtime.asked == ["stop"]
+    assert runtime.calls == ["stop"]
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
 
 
 def test_verified_start_is_not_interrupted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """It ended with 130, which promises that nothing is left, and left the server up."""
+    """Exit code 130 means that no server is left, so a verified start must not end with it."""
 
     def interrupt(*_: object) -> None:
-        pytest.fail("it was interrupted")
+        pytest.fail("the start was interrupted")
 
     monkeypatch.setattr(launch, "wait_for_server", lambda *_, **__: 1.0)
     monkeypatch.setattr(launch, "run_smoke_test", lambda *_, **__: SmokeReport(url="", served_name="tiny", checks=()))
@@ -275,18 +270,18 @@ def test_ctrl_c_stops_log_reading_after_server_stopped(monkeypatch: pytest.Monke
     class Talkative(Recording):
         def logs(self, _handle: RunningServer, *, follow: bool) -> Iterator[str]:
             assert not follow
-            self.asked.append("logs")
+            self.calls.append("logs")
             signal.raise_signal(signal.SIGINT)
             yield from iter(lambda: "a line", "")
 
-    failing(monkeypatch, NotReadyError("the server exited"))
+    fail_wait(monkeypatch, NotReadyError("the server exited"))
     runtime, before = Talkative(), signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(NotReadyError) as caught:
             launch.start_server(start(keep=False), Servers(Home(tmp_path), {"process": runtime}))  # type: ignore[dict-item]
     finally:
         signal.signal(signal.SIGINT, before)
-    assert runtime.asked == ["stop", "logs"]
+    assert runtime.calls == ["stop", "logs"]
     assert "interrupted" in caught.value.details
 
 
@@ -302,30 +297,30 @@ def test_server_started_during_interrupt_is_stopped(tmp_path: Path) -> None:
     assert runtime.servers == []
 
 
-def end_in_the_middle(number: signal.Signals, done: list[str]) -> None:
+def raise_in_deferred_block(number: signal.Signals, completed: list[str]) -> None:
     with defer_signals():
         signal.raise_signal(number)
-        done.append("the rest of the block")
+        completed.append("the rest of the block")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_termination_signals_are_deferred_until_block_ends(number: signal.Signals) -> None:
-    """SIGHUP, a terminal that goes away, used to end a start between a process and its record."""
+    """SIGHUP of a closed terminal once ended a start between a process and its record."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    before, done = signal.signal(number, interrupt), list[str]()
+    before, completed = signal.signal(number, interrupt), list[str]()
     try:
         with pytest.raises(KeyboardInterrupt):
-            end_in_the_middle(number, done)
+            raise_in_deferred_block(number, completed)
     finally:
         signal.signal(number, before)
-    assert done
+    assert completed
 
 
 def test_recorded_command_repeats_the_request() -> None:
-    """It is kept beside the server, and named as the way back to it."""
+    """The command is recorded and shown as the way to restart the server."""
     request = up.UpRequest(
         profile="./my profile.yaml",
         name=None,
@@ -346,7 +341,7 @@ def test_recorded_command_repeats_the_request() -> None:
 
 
 def test_unwritable_run_directory_is_a_host_error(tmp_path: Path) -> None:
-    """As a bare OSError it lost the way back to the server that was replaced."""
+    """A plain OSError would lose the recovery command of the replaced server."""
     (tmp_path / "runs").write_text("a file in its place")
     with pytest.raises(HostError, match="cannot write below"):
         open_run(Home(tmp_path), "tiny", load("cpu-tiny").plan)
@@ -369,11 +364,11 @@ def test_public_server_without_api_key_warns(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def far_enough(*_: object) -> None:
-        raise HostError("far enough")
+    def stop_here(*_: object) -> None:
+        raise HostError("stop here")
 
     monkeypatch.setenv("KEY", "k" * 20)
-    monkeypatch.setattr("orchestrator.servers.start.up.open_servers", far_enough)
-    with pytest.raises(HostError, match="far enough"):
+    monkeypatch.setattr("orchestrator.servers.start.up.open_servers", stop_here)
+    with pytest.raises(HostError, match="stop here"):
         up.up(request_of(*overrides), Home(tmp_path))
     assert ("without an API key; anyone who can reach it can use it" in capsys.readouterr().err) is is_reported

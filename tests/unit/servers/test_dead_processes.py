@@ -1,4 +1,4 @@
-"""What has ended of a server is named from the process table; one of which nothing is known has lost nothing."""
+"""Dead processes of a server, detected from the process table."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -21,7 +21,7 @@ READY = (*READY, "sglang::scheduler_DP1", "sglang::detokenizer", "python -c from
 
 
 class Table:
-    """A runtime of which only the process table is asked."""
+    """A runtime with only a process table."""
 
     def __init__(self, titles: tuple[str, ...]) -> None:
         self.running = titles
@@ -31,7 +31,7 @@ class Table:
 
 
 class OneServer(Table):
-    """The same with one server, which runs."""
+    """A process table with one running server."""
 
     def __init__(self, handle: RunningServer, titles: tuple[str, ...]) -> None:
         super().__init__(titles)
@@ -66,7 +66,7 @@ def handle(run_dir: Path) -> RunningServer:
     )
 
 
-def lost_of(handle: RunningServer, *, ready: tuple[str, ...], running: tuple[str, ...]) -> str:
+def dead_after(handle: RunningServer, *, ready: tuple[str, ...], running: tuple[str, ...]) -> str:
     record_processes(Table(ready), handle, 12.34)  # type: ignore[arg-type]
     return dead_processes(Table(running), handle)  # type: ignore[arg-type]
 
@@ -77,64 +77,64 @@ def test_sglang_process_titles_are_translated() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gone", "message"),
+    ("dead", "message"),
     [
         ((), ""),
         (("sglang::scheduler_DP1",), "rank DP1 has ended while the server runs"),
         (("sglang::scheduler_DP0", "sglang::detokenizer"), "detokenizer, rank DP0 have ended while the server runs"),
     ],
 )
-def test_processes_dead_since_ready_are_named(handle: RunningServer, gone: tuple[str, ...], message: str) -> None:
-    assert lost_of(handle, ready=READY, running=tuple(title for title in READY if title not in gone)) == message
+def test_processes_dead_since_ready_are_named(handle: RunningServer, dead: tuple[str, ...], message: str) -> None:
+    assert dead_after(handle, ready=READY, running=tuple(title for title in READY if title not in dead)) == message
 
 
 def test_unknown_processes_are_not_reported_dead(handle: RunningServer) -> None:
-    assert dead_processes(Table(READY[:1]), handle) == ""  # type: ignore[arg-type]  # never ready: nothing was noted
-    assert lost_of(handle, ready=READY, running=()) == ""  # no process table
-    assert lost_of(handle, ready=READY[:1], running=READY) == ""
+    assert dead_processes(Table(READY[:1]), handle) == ""  # type: ignore[arg-type]  # never ready: nothing was recorded
+    assert dead_after(handle, ready=READY, running=()) == ""  # no process table
+    assert dead_after(handle, ready=READY[:1], running=READY) == ""
 
 
 def test_dead_rank_is_reported_without_querying_server(
     handle: RunningServer, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server without a rank would be waited for: 54 s by `status`, up to 180 s for a request of `smoke`."""
+    """Requests to a server without one rank take 54 s in `status` and up to 180 s in `smoke`."""
 
-    def asked(*_: object, **__: object) -> None:
-        raise AssertionError("the server was asked")
+    def query(*_: object, **__: object) -> None:
+        raise AssertionError("the server was queried")
 
-    monkeypatch.setattr("orchestrator.servers.start.verify.is_healthy", asked)
-    monkeypatch.setattr("orchestrator.servers.start.verify.run_smoke_test", asked)
+    monkeypatch.setattr("orchestrator.servers.start.verify.is_healthy", query)
+    monkeypatch.setattr("orchestrator.servers.start.verify.run_smoke_test", query)
     (run_dir / "plan.json").write_text(load("cpu-tiny").plan.to_json())
     record_processes(Table(READY), handle, 12.34)  # type: ignore[arg-type]
     running = tuple(title for title in READY if title != "sglang::scheduler_DP1")
     servers = Servers(Home(tmp_path), {"process": OneServer(handle, running)})  # type: ignore[dict-item]
 
-    found = statuses(servers, "two", check_health=True)
-    assert [(server.health, server.detail) for server in found] == [
+    results = statuses(servers, "two", check_health=True)
+    assert [(server.health, server.detail) for server in results] == [
         ("unhealthy", "rank DP1 has ended while the server runs")
     ]
     with pytest.raises(SmokeError, match="`two` is running but unhealthy: rank DP1 has ended"):
-        require_healthy(servers, found, explicit=True)
+        require_healthy(servers, results, explicit=True)
     with pytest.raises(SmokeError, match="`two` failed its smoke test: rank DP1 has ended"):
         smoke_server(servers, "two", strict_kernels=False)
 
 
 def test_restarted_server_has_no_dead_processes(handle: RunningServer, run_dir: Path) -> None:
-    """A new pod has none of the parts yet that the one before had."""
+    """A new pod does not have all processes of the previous pod yet."""
     runtime = OneServer(handle, READY[:1])
     record_processes(Table(READY), handle, 12.34)  # type: ignore[arg-type]
-    noted = datetime.fromtimestamp((run_dir / "processes.json").stat().st_mtime, UTC)
-    runtime.started = (noted + timedelta(seconds=1)).isoformat()
+    recorded = datetime.fromtimestamp((run_dir / "processes.json").stat().st_mtime, UTC)
+    runtime.started = (recorded + timedelta(seconds=1)).isoformat()
     message = dead_processes(runtime, handle)  # type: ignore[arg-type]
     assert message.startswith("restarted 0 s ago, not ready yet")
-    runtime.started = (noted - timedelta(seconds=1)).isoformat()
+    runtime.started = (recorded - timedelta(seconds=1)).isoformat()
     assert "rank DP0, rank DP1 have ended while the server runs" in dead_processes(runtime, handle)  # type: ignore[arg-type]
 
 
 def test_partly_healthy_replicas_are_reported(
     handle: RunningServer, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their gateway answers all the while."""
+    """The gateway responds all the time."""
     monkeypatch.setattr("orchestrator.servers.start.verify.is_healthy", lambda _: False)
     (run_dir / "plan.json").write_text(load("cpu-tiny", overrides=["replicas=2"]).plan.to_json())
     replicas = tuple(replace(handle, run_dir=str(run_dir / f"replica-{number}")) for number in (1, 2))
@@ -150,7 +150,7 @@ def test_replica_without_readable_record_fails_smoke_test(
     second = replace(handle, run_dir=str(run_dir / "replica-2"))
     servers = Servers(Home(tmp_path), {"process": OneServer(replace(handle, replicas=(second,)), READY)})  # type: ignore[dict-item]
     monkeypatch.setattr(
-        "orchestrator.servers.start.verify.smoke_test", lambda *_, **__: pytest.fail("a server was asked")
+        "orchestrator.servers.start.verify.smoke_test", lambda *_, **__: pytest.fail("a server was queried")
     )
 
     waiting = "replica 1 of 2 is not started yet"
@@ -160,5 +160,5 @@ def test_replica_without_readable_record_fails_smoke_test(
     assert [server.detail for server in statuses(servers, "two", check_health=True)] == [message]
     with pytest.raises(SmokeError, match=message):
         smoke_server(servers, "two", strict_kernels=False)
-    (run_dir / "replica-1/exit.json").write_text('{"asked": "removed"}')  # and added again since
+    (run_dir / "replica-1/exit.json").write_text('{"asked": "removed"}')  # removed, and added again
     assert [server.detail for server in statuses(servers, "two", check_health=True)] == [waiting]

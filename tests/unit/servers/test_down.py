@@ -1,4 +1,4 @@
-"""`deploy down`: one server that does not end keeps no other one up, and nothing that fails goes unsaid."""
+"""`deploy down`: a failure to stop one server does not affect the others, and every failure is reported."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,15 +22,15 @@ FAILURES = {
 
 def handle(name: str, run_dir: Path) -> RunningServer:
     run_dir.mkdir(parents=True)
-    known = {"profile": "", "plan_digest": "", "url": "", "runtime_id": "1"}
-    return RunningServer(runtime="process", name=name, run_dir=str(run_dir), **known)
+    fields = {"profile": "", "plan_digest": "", "url": "", "runtime_id": "1"}
+    return RunningServer(runtime="process", name=name, run_dir=str(run_dir), **fields)
 
 
 class Stopping:
     """A runtime of servers, some of which cannot be stopped."""
 
     def max_drain(self, _: RunningServer) -> None:
-        """As of most runtimes."""
+        """Return no limit, as most runtimes do."""
 
     def __init__(self, home: Path, *names: str) -> None:
         self.handles = [handle(name, home / "runs" / name / str(number)) for number, name in enumerate(names)]
@@ -49,18 +49,18 @@ class Stopping:
         self.stopped.append(Path(handle.run_dir).name)
 
 
-def fleet(runtime: Stopping, tmp_path: Path) -> Servers:
+def servers_of(runtime: Stopping, tmp_path: Path) -> Servers:
     return Servers(Home(tmp_path), {"process": runtime})  # type: ignore[dict-item]
 
 
 def test_down_all_continues_after_failures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runtime = Stopping(tmp_path, "a", "b", "c", "d", "e")
-    ended: list[str] = []
+    stopped: list[str] = []
 
     with pytest.raises(HostError) as caught:
-        command.down_all(fleet(runtime, tmp_path), ended=ended.append)
+        command.down_all(servers_of(runtime, tmp_path), ended=stopped.append)
 
-    assert ended == ["a", "e"]
+    assert stopped == ["a", "e"]
     assert runtime.stopped == ["0", "4"]
     assert caught.value.message == "cannot stop 3 of 5 servers"
     assert [problem.message.partition(":")[0] for problem in caught.value.problems] == ["`b`", "`c`", "`d`"]
@@ -70,11 +70,11 @@ def test_down_all_continues_after_failures(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_unreachable_runtime_is_reported_for_explicit_host(tmp_path: Path) -> None:
-    class Silent(Stopping):
+    class Unreachable(Stopping):
         def find(self, _name: str | None = None) -> tuple[RunningServer, ...]:
             raise HostError("the daemon does not answer")
 
-    servers = replace(fleet(Silent(tmp_path), tmp_path), explicit_hosts=frozenset({"process"}))
+    servers = replace(servers_of(Unreachable(tmp_path), tmp_path), explicit_hosts=frozenset({"process"}))
 
     with pytest.raises(HostError) as caught:
         command.down_all(servers)
@@ -85,13 +85,13 @@ def test_unreachable_runtime_is_reported_for_explicit_host(tmp_path: Path) -> No
 
 
 def test_unused_unreachable_runtime_is_not_reported(tmp_path: Path) -> None:
-    """A pod has no Docker daemon, and no server in Docker."""
+    """A pod has neither a Docker daemon nor servers in Docker."""
 
-    class Silent(Stopping):
+    class Unreachable(Stopping):
         def find(self, _name: str | None = None) -> tuple[RunningServer, ...]:
             raise HostError("the daemon does not answer")
 
-    servers = fleet(Silent(tmp_path), tmp_path)
+    servers = servers_of(Unreachable(tmp_path), tmp_path)
 
     assert servers.find() == ()
     assert servers.unreachable == {}
@@ -100,20 +100,20 @@ def test_unused_unreachable_runtime_is_not_reported(tmp_path: Path) -> None:
 def test_down_stops_every_run_of_a_name(tmp_path: Path) -> None:
     runtime = Stopping(tmp_path, "a", "a")
 
-    command.down(fleet(runtime, tmp_path), "a")
+    command.down(servers_of(runtime, tmp_path), "a")
 
     assert runtime.stopped == ["0", "1"]
 
 
 def test_down_all_reports_servers_of_other_homes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two users of one Docker daemon: `down --all` of the one took the other's servers down."""
+    """`down --all` once stopped the servers of another user of the same Docker daemon."""
     runtime = Stopping(tmp_path / "mine", "mine", "shared")
     runtime.handles += [handle("theirs", tmp_path / "theirs/runs/theirs/2"), handle("shared", tmp_path / "mine/../3")]
     runtime.handles.append(
         RunningServer(**{**asdict(runtime.handles[0]), "name": "gone", "run_dir": "/mine/runs/gone/4"})
     )
 
-    command.down_all(fleet(runtime, tmp_path / "mine"))
+    command.down_all(servers_of(runtime, tmp_path / "mine"))
 
     assert runtime.stopped == ["0", "1"]
     stderr = capsys.readouterr().err
@@ -121,8 +121,8 @@ def test_down_all_reports_servers_of_other_homes(tmp_path: Path, capsys: pytest.
     assert "`gone` was started from another home" in stderr
 
 
-def test_down_all_without_servers_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command.down_all(fleet(Stopping(tmp_path), tmp_path))
+def test_down_all_reports_that_no_server_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command.down_all(servers_of(Stopping(tmp_path), tmp_path))
     assert capsys.readouterr().err == "no server of this home is running\n"
 
 
@@ -130,7 +130,7 @@ def test_all_homes_option_stops_servers_of_other_homes(tmp_path: Path) -> None:
     runtime = Stopping(tmp_path / "mine", "mine")
     runtime.handles.append(handle("theirs", tmp_path / "theirs/runs/theirs/1"))
 
-    command.down_all(fleet(runtime, tmp_path / "mine"), all_homes=True)
+    command.down_all(servers_of(runtime, tmp_path / "mine"), all_homes=True)
 
     assert runtime.stopped == ["0", "1"]
 
@@ -140,5 +140,5 @@ def test_down_waits_for_hosts_of_all_ranks(tmp_path: Path, monkeypatch: pytest.M
     runtime.handles = [replace(runtime.handles[0], rank_hosts=("ssh://b",))]
     monkeypatch.setattr(command, "read_plan", lambda _: plan_of("mi355x-tp8", "layout.tp=16", "layout.nodes=2"))
     monkeypatch.setattr(command, "wait_until_released", lambda _, host_ref: waited.append(host_ref))
-    command.down(replace(fleet(runtime, tmp_path), host="ssh://a"), "a")
+    command.down(replace(servers_of(runtime, tmp_path), host="ssh://a"), "a")
     assert [node.remote for node in waited[0].nodes] == ["ssh://a", "ssh://b"]

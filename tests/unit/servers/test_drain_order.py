@@ -1,4 +1,4 @@
-"""What becomes of the requests of a server that stops: waited for, aborted after a time, counted."""
+"""Requests of a stopping server: waiting, aborting after a timeout, and counting."""
 
 import ast
 import json
@@ -35,24 +35,24 @@ SERVER = RunningServer(
 
 @dataclass
 class Engine:
-    """A server that says how many requests it has; these end when the test says so, or are aborted."""
+    """A server with running requests, which a test completes or which are aborted."""
 
     status: ClassVar = Status.RUNNING
     path: str = "/get_load"
     running: int = 0
-    answers: int = 200
+    status_code: int = 200
     drains_on_stop: bool = False
-    asked: int = 0
+    calls: int = 0
     aborted: list[int] = field(default_factory=list)
 
     def state(self, _: RunningServer) -> ServerState:
-        """Of the runtime that it runs in."""
+        """Return the state that the runtime reports."""
         return ServerState(status=self.status)
 
     def ask(self, method: str, path: str, body: str | None = None) -> tuple[int, bytes]:
-        self.asked += 1
+        self.calls += 1
         if method == "GET":
-            return (self.answers, json.dumps(self.load()).encode()) if path == self.path else (404, b"")
+            return (self.status_code, json.dumps(self.load()).encode()) if path == self.path else (404, b"")
         assert (path, json.loads(body or "")) == ("/abort_request", {"abort_all": True})
         self.aborted.append(self.running)
         self.running = 0
@@ -73,9 +73,9 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     return engine
 
 
-def drained(engine: Engine, server: RunningServer = SERVER, *, seconds: float, ends: int = 0) -> float:
-    """Wait for the requests of a server, `ends` of which end by themselves; how long its stop may take then."""
-    with Drain(engine, server, seconds=seconds) as drain:  # type: ignore[arg-type]  # as much of a runtime as is asked
+def run_drain(engine: Engine, server: RunningServer = SERVER, *, seconds: float, ends: int = 0) -> float:
+    """Drain a server while `ends` of its requests complete, and return the grace of its stop."""
+    with Drain(engine, server, seconds=seconds) as drain:  # type: ignore[arg-type]  # an incomplete runtime
         engine.running -= ends
         drain.wait()
         return drain.grace
@@ -87,7 +87,7 @@ def test_completed_requests_are_counted_without_aborts(
 ) -> None:
     engine.path = path
     engine.running = 3
-    grace = drained(engine, replace(SERVER, run_dir="/runs/owl/1/replica-2"), seconds=60, ends=3)
+    grace = run_drain(engine, replace(SERVER, run_dir="/runs/owl/1/replica-2"), seconds=60, ends=3)
     assert 60 < grace < 60 + module._EXIT
     assert engine.aborted == []
     assert capsys.readouterr().err == "drained replica 2: 3 requests ended\n"
@@ -95,7 +95,7 @@ def test_completed_requests_are_counted_without_aborts(
 
 def test_remaining_requests_are_aborted_after_timeout(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
     engine.running = 4
-    grace = drained(engine, seconds=0.3, ends=3)
+    grace = run_drain(engine, seconds=0.3, ends=3)
     assert engine.aborted == [1]
     assert grace == module._EXIT
     assert capsys.readouterr().err == "drained `owl`: 3 requests ended, 1 aborted after 0.3 s\n"
@@ -104,19 +104,19 @@ def test_remaining_requests_are_aborted_after_timeout(engine: Engine, capsys: py
 def test_drained_requests_are_counted_per_role(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
     engine.running = 2
     both = tuple(replace(SERVER, run_dir=f"/runs/owl/1/{role}-1") for role in ("prefill", "decode"))
-    drained(engine, replace(SERVER, replicas=both), seconds=60, ends=2)
+    run_drain(engine, replace(SERVER, replicas=both), seconds=60, ends=2)
     assert capsys.readouterr().err == "drained prefill 1: 2 requests ended\ndrained decode 1: 2 requests ended\n"
 
 
 def test_zero_drain_time_aborts_immediately(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
     engine.running = 2
-    assert drained(engine, seconds=0) == 0
+    assert run_drain(engine, seconds=0) == 0
     assert engine.aborted == [2]
     assert capsys.readouterr().err == "drained `owl`: 0 requests ended, 2 aborted after 0 s\n"
 
 
 def test_zero_drain_time_aborts_only_after_cordon(engine: Engine) -> None:
-    """A rolling update first hides the replica from its gateway: else new requests come in between."""
+    """A rolling update cordons the replica first; otherwise new requests would arrive in between."""
     engine.running = 2
     with Drain(engine, SERVER, seconds=0) as drain:  # type: ignore[arg-type]  # as above
         assert engine.aborted == []
@@ -129,9 +129,9 @@ def test_missing_api_key_names_its_variable(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "plan.json").write_text(plan_of("cpu-tiny", "server.api_key_env=OWL_KEY").to_json())
-    engine.answers = 401
+    engine.status_code = 401
     monkeypatch.delenv("OWL_KEY", raising=False)
-    drained(engine, replace(SERVER, run_dir=str(tmp_path)), seconds=1)
+    run_drain(engine, replace(SERVER, run_dir=str(tmp_path)), seconds=1)
     message = "note: cannot count the requests of `owl`: `OWL_KEY` is not set; export it to count them\n"
     assert capsys.readouterr().err == message
 
@@ -139,11 +139,13 @@ def test_missing_api_key_names_its_variable(
 def test_drain_time_is_limited_by_termination_grace(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The hook of a pod has the seconds of the plan that runs; what it aborted was counted as ended."""
+    """A pod's hook uses the grace of the running plan; requests that it aborted once counted as ended."""
     (tmp_path / "plan.json").write_text(plan_of("cpu-tiny", "timeouts.termination_grace=7").to_json())
     server, graces = replace(SERVER, run_dir=str(tmp_path)), list[float]()
     monkeypatch.setattr(module, "stop_server", lambda *_, grace, **__: graces.append(grace))
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 0.0))  # a busy machine takes no second of it
+    monkeypatch.setattr(
+        module, "time", SimpleNamespace(monotonic=lambda: 0.0)
+    )  # independent of the load of the machine
     servers = Servers(Home(tmp_path), {"noted": ServerGroup(cast("Runtime", engine))})
     for engine.drains_on_stop, seconds in ((True, 60.0), (True, 3.0), (False, 60.0)):
         drain_and_stop(servers, server, seconds=seconds, reason="stopped")
@@ -153,42 +155,42 @@ def test_drain_time_is_limited_by_termination_grace(
 
 
 def test_drain_also_waits_for_new_requests(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
-    """A server without a gateway accepts them even while it stops."""
+    """A server without a gateway accepts new requests even while it stops."""
     engine.running = 1
     with Drain(engine, SERVER, seconds=60):  # type: ignore[arg-type]  # as above
         for engine.running in (2, 0):
-            asked = engine.asked
-            while engine.asked < asked + 2:
+            calls = engine.calls
+            while engine.calls < calls + 2:
                 time.sleep(0.01)
     assert capsys.readouterr().err == "drained `owl`: 2 requests ended\n"
 
 
 def test_idle_server_drains_immediately_and_silently(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
-    began = time.monotonic()
-    drained(engine, seconds=60)
-    assert time.monotonic() - began < 30
+    started = time.monotonic()
+    run_drain(engine, seconds=60)
+    assert time.monotonic() - started < 30
     assert (engine.aborted, capsys.readouterr().err) == ([], "")
 
 
 def test_exited_server_is_not_queried(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
-    """Another one may have its port by now."""
+    """Another server may use its port by now."""
     engine.running = 5
     engine.state = lambda _: ServerState(status=Status.EXITED)  # type: ignore[method-assign]
-    assert drained(engine, seconds=0) == 0
+    assert run_drain(engine, seconds=0) == 0
     assert (engine.aborted, capsys.readouterr().err) == ([], "")
 
 
 def test_server_without_request_count_gets_full_drain_time(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for engine.answers, reason in (
+    for engine.status_code, reason in (
         (401, "the server rejects the API key"),
         (500, "the load request returned HTTP 404"),
     ):
-        assert drained(engine, seconds=60) <= 60
+        assert run_drain(engine, seconds=60) <= 60
         assert capsys.readouterr().err == f"note: cannot count the requests of `owl`: {reason}\n"
     monkeypatch.setattr(engine, "ask", refuse)
-    assert drained(engine, seconds=60) <= 60
+    assert run_drain(engine, seconds=60) <= 60
     assert capsys.readouterr().err == ""
 
 
@@ -209,13 +211,13 @@ def test_pod_hook_drains_and_logs_result(engine: Engine, monkeypatch: pytest.Mon
 
 
 def test_pod_programs_run_standalone_on_python_3_10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a container it has the standard library, and the other file of its ConfigMap."""
+    """In a container they have only the standard library and the other file of the ConfigMap."""
     for name in (program, first_sample, liveness):
         text = Path(str(name.__file__)).read_text(encoding="utf-8")
         ast.parse(text, feature_version=(3, 10))
         (tmp_path / Path(str(name.__file__)).name).write_text(text)
     monkeypatch.setattr(sys, "path", [*sys.path])
     for name in ("drain.py", "first_sample.py"):
-        found = runpy.run_path(str(tmp_path / name))
+        names = runpy.run_path(str(tmp_path / name))
         del sys.modules["liveness"]
-        assert found["key_in"].__code__.co_filename == str(tmp_path / "liveness.py")
+        assert names["key_in"].__code__.co_filename == str(tmp_path / "liveness.py")

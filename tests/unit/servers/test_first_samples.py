@@ -1,4 +1,4 @@
-"""A pod is waited for until its ranks have answered sampled requests: only then the cluster sends it others."""
+"""`up` waits until the ranks of a pod have answered sampled requests; before, the cluster does not route to it."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,16 +14,16 @@ from orchestrator.servers.group import RunningServer
 from orchestrator.servers.start import verify
 from orchestrator.servers.status import startup_seconds
 
-RUNS = ServerState(status=Status.RUNNING)
+RUNNING = ServerState(status=Status.RUNNING)
 RESTARTED = ServerState(status=Status.RUNNING, restarts=1, detail="restarted 1 times; it exited with code 137")
 
 
 @dataclass
 class Cluster:
-    """In place of the runtime: whether the pod is ready, and its state, at each look; the last ones stay."""
+    """A runtime with the readiness and the state of the pod at each poll; the last ones repeat."""
 
     ready: list[bool]
-    states: list[ServerState] = field(default_factory=lambda: [RUNS])
+    states: list[ServerState] = field(default_factory=lambda: [RUNNING])
 
     @property
     def runtime(self) -> "Cluster":
@@ -44,10 +44,10 @@ class Cluster:
 
 @pytest.fixture
 def handle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunningServer:
-    """A server that is healthy after 10 s; each second of waiting passes at once."""
+    """Return a server that is healthy after 10 s; waiting takes no real time."""
     now = [0.0]
 
-    def pass_by(seconds: float) -> None:
+    def advance(seconds: float) -> None:
         now[0] += seconds
 
     clock: Any = type("Clock", (), {"monotonic": staticmethod(lambda: now[0])})
@@ -55,10 +55,10 @@ def handle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunningServer:
     monkeypatch.setattr(verify, "time", clock)
     monkeypatch.setattr(verify, "wait_until_ready", lambda *_, **__: 10.0)
     monkeypatch.setattr(
-        verify, "poll_until", lambda *item, **more: polls(*item, **more, clock=clock.monotonic, sleep=pass_by)
+        verify, "poll_until", lambda *item, **more: polls(*item, **more, clock=clock.monotonic, sleep=advance)
     )
-    known = {"profile": "cpu-tiny", "plan_digest": "", "url": "", "runtime_id": "one"}
-    return RunningServer(runtime="kubernetes", name="owl", run_dir=str(tmp_path), **known)
+    fields = {"profile": "cpu-tiny", "plan_digest": "", "url": "", "runtime_id": "one"}
+    return RunningServer(runtime="kubernetes", name="owl", run_dir=str(tmp_path), **fields)
 
 
 def wait(handle: RunningServer, cluster: Any, timeout: float | None = None) -> float:  # noqa: ANN401 - see `Cluster`
@@ -83,4 +83,4 @@ def test_missing_first_sample_fails_with_hint(timeout: float | None, waited: str
 
 def test_restart_during_first_sample_fails(handle: RunningServer) -> None:
     with pytest.raises(NotReadyError, match="ended during its first sampled request: restarted 1 times"):
-        wait(handle, Cluster([False, True], [RUNS, RESTARTED]))
+        wait(handle, Cluster([False, True], [RUNNING, RESTARTED]))

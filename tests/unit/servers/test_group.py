@@ -1,4 +1,4 @@
-"""Several units as one server: the order in which they stop, and their logs as one."""
+"""Units of one server: the order in which they stop, and their merged logs."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -19,16 +19,16 @@ from orchestrator.servers.group import ServerGroup
 BLANK = Unit(runtime="noted", name="pair", profile="p", plan_digest="", url="", run_dir="", runtime_id="")
 
 
-class Noted(Runtime):
-    """Units that note what is asked of them; they end when they are asked to, but for those that hang."""
+class RecordingRuntime(Runtime):
+    """A runtime that records its calls; its units stop on request, except the unit `hangs`."""
 
     name = "noted"
 
     def __init__(self, home: Home, *folders: str, hangs: str = "") -> None:
         super().__init__(home)
         self.hangs = hangs
-        self.ended: set[str] = set()
-        self.asked: list[str] = []
+        self.stopped: set[str] = set()
+        self.calls: list[str] = []
         self.units = [replace(BLANK, run_dir=str(home.root / folder), runtime_id=folder) for folder in folders]
 
     @classmethod
@@ -46,7 +46,7 @@ class Noted(Runtime):
         return with_roles(replace(unit, state=self.state(unit)) for unit in self.units)
 
     def state(self, unit: Unit) -> ServerState:
-        return ServerState(status=Status.NOT_FOUND if unit.runtime_id in self.ended else Status.RUNNING)
+        return ServerState(status=Status.NOT_FOUND if unit.runtime_id in self.stopped else Status.RUNNING)
 
     def logs(self, unit: Unit, *, follow: bool) -> Iterator[str]:  # noqa: ARG002 - a log of one line
         yield f"of {unit.runtime_id}"
@@ -55,23 +55,23 @@ class Noted(Runtime):
         return lambda: iter([f"new of {unit.runtime_id}"])
 
     def ask_to_end(self, unit: Unit) -> None:
-        self.asked.append(f"ask {unit.runtime_id}")
+        self.calls.append(f"ask {unit.runtime_id}")
         if unit.runtime_id != self.hangs:
-            self.ended.add(unit.runtime_id)
+            self.stopped.add(unit.runtime_id)
 
     def stop(self, unit: Unit, *, grace: float) -> None:  # noqa: ARG002 - it ends at once
-        self.asked.append(f"stop {unit.runtime_id}")
+        self.calls.append(f"stop {unit.runtime_id}")
         if unit.runtime_id == self.hangs:
             raise HostError("it does not end")
-        self.ended.add(unit.runtime_id)
+        self.stopped.add(unit.runtime_id)
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Noted:
-    return Noted(Home(tmp_path), "run/replica-2", "run", "run/replica-1")
+def pair(tmp_path: Path) -> RecordingRuntime:
+    return RecordingRuntime(Home(tmp_path), "run/replica-2", "run", "run/replica-1")
 
 
-def test_gateway_and_replicas_form_one_server(pair: Noted) -> None:
+def test_gateway_and_replicas_form_one_server(pair: RecordingRuntime) -> None:
     [server] = ServerGroup(pair).find("pair")
     assert [(unit.role, unit.runtime_id) for unit in server.units] == [
         (Role.GATEWAY, "run"),
@@ -81,35 +81,35 @@ def test_gateway_and_replicas_form_one_server(pair: Noted) -> None:
     assert {unit.state.status for unit in server.units} == {Status.RUNNING}
 
 
-def test_gateway_stops_before_replicas(pair: Noted) -> None:
+def test_gateway_stops_before_replicas(pair: RecordingRuntime) -> None:
     [server] = ServerGroup(pair).find("pair")
     ServerGroup(pair).stop(server, grace=5)
-    assert pair.asked[0] == "stop run"
-    assert pair.asked[1:4] == ["ask run/replica-2", "ask run/replica-1", "ask run"]
-    assert set(pair.asked[4:]) == {"stop run/replica-1", "stop run/replica-2", "stop run"}
+    assert pair.calls[0] == "stop run"
+    assert pair.calls[1:4] == ["ask run/replica-2", "ask run/replica-1", "ask run"]
+    assert set(pair.calls[4:]) == {"stop run/replica-1", "stop run/replica-2", "stop run"}
     assert ServerGroup(pair).state(server).status is Status.NOT_FOUND
 
 
 @pytest.mark.parametrize("hangs", ["run", "run/replica-1", "run/replica-2"])
 def test_unit_failing_to_stop_does_not_block_others(tmp_path: Path, hangs: str) -> None:
-    pair = Noted(Home(tmp_path), "run", "run/replica-1", "run/replica-2", hangs=hangs)
+    pair = RecordingRuntime(Home(tmp_path), "run", "run/replica-1", "run/replica-2", hangs=hangs)
     [server] = ServerGroup(pair).find("pair")
     with pytest.raises(HostError, match="it does not end"):
         ServerGroup(pair).stop(server, grace=0)
-    assert pair.ended == {"run", "run/replica-1", "run/replica-2"} - {hangs}
-    assert {f"stop {unit.runtime_id}" for unit in pair.units} <= set(pair.asked), "the log of each is kept by its stop"
+    assert pair.stopped == {"run", "run/replica-1", "run/replica-2"} - {hangs}
+    assert {f"stop {unit.runtime_id}" for unit in pair.units} <= set(pair.calls), "`stop` saves the log of each unit"
 
 
 def test_replicas_without_gateway_are_exited_and_stopped(tmp_path: Path) -> None:
-    cut = Noted(Home(tmp_path), "run/replica-1", "run/replica-2")
-    [server] = ServerGroup(cut).find("pair")
-    assert server.state == ServerGroup(cut).state(server)
+    incomplete = RecordingRuntime(Home(tmp_path), "run/replica-1", "run/replica-2")
+    [server] = ServerGroup(incomplete).find("pair")
+    assert server.state == ServerGroup(incomplete).state(server)
     assert (server.state.status, server.state.detail) == (Status.EXITED, "the gateway was not started")
-    ServerGroup(cut).stop(server, grace=0)
-    assert cut.ended == {"run/replica-1", "run/replica-2"}
+    ServerGroup(incomplete).stop(server, grace=0)
+    assert incomplete.stopped == {"run/replica-1", "run/replica-2"}
 
 
-def test_logs_of_units_are_merged_with_file_names(pair: Noted) -> None:
+def test_logs_of_units_are_merged_with_file_names(pair: RecordingRuntime) -> None:
     [server] = ServerGroup(pair).find("pair")
     assert list(ServerGroup(pair).logs(server, follow=False)) == [
         "==> server.log <==",
@@ -122,8 +122,8 @@ def test_logs_of_units_are_merged_with_file_names(pair: Noted) -> None:
     assert list(ServerGroup(pair).tail(server)()) == ["new of run", "new of run/replica-1", "new of run/replica-2"]
 
 
-class HalfLost(Noted):
-    """A server on two hosts, the second of which does not answer."""
+class HalfUnreachable(RecordingRuntime):
+    """A server on two hosts, the second of which is unreachable."""
 
     def tail(self, unit: Unit) -> Callable[[], Iterator[str]]:
         return lambda: self.logs(unit, follow=True)
@@ -143,7 +143,7 @@ class HalfLost(Noted):
 
 def test_unreachable_rank_log_warns_once_and_hides_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run/rank-1").mkdir(parents=True)
-    runtime = HalfLost(Home(tmp_path), "run")
+    runtime = HalfUnreachable(Home(tmp_path), "run")
     [server] = ServerGroup(runtime).find("pair")
     tail = ServerGroup(runtime).tail(server)
     assert [*tail(), *tail()] == ["of run", "of run"]
@@ -151,6 +151,6 @@ def test_unreachable_rank_log_warns_once_and_hides_nothing(tmp_path: Path, capsy
     logged = ServerGroup(runtime).logs(server, follow=True)
     assert [next(logged) for _ in range(3)] == ["==> server.log <==", "of run", "==> rank-1/server.log <=="]
     assert next(logged) == "==> server.log <=="  # rank 0 runs, and its log is followed
-    runtime.ended.add("run")
+    runtime.stopped.add("run")
     assert list(logged) == ["of run"]
     assert capsys.readouterr().err.count("warning: ") == 1

@@ -1,4 +1,4 @@
-"""`deploy history`: every start, from what its run directory keeps and from the results that are its own."""
+"""`deploy history`: all runs, from their run directories and their recorded results."""
 
 import os
 from collections.abc import Callable
@@ -35,8 +35,8 @@ def servers(tmp_path: Path) -> Servers:
     return Servers(home, {"process": ServerGroup(ProcessRuntime(home))})
 
 
-def measured(run: RunDir, at: str, *, name: str = "owl") -> BenchResult:
-    """A measurement of that run."""
+def result_of(run: RunDir, at: str, *, name: str = "owl") -> BenchResult:
+    """Return a benchmark result of the run."""
     result = tp8()
     provenance = replace(result.run.provenance, name=name, plan_digest=run.digest + "0" * 56)
     return replace(result, run=replace(result.run, provenance=provenance, started_at=at))
@@ -49,11 +49,11 @@ def test_history_lists_runs_newest_first(servers: Servers, tmp_path: Path) -> No
     past_run(servers.home, 3, "server.port=2", verified=None, running=True)
     past_run(servers.home, 1, name="hen")
     for run, folder in ((first, "a"), (second, "b")):
-        record_result(run, save(measured(run, "2026-07-01T01:00:00Z"), tmp_path / folder).parent)
+        record_result(run, save(result_of(run, "2026-07-01T01:00:00Z"), tmp_path / folder).parent)
 
     owl = history(servers, "owl")
 
-    assert [(start.run[6:8], start.status) for start in owl] == [("03", "running"), ("02", ""), ("01", "")]
+    assert [(row.run[6:8], row.status) for row in owl] == [("03", "running"), ("02", ""), ("01", "")]
     assert owl[0].ended.startswith("runs, for ")
     assert owl[0].smoke == {}
     assert owl[0].ready_seconds is None
@@ -62,10 +62,10 @@ def test_history_lists_runs_newest_first(servers: Servers, tmp_path: Path) -> No
     assert owl[1].kernels == {"hits": 2, "misses": 1}
     assert owl[2].ready_seconds == 12.5
     assert (owl[2].ended, owl[2].ended_at) == ("stopped", "2026-07-01T00:10:00+00:00")
-    assert [len(start.best) for start in owl] == [0, 1, 1]
+    assert [len(row.best) for row in owl] == [0, 1, 1]
     assert str(owl[2].best[0]).startswith("wafer-20k-1k: output tok/s 1,478")
-    assert str(owl[2].best[0]).endswith(" at 1.5 rps")  # its knee, and not the rate of the most tokens
-    assert {start.name for start in history(servers, None)} == {"hen", "owl"}
+    assert str(owl[2].best[0]).endswith(" at 1.5 rps")  # the knee, not the rate with the most tokens
+    assert {row.name for row in history(servers, None)} == {"hen", "owl"}
     text = history_table(owl)
     assert "1 failed, 1 passed (streaming matches)" in text
     assert "2 hits, 1 misses" in text
@@ -73,84 +73,83 @@ def test_history_lists_runs_newest_first(servers: Servers, tmp_path: Path) -> No
 
 def test_recorded_results_are_found_from_any_directory(servers: Servers, tmp_path: Path) -> None:
     run = past_run(servers.home, 1, "server.port=2")
-    result = measured(run, "2026-07-01T01:00:00Z")
+    result = result_of(run, "2026-07-01T01:00:00Z")
     save(result, tmp_path / "elsewhere")
     for directory in ("removed", "elsewhere", "elsewhere"):
         record_result(run, tmp_path / directory)
-    [start] = history(servers, "owl")
-    assert [best.workload for best in start.best] == ["wafer-20k-1k"]
-    assert start.overrides == ("server.port=2",)
-    record_result(run, save(measured(run, "2026-07-01T02:00:00Z"), tmp_path / "second").parent)
-    [both] = history(servers, "owl")
-    assert len(both.best) == 1, "the better one of each workload"
+    [row] = history(servers, "owl")
+    assert [best.workload for best in row.best] == ["wafer-20k-1k"]
+    assert row.overrides == ("server.port=2",)
+    record_result(run, save(result_of(run, "2026-07-01T02:00:00Z"), tmp_path / "second").parent)
+    [merged] = history(servers, "owl")
+    assert len(merged.best) == 1, "only the better result of each workload"
 
 
 def test_result_with_comparability_issue_is_labeled(servers: Servers, tmp_path: Path) -> None:
     run = past_run(servers.home, 1)
-    result = marked(measured(run, "2026-07-01T01:00:00Z"), IssueKind.KERNEL_MISS)
+    result = marked(result_of(run, "2026-07-01T01:00:00Z"), IssueKind.KERNEL_MISS)
     record_result(run, save(result, tmp_path / "results").parent)
-    [start] = history(servers, "owl")
-    assert "NOT COMPARABLE" in str(start.best[0])
+    [row] = history(servers, "owl")
+    assert "NOT COMPARABLE" in str(row.best[0])
 
 
 def test_corrupt_result_is_skipped(servers: Servers, tmp_path: Path) -> None:
     run = past_run(servers.home, 1)
-    save(measured(run, "2026-07-01T01:00:00Z"), tmp_path / "b")
+    save(result_of(run, "2026-07-01T01:00:00Z"), tmp_path / "b")
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "result.json").write_text("{")
     (tmp_path / "c").mkdir()
     os.mkfifo(tmp_path / "c" / "result.json")
     for folder in "abc":
         record_result(run, tmp_path / folder)
-    [start] = history(servers, "owl")
-    assert len(start.best) == 1
+    [row] = history(servers, "owl")
+    assert len(row.best) == 1
 
 
 def handle_of(run: RunDir, name: str = "owl") -> RunningServer:
-    known = {"profile": "", "plan_digest": "", "url": "", "runtime_id": "1"}
-    return RunningServer(runtime="it", name=name, run_dir=str(run.path), **known)
+    fields = {"profile": "", "plan_digest": "", "url": "", "runtime_id": "1"}
+    return RunningServer(runtime="it", name=name, run_dir=str(run.path), **fields)
 
 
 class Stopping:
-    """A runtime with one server, in a state."""
+    """A runtime with one server in the given state."""
 
-    def __init__(self, status: Status, detail: str = "", *, silent: bool = False) -> None:
-        self.status, self.detail, self.silent = status, detail, silent
+    def __init__(self, status: Status, detail: str = "", *, unreachable: bool = False) -> None:
+        self.status, self.detail, self.unreachable = status, detail, unreachable
 
     def state(self, _: RunningServer) -> ServerState:
-        if self.silent:
+        if self.unreachable:
             raise HostError("the daemon does not answer")
-        known = {"exit_code": 137, "restarts": 3, "started_at": None, "ended_at": "2026-07-01T05:00:00+00:00"}
-        return ServerState(status=self.status, detail=self.detail, **known)  # type: ignore[arg-type]
+        fields = {"exit_code": 137, "restarts": 3, "started_at": None, "ended_at": "2026-07-01T05:00:00+00:00"}
+        return ServerState(status=self.status, detail=self.detail, **fields)  # type: ignore[arg-type]
 
     def stop(self, _: RunningServer, *, grace: float) -> None:
         assert grace == 5
 
 
 @pytest.mark.parametrize(
-    ("runtime", "how"),
+    ("runtime", "reason"),
     [
         (Stopping(Status.RUNNING), "replaced"),
         (Stopping(Status.EXITED, "killed by SIGKILL"), "killed by SIGKILL"),
-        (Stopping(Status.UNKNOWN, silent=True), "replaced"),
+        (Stopping(Status.UNKNOWN, unreachable=True), "replaced"),
         (Stopping(Status.NOT_FOUND), ""),
     ],
 )
-def test_exit_reason_outlives_the_container(servers: Servers, runtime: Stopping, how: str) -> None:
-    """A container is removed with all that it knew; whether it had died before that was forgotten."""
+def test_exit_reason_outlives_the_container(servers: Servers, runtime: Stopping, reason: str) -> None:
     run = past_run(servers.home, 1)
     (run.path / "process.json").unlink()
     stop_server(runtime, handle_of(run), home=servers.home, grace=5, reason="replaced")  # type: ignore[arg-type]
-    [start] = history(servers, "owl")
-    assert start.ended == how
-    assert start.ended_at == ("2026-07-01T05:00:00+00:00" if runtime.status is Status.EXITED else start.ended_at)
+    [row] = history(servers, "owl")
+    assert row.ended == reason
+    assert row.ended_at == ("2026-07-01T05:00:00+00:00" if runtime.status is Status.EXITED else row.ended_at)
 
 
 def test_exit_is_not_recorded_in_foreign_directory(servers: Servers, tmp_path: Path) -> None:
     elsewhere = RunDir(tmp_path / "elsewhere")
     elsewhere.path.mkdir()
-    hens = past_run(servers.home, 1, name="hen")
-    for run in (elsewhere, hens):
+    hen_run = past_run(servers.home, 1, name="hen")
+    for run in (elsewhere, hen_run):
         before = contents(run)
         stop_server(Stopping(Status.RUNNING), handle_of(run), home=servers.home, grace=5, reason="x")  # type: ignore[arg-type]
         assert contents(run) == before
@@ -159,23 +158,23 @@ def test_exit_is_not_recorded_in_foreign_directory(servers: Servers, tmp_path: P
 def test_smoke_report_is_not_saved_in_foreign_directory(
     servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its smoke test was kept wherever the label said: of another server it made one that is known to work."""
+    """A report was once saved in any directory that a label named, and marked another server as verified."""
     elsewhere = RunDir(tmp_path / "elsewhere")
     elsewhere.path.mkdir()
-    hens = past_run(servers.home, 1, name="hen", verified=None)
-    (elsewhere.path / "plan.json").write_bytes((hens.path / "plan.json").read_bytes())
+    hen_run = past_run(servers.home, 1, name="hen", verified=None)
+    (elsewhere.path / "plan.json").write_bytes((hen_run.path / "plan.json").read_bytes())
     report = SmokeReport(url="http://127.0.0.1:1", served_name="tiny", checks=())
     monkeypatch.setattr("orchestrator.servers.start.verify.run_smoke_test", lambda *_, **__: report)
-    for run in (elsewhere, hens):
+    for run in (elsewhere, hen_run):
         before = contents(run)
-        named = handle_of(run)
+        handle = handle_of(run)
         runtime = Stopping(Status.RUNNING)
-        monkeypatch.setattr(Stopping, "find", lambda _, __, found=named: (found,), raising=False)
-        fleet = replace(servers, runtimes={"it": runtime})  # type: ignore[dict-item]
+        monkeypatch.setattr(Stopping, "find", lambda _, __, found=handle: (found,), raising=False)
+        with_runtime = replace(servers, runtimes={"it": runtime})  # type: ignore[dict-item]
         with pytest.raises(StartError, match="is not in this home"):
-            smoke_server(fleet, "owl", strict_kernels=False)
+            smoke_server(with_runtime, "owl", strict_kernels=False)
         with pytest.raises(StartError, match="is not in this home"):
-            side_of_server(fleet, "owl")
+            side_of_server(with_runtime, "owl")
         assert contents(run) == before
 
 
@@ -185,8 +184,8 @@ def contents(run: RunDir) -> dict[Path, bytes]:
 
 def test_exit_record_is_redacted(servers: Servers) -> None:
     run, message = past_run(servers.home, 1), "api_key='wJ4-zTq8-mMv2'"
-    died = ServerState(status=Status.EXITED, exit_code=1, restarts=0, started_at=None, detail=message)
-    for reason, state in ((failure_reason(StartError(message)), None), ("stopped", died)):
+    exited = ServerState(status=Status.EXITED, exit_code=1, restarts=0, started_at=None, detail=message)
+    for reason, state in ((failure_reason(StartError(message)), None), ("stopped", exited)):
         record_exit(run, reason, state)
         content = (run.path / EXIT_FILE).read_text()
         assert "[REDACTED]" in content
@@ -197,8 +196,8 @@ def test_secret_equal_to_verdict_does_not_change_verdicts(servers: Servers) -> N
     Secret("passed")
     report = SmokeReport(url="http://127.0.0.1:1", served_name="tiny", checks=(CHECK,))
     past_run(servers.home, 1).save("smoke.json", report.to_dict())
-    (start,) = history(servers, "owl")
-    assert start.smoke == {"passed": 1}
+    (row,) = history(servers, "owl")
+    assert row.smoke == {"passed": 1}
 
 
 @pytest.mark.parametrize(
@@ -215,32 +214,32 @@ def test_secret_equal_to_verdict_does_not_change_verdicts(servers: Servers) -> N
     ],
 )
 def test_history_shows_soak_duration(servers: Servers, checks: tuple[CheckResult, ...], expected: str) -> None:
-    save_report(past_run(servers.home, 1), reported(*checks))
+    save_report(past_run(servers.home, 1), report_of(*checks))
     assert expected in history_table(history(servers, "owl"))
 
 
-def reported(*checks: CheckResult) -> SmokeReport:
+def report_of(*checks: CheckResult) -> SmokeReport:
     return SmokeReport(url="http://127.0.0.1:1", served_name="tiny", checks=checks)
 
 
 def test_soak_is_kept_until_a_failed_check(servers: Servers) -> None:
     run, soak = past_run(servers.home, 1), replace(CHECK, name="soak", seconds=3600.2)
 
-    def reason_shown() -> str:
+    def table() -> str:
         return history_table(history(servers, "owl"))
 
-    save_report(run, reported(CHECK, soak))
+    save_report(run, report_of(CHECK, soak))
     [first] = history(servers, "owl")
-    save_report(run, reported(CHECK, replace(soak, verdict=Verdict.SKIPPED, seconds=0.0)))
+    save_report(run, report_of(CHECK, replace(soak, verdict=Verdict.SKIPPED, seconds=0.0)))
     [second] = history(servers, "owl")
     assert (second.soak_seconds, second.soaked_at) == (3600.2, first.soaked_at)
-    assert f"1 passed, 1 skipped, soak of 60 min ({first.soaked_at[:16]}Z)" in reason_shown()
-    save_report(run, reported(CHECK, replace(soak, verdict=Verdict.FAILED)))
-    assert "soak of" not in reason_shown()
-    save_report(run, reported(replace(CHECK, verdict=Verdict.FAILED)))
-    assert "soak of" not in reason_shown()
-    save_report(past_run(servers.home, 2), reported(CHECK))
-    assert "soak of" not in reason_shown()
+    assert f"1 passed, 1 skipped, soak of 60 min ({first.soaked_at[:16]}Z)" in table()
+    save_report(run, report_of(CHECK, replace(soak, verdict=Verdict.FAILED)))
+    assert "soak of" not in table()
+    save_report(run, report_of(replace(CHECK, verdict=Verdict.FAILED)))
+    assert "soak of" not in table()
+    save_report(past_run(servers.home, 2), report_of(CHECK))
+    assert "soak of" not in table()
 
 
 def test_knee_requests_come_from_latest_benchmark(servers: Servers, tmp_path: Path) -> None:
@@ -257,11 +256,11 @@ def test_knee_requests_come_from_latest_benchmark(servers: Servers, tmp_path: Pa
 
 
 def test_full_disk_does_not_prevent_stop(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> NoReturn:
+    def disk_full(*_: object, **__: object) -> NoReturn:
         raise OSError(28, "No space left on device")
 
     run = past_run(servers.home, 1)
-    monkeypatch.setattr("orchestrator.runs.run_dir.atomic_write_all", full)
+    monkeypatch.setattr("orchestrator.runs.run_dir.atomic_write_all", disk_full)
     stop_server(Stopping(Status.RUNNING), handle_of(run), home=servers.home, grace=5, reason="x")  # type: ignore[arg-type]
     assert not (run.path / EXIT_FILE).exists()
 
@@ -297,16 +296,16 @@ def test_malformed_records_do_not_break_history(servers: Servers, make: Callable
     assert history_table(history(servers, None), width=80)
 
 
-def test_run_of_unreachable_docker_is_not_called_ended(tmp_path: Path) -> None:
-    class Silent:
+def test_run_of_unreachable_docker_is_not_reported_as_ended(tmp_path: Path) -> None:
+    class Unreachable:
         def find(self, _name: str | None = None) -> tuple[RunningServer, ...]:
             raise HostError("the daemon does not answer")
 
     home = Home(tmp_path)
     run = past_run(home, 1, "runtime=docker", "engine.image=x")
     (run.path / "process.json").unlink()
-    [start] = history(Servers(home, {"docker": Silent()}), "owl")  # type: ignore[dict-item]
-    assert start.ended == "cannot query docker"
+    [row] = history(Servers(home, {"docker": Unreachable()}), "owl")  # type: ignore[dict-item]
+    assert row.ended == "cannot query docker"
 
 
 def test_unknown_name_is_rejected(servers: Servers) -> None:

@@ -1,4 +1,4 @@
-"""What the workflow tells preflight: which machine it is, and what an image reference stands for."""
+"""The host of a start: its running servers, the required disk space, and remote hosts."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -38,39 +38,38 @@ def test_running_server_is_identified_by_port(tmp_path: Path, monkeypatch: pytes
 
 
 def test_required_disk_space_excludes_staged_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fresh node needs room for the whole checkpoint, one that was staged in part for the rest."""
+    """A new node needs space for the whole checkpoint, a partly staged one only for the rest."""
     monkeypatch.setattr("orchestrator.servers.start.host.preflight", lambda _plan, access, _checks, **_: access)
     plan, home = plan_of("mi355x-tp8", runtime="process"), Home(tmp_path)
 
-    def room() -> list[tuple[str, int]]:
+    def required_space() -> list[tuple[str, int]]:
         access = cast("HostAccess", preflight_host(plan, HostRef(home=home)))
         return [(space.directory, space.size) for space in access.spaces]
 
     staged = home.models / plan.model.name
-    assert room() == [(str(staged), plan.model.weight_bytes)]
+    assert required_space() == [(str(staged), plan.model.weight_bytes)]
     staged.mkdir(parents=True)
     (staged / "model-00001-of-00092.safetensors").write_bytes(b"x" * 4096)
-    assert room() == [(str(staged), plan.model.weight_bytes - 4096)]
+    assert required_space() == [(str(staged), plan.model.weight_bytes - 4096)]
 
 
 def test_remote_host_comes_from_option_or_docker_host(tmp_path: Path) -> None:
     home, container = Home(tmp_path), plan_of("mi355x-tp8")
-    alone, far = {"HOME": str(tmp_path)}, {"HOME": str(tmp_path), "DOCKER_HOST": "ssh://node"}
-    assert resolve_host_ref(container.runtime, home, None, alone).remote is None
+    local, remote = {"HOME": str(tmp_path)}, {"HOME": str(tmp_path), "DOCKER_HOST": "ssh://node"}
+    assert resolve_host_ref(container.runtime, home, None, local).remote is None
     assert resolve_host_ref(container.runtime, home, None, {"DOCKER_HOST": "unix:///run/docker.sock"}).remote is None
-    assert resolve_host_ref(container.runtime, home, None, far).remote == "ssh://node"
-    assert resolve_host_ref(container.runtime, home, "ssh://other", far).remote == "ssh://other"
+    assert resolve_host_ref(container.runtime, home, None, remote).remote == "ssh://node"
+    assert resolve_host_ref(container.runtime, home, "ssh://other", remote).remote == "ssh://other"
 
 
 @pytest.mark.parametrize("host", ["tcp://node:2375", "ssh://node:abc", "ssh://node:99999", "node"])
 def test_invalid_remote_host_is_rejected(tmp_path: Path, host: str) -> None:
-    """`up --dry-run --host ssh://node:abc` used to print what it would start there, and exit with 0."""
+    """`up --dry-run --host ssh://node:abc` once printed its steps and exited with 0."""
     with pytest.raises(UsageError, match="is not the URL of a remote host"):
         resolve_host_ref(plan_of("mi355x-tp8").runtime, Home(tmp_path), host, {})
 
 
 def test_process_runtime_rejects_remote_host(tmp_path: Path) -> None:
-    """It used to be looked at here, whatever was named."""
     process = plan_of("mi355x-tp8", runtime="process")
     assert resolve_host_ref(process.runtime, Home(tmp_path), None, {"DOCKER_HOST": "ssh://node"}).remote is None
     with pytest.raises(UsageError, match=r"ssh://nowhere\.invalid"):

@@ -1,4 +1,4 @@
-"""`deploy logs`: of a server that runs, and of one that is gone."""
+"""`deploy logs` of running and stopped servers."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -14,7 +14,7 @@ from orchestrator.servers.servers import Servers
 
 
 class Running:
-    """A runtime with one server; two more lines come while its log is followed."""
+    """A runtime with one server, whose log gets two more lines while it is followed."""
 
     def find(self, name: str | None) -> tuple[RunningServer, ...]:
         return (

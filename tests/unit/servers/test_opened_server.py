@@ -1,4 +1,4 @@
-"""What `Servers.open` gives for a name: plan, run, key, units with state, and a client; or why there is none."""
+"""`Servers.open`: the plan, run, key, units and clients of a server, or an error."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,7 +39,7 @@ def servers(home: Home) -> Servers:
 def test_opened_server_has_plan_units_key_and_clients(
     home: Home, servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[str, str]] = []
+    clients: list[tuple[str, str]] = []
     run = past_run(home, 1, "server.api_key_env=OWL_KEY", running=True)
     server = servers.open("owl")
     assert (server.run, server.handle.require_plan().digest[:8], server.model) == (run, run.digest, "tiny")
@@ -49,14 +49,14 @@ def test_opened_server_has_plan_units_key_and_clients(
         _ = server.key
     monkeypatch.setenv("OWL_KEY", KEY)
 
-    def note(url: str, *, key: Secret, **_: object) -> None:
-        asked.append((url, key.reveal()))
+    def record_client(url: str, *, key: Secret, **_: object) -> None:
+        clients.append((url, key.reveal()))
 
-    monkeypatch.setattr(client, "EngineClient", note)
+    monkeypatch.setattr(client, "EngineClient", record_client)
     for engine in server.engines:
         server.client(engine=engine)
     server.client()
-    assert asked == [(server.handle.url, KEY)] * 2
+    assert clients == [(server.handle.url, KEY)] * 2
 
 
 def test_exited_server_is_rejected_with_restart_hint(home: Home, servers: Servers) -> None:
@@ -69,7 +69,7 @@ def test_exited_server_is_rejected_with_restart_hint(home: Home, servers: Server
 
 
 def test_run_of_another_home_is_ignored(home: Home, servers: Servers, tmp_path: Path) -> None:
-    """What names its directory, a label say, may name any."""
+    """A label, for example, may name any directory."""
     past_run(home, 1, running=True)
     elsewhere = past_run(Home(tmp_path / "other"), 1)
     server = servers.server(replace(servers.open("owl").handle, run_dir=str(elsewhere.path)))
@@ -79,8 +79,8 @@ def test_run_of_another_home_is_ignored(home: Home, servers: Servers, tmp_path: 
 
 
 def test_gateway_url_resolves_to_server_name(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without roles in this home no runtime is asked; with options that decide whose the URL is, neither."""
-    asked: list[str] = []
+    """No runtime is queried if this home has no roles, or if options decide the owner of the URL."""
+    queries: list[str] = []
     unit: dict[str, Any] = {
         "runtime": "process",
         "profile": "cpu-tiny-1p1d",
@@ -90,12 +90,12 @@ def test_gateway_url_resolves_to_server_name(home: Home, monkeypatch: pytest.Mon
     }
     role = RunningServer(name="owl", url="http://127.0.0.1:30001", role=Role.PREFILL, **unit)
     pair = RunningServer(name="owl", url="http://127.0.0.1:30000", replicas=(role,), **unit)
-    alone = RunningServer(name="hawk", url="http://127.0.0.1:30010", **unit)
+    single = RunningServer(name="hawk", url="http://127.0.0.1:30010", **unit)
 
     @contextmanager
     def opened(_home: Home) -> Iterator[SimpleNamespace]:
-        asked.append("runtimes")
-        yield SimpleNamespace(find=lambda: (alone, pair))
+        queries.append("runtimes")
+        yield SimpleNamespace(find=lambda: (single, pair))
 
     monkeypatch.setattr(servers_module, "open_servers", opened)
     past_run(home, 1, running=True)
@@ -104,9 +104,9 @@ def test_gateway_url_resolves_to_server_name(home: Home, monkeypatch: pytest.Mon
     (open_run(home, "pair", plan).path / "plan.json").write_text(plan.to_json())
     assert resolve_server_name(pair.url, home, None, "SGLANG_KEY") == pair.url
     assert resolve_server_name("owl", home) == "owl"
-    assert asked == []
+    assert queries == []
 
     for url in (pair.url, f"{pair.url}/", f"{pair.url}/v1", "http://localhost:30000/v1/"):
         assert resolve_server_name(url, home, None, False) == "owl"
-    for url in (alone.url, role.url, "http://127.0.0.1:1"):
+    for url in (single.url, role.url, "http://127.0.0.1:1"):
         assert resolve_server_name(url, home) == url

@@ -1,6 +1,6 @@
-"""`server.gateway`: a server that joins the gateway of another one, and what becomes of each without the other.
+"""`server.gateway`: a server that joins another server's gateway, and each of them without the other.
 
-The real gateway does this in `tests/integration/test_gateway.py`; this one lists workers and notes what it gets.
+`tests/integration/test_gateway.py` uses the real gateway; the one here lists workers and records its calls.
 """
 
 from collections.abc import Callable
@@ -32,10 +32,10 @@ URL = "http://127.0.0.1:30100"
 
 @dataclass
 class Gateway:
-    """The workers of the gateway of `pair`."""
+    """A fake of the gateway of `pair`."""
 
     listed: tuple[GatewayWorker, ...] = ()
-    failure: BaseException | None = None  # of the next change
+    failure: BaseException | None = None  # raised by the next change
     removed: list[tuple[str, float]] = field(default_factory=list)  # URL, seconds for its requests
 
     def open(self, _: RunningServer, *, key: object = None, seconds: float = 30) -> "Opened":
@@ -70,8 +70,6 @@ def worker(url: str, model: str) -> GatewayWorker:
 
 @dataclass
 class Runtime:
-    """A runtime of servers that are listed, started and stopped."""
-
     servers: list[RunningServer] = field(default_factory=list)
 
     def find(self, name: str | None = None) -> tuple[RunningServer, ...]:
@@ -114,8 +112,6 @@ def listed(name: str, run_dir: Path, state: Status = Status.RUNNING) -> RunningS
 
 @dataclass
 class World:
-    """A home, a runtime and the gateway of `pair`."""
-
     home: Home
     gateway: Gateway
     runtime: Runtime = field(default_factory=Runtime)
@@ -130,11 +126,11 @@ class World:
         run_dir = self.home.runs / name / "20260701T000000Z-00000000"
         run_dir.mkdir(parents=True)
         (run_dir / "plan.json").write_text(plan.to_json())
-        made = replace(listed(name, run_dir, state), plan_digest=plan.digest)
+        server = replace(listed(name, run_dir, state), plan_digest=plan.digest)
         if plan.gateway is not None:
-            made = replace(made, url=f"http://127.0.0.1:{plan.server.port}", replicas=(listed(name, run_dir),))
-        self.runtime.servers.append(made)
-        return made
+            server = replace(server, url=f"http://127.0.0.1:{plan.server.port}", replicas=(listed(name, run_dir),))
+        self.runtime.servers.append(server)
+        return server
 
     def pair(self, state: Status = Status.RUNNING) -> RunningServer:
         """Add the server whose gateway the others join."""
@@ -245,8 +241,8 @@ def test_running_server_rejoins_gateway(world: World, capsys: pytest.CaptureFixt
     world.pair()
     world.add("second", *JOINS)
     request = request_of(*JOINS, name="second")
-    again = up._already_up(world.servers, "second", plan=joining(), request=request)
-    assert again is not None
+    result = up._already_up(world.servers, "second", plan=joining(), request=request)
+    assert result is not None
     assert [server.url for server in world.gateway.listed] == [URL]
     assert "the gateway of `pair` routes the model `second` at http://127.0.0.1:" in capsys.readouterr().err
 
@@ -259,23 +255,23 @@ def test_stop_passes_drain_time_to_gateway(world: World, seconds: float) -> None
     assert world.gateway.removed == [(URL, seconds)]
 
 
-@pytest.mark.parametrize(("seconds", "drained"), [(0.0, 0), (7.9, 7), (60.0, 30)])
-def test_worker_drain_time_is_limited(tmp_path: Path, seconds: float, drained: int) -> None:
+@pytest.mark.parametrize(("seconds", "limited"), [(0.0, 0), (7.9, 7), (60.0, 30)])
+def test_worker_drain_time_is_limited(tmp_path: Path, seconds: float, limited: int) -> None:
     (tmp_path / "gateway.key").write_text("0" * 64)
     (tmp_path / "gateway.key").chmod(0o600)
-    assert saved_workers(listed("pair", tmp_path), seconds=seconds).drain_seconds == drained
+    assert saved_workers(listed("pair", tmp_path), seconds=seconds).drain_seconds == limited
 
 
 def test_status_shows_url_of_routing_gateway(world: World) -> None:
     second = world.add("second", *JOINS)
-    [alone] = status.statuses(world.servers, "second", check_health=True)
-    assert (alone.url, alone.health, alone.detail) == (
+    [without_gateway] = status.statuses(world.servers, "second", check_health=True)
+    assert (without_gateway.url, without_gateway.health, without_gateway.detail) == (
         second.url,
         "unhealthy",
         "the gateway of `pair` is not running",
     )
     with pytest.raises(SmokeError, match="the gateway of `pair` is not running") as caught:
-        status.require_healthy(world.servers, [alone], explicit=True)
+        status.require_healthy(world.servers, [without_gateway], explicit=True)
     assert "`deploy restart pair` restarts it" in caught.value.hint
 
     pair = world.pair()

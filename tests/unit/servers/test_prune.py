@@ -1,4 +1,4 @@
-"""`deploy prune`: old runs go; what runs, and what is asked for later, stays."""
+"""`deploy prune`: old runs are removed; runs of running servers and runs needed later are kept."""
 
 import os
 from collections.abc import Callable
@@ -24,7 +24,9 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path / "home")
 
 
-def pruned(home: Home, *, keep: int = 1, day: int = 20, dry_run: bool = False, name: str | None = None) -> list[OldRun]:
+def prune_runs(
+    home: Home, *, keep: int = 1, day: int = 20, dry_run: bool = False, name: str | None = None
+) -> list[OldRun]:
     servers = Servers(home, {"process": ServerGroup(ProcessRuntime(home))})
     return list(prune(servers, name, keep=keep, since=datetime(2026, 7, day, tzinfo=UTC), dry_run=dry_run))
 
@@ -40,7 +42,7 @@ def tree(root: Path) -> dict[str, tuple[int, int]]:
 
 
 @pytest.mark.parametrize(
-    ("text", "moment"),
+    ("text", "date"),
     [
         ("30d", "2026-10-23T14:30:00+01:00"),
         ("12h", "2026-11-22T02:30:00+01:00"),
@@ -48,9 +50,9 @@ def tree(root: Path) -> dict[str, tuple[int, int]]:
         ("2026-11-21T14:05:06Z", "2026-11-21T14:05:06+00:00"),
     ],
 )
-def test_age_or_date_is_accepted(text: str, moment: str) -> None:
+def test_age_or_date_is_accepted(text: str, date: str) -> None:
     now = datetime(2026, 11, 22, 14, 30, tzinfo=timezone(timedelta(hours=1)))
-    assert parse_older_than(text, now).isoformat() == moment
+    assert parse_older_than(text, now).isoformat() == date
 
 
 @pytest.mark.parametrize("text", ["", "5", "d", "yesterday", "-5d"])
@@ -65,32 +67,32 @@ def test_old_runs_are_removed_by_count_and_age(home: Home) -> None:
     size = sum(path.stat().st_size for path in runs[0].path.iterdir())
     before = tree(home.root)
 
-    assert pruned(home, keep=5) == []
-    assert pruned(home, day=1) == []
-    assert [(Path(old.run_dir), old.bytes, old.keep_reason) for old in pruned(home, keep=3, day=2, dry_run=True)] == [
-        (runs[0].path, size, "")
-    ]
+    assert prune_runs(home, keep=5) == []
+    assert prune_runs(home, day=1) == []
+    assert [
+        (Path(old.run_dir), old.bytes, old.keep_reason) for old in prune_runs(home, keep=3, day=2, dry_run=True)
+    ] == [(runs[0].path, size, "")]
     assert tree(home.root) == before
-    assert [Path(old.run_dir) for old in pruned(home, keep=3)] == [runs[1].path, runs[0].path]
+    assert [Path(old.run_dir) for old in prune_runs(home, keep=3)] == [runs[1].path, runs[0].path]
     assert days(home) == [5, 4, 3]
 
 
 def test_restarted_run_is_removed_like_others(home: Home) -> None:
     past_run(home, 1).save(RESTARTS_FILE, {"restarts": [{"at": "2026-07-01T00:10:00+00:00", "reason": "killed"}]})
     past_run(home, 2)
-    assert [old.keep_reason for old in pruned(home)] == [""]
+    assert [old.keep_reason for old in prune_runs(home)] == [""]
     assert days(home) == [2]
 
 
 def test_runs_needed_by_restart_and_rollback_are_kept(home: Home) -> None:
-    """Of the newest plan nothing was proven; before it came a plan that was, and one that came up and was not."""
+    """The first plan passed its smoke test, the second failed it, and the third has no smoke test."""
     for day in (1, 2):
         past_run(home, day, "server.port=1")
     past_run(home, 3, "server.port=2", verified=False)
     for day in (4, 5, 6):
         past_run(home, day, "server.port=3", verified=None)
 
-    keep_reason = {Path(old.run_dir).name[6:8]: old.keep_reason for old in pruned(home)}
+    keep_reason = {Path(old.run_dir).name[6:8]: old.keep_reason for old in prune_runs(home)}
 
     assert days(home) == [6, 3, 2]
     assert keep_reason == {
@@ -106,7 +108,7 @@ def test_last_known_good_run_is_kept_regardless_of_age(home: Home) -> None:
     past_run(home, 1, "server.port=1")
     for day in (2, 3, 4):
         past_run(home, day, "server.port=2")
-    pruned(home)
+    prune_runs(home)
     assert days(home) == [4, 1]
 
 
@@ -114,8 +116,8 @@ def test_run_of_running_server_is_kept(home: Home) -> None:
     past_run(home, 1, running=True)
     past_run(home, 2)
     past_run(home, 3)
-    found = pruned(home)
-    assert [old.keep_reason for old in found] == ["", "`deploy status` still lists its server"]
+    old_runs = prune_runs(home)
+    assert [old.keep_reason for old in old_runs] == ["", "`deploy status` still lists its server"]
     assert days(home) == [3, 1]
 
 
@@ -133,26 +135,26 @@ def fifo_record(run: RunDir) -> None:
     os.mkfifo(run.path / "process.json")
 
 
-def no_ending(run: RunDir) -> None:
+def no_exit_record(run: RunDir) -> None:
     (run.path / "process.json").unlink()
 
 
 def damaged_plan(run: RunDir) -> None:
-    no_ending(run)
+    no_exit_record(run)
     (run.path / "plan.json").write_text("{")
 
 
-def whole_of_another_user(run: RunDir) -> None:
+def owned_by_another_user(run: RunDir) -> None:
     os.chown(run.path, 12345, 12345)
 
 
-UNEXPECTED: list[Callable[[RunDir], None]] = [
-    *(garbage, forged, fifo_record, no_ending, damaged_plan, whole_of_another_user)
+DAMAGES: list[Callable[[RunDir], None]] = [
+    *(garbage, forged, fifo_record, no_exit_record, damaged_plan, owned_by_another_user)
 ]
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize("make", UNEXPECTED, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", DAMAGES, ids=lambda make: make.__name__)
 def test_unreadable_or_foreign_runs_are_kept(
     home: Home, make: Callable[[RunDir], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,12 +165,12 @@ def test_unreadable_or_foreign_runs_are_kept(
     make(damaged)
     past_run(home, 2)
     past_run(home, 3)
-    before = {path: what for path, what in tree(home.root.parent).items() if "20260702" not in path}
+    before = {path: stat for path, stat in tree(home.root.parent).items() if "20260702" not in path}
 
-    found = {Path(old.run_dir): old.keep_reason for old in pruned(home)}
+    reasons = {Path(old.run_dir): old.keep_reason for old in prune_runs(home)}
 
-    assert found.pop(damaged.path), "it says why"
-    assert list(found.values()) == [""], "the one beside it goes all the same"
+    assert reasons.pop(damaged.path), "a reason is given"
+    assert list(reasons.values()) == [""], "the other run is removed"
     assert tree(home.root.parent) == before
 
 
@@ -180,9 +182,9 @@ def test_symlinked_runs_are_not_followed(home: Home, tmp_path: Path) -> None:
     (home.runs / "mine" / theirs[0].path.name).symlink_to(theirs[0].path)
     past_run(home, 3, name="mine")
     before = tree(tmp_path)
-    assert pruned(home) == []
+    assert prune_runs(home) == []
     with pytest.raises(StartError, match="no previous run of `owl`"):
-        pruned(home, name="owl")
+        prune_runs(home, name="owl")
     assert tree(tmp_path) == before
 
 
@@ -190,7 +192,7 @@ def test_other_directories_are_not_runs(home: Home) -> None:
     for name in ("my-notes", "20260701T000000Z-xyz", "20260701T000000Z-00000000.bak", "20260701T000000Z-0000000"):
         (home.make_runs("owl") / name).mkdir()
     past_run(home, 3)
-    assert pruned(home) == []
+    assert prune_runs(home) == []
     assert len(runs_of(home, "owl")) == 5
 
 
@@ -199,7 +201,7 @@ def test_locked_name_is_skipped_but_others_are_pruned(home: Home) -> None:
         for day in (1, 2):
             past_run(home, day, name=name)
     with name_lock(home, "hen"), pytest.raises(HostError, match="cannot remove all old runs") as caught:
-        pruned(home)
+        prune_runs(home)
     assert "working on `hen`" in caught.value.problems[0].message
     assert (days(home, "hen"), days(home, "owl")) == ([2, 1], [2])
 
@@ -215,7 +217,7 @@ def test_removed_run_does_not_follow_symlinks(home: Home, tmp_path: Path) -> Non
     (run.path / "notes").mkdir()
     (run.path / "notes" / "mine.txt").write_text("why it was slow")
 
-    assert [old.keep_reason for old in pruned(home)] == [""]
+    assert [old.keep_reason for old in prune_runs(home)] == [""]
 
     assert days(home) == [2]
     assert (tmp_path / "outside" / "precious").read_text() == "x"
@@ -225,25 +227,25 @@ def test_interrupted_removal_is_finished_next_time(home: Home, monkeypatch: pyte
     past_run(home, 1)
     past_run(home, 2)
 
-    def cut(_path: Path, **_: object) -> None:
+    def interrupt(_path: Path, **_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(command, "remove_tree", cut)
+        patch.setattr(command, "remove_tree", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            pruned(home)
-    left = [path.name for path in (home.runs / "owl").iterdir() if "20260701" in path.name]
+            prune_runs(home)
+    leftovers = [path.name for path in (home.runs / "owl").iterdir() if "20260701" in path.name]
 
-    assert len(left) == 1
-    assert days(home) == [2], "what is half removed is no run"
-    assert pruned(home, dry_run=True) == []
-    assert (home.runs / "owl" / left[0]).exists()
-    assert pruned(home) == []
-    assert not (home.runs / "owl" / left[0]).exists()
+    assert len(leftovers) == 1
+    assert days(home) == [2], "a partly removed run is not a run"
+    assert prune_runs(home, dry_run=True) == []
+    assert (home.runs / "owl" / leftovers[0]).exists()
+    assert prune_runs(home) == []
+    assert not (home.runs / "owl" / leftovers[0]).exists()
 
 
 class Docker:
-    """A daemon that lists no server, or does not answer."""
+    """A daemon with at most one server, or an unreachable one."""
 
     def __init__(self, *, answers: bool, lists: Path | None = None) -> None:
         self.answers, self.lists = answers, lists
@@ -251,9 +253,9 @@ class Docker:
     def find(self, name: str | None = None) -> tuple[RunningServer, ...]:
         if not self.answers:
             raise HostError("the daemon does not answer")
-        known = {"profile": "", "plan_digest": "", "url": "", "runtime_id": "1"}
-        named = RunningServer(runtime="docker", name=name or "", run_dir=str(self.lists), **known)
-        return (named,) if self.lists else ()
+        fields = {"profile": "", "plan_digest": "", "url": "", "runtime_id": "1"}
+        server = RunningServer(runtime="docker", name=name or "", run_dir=str(self.lists), **fields)
+        return (server,) if self.lists else ()
 
 
 @pytest.mark.parametrize(
@@ -269,7 +271,7 @@ class Docker:
 def test_container_run_is_removed_only_when_known_ended(
     home: Home, answers: bool, ended: str, listed: bool, keep_reason: str
 ) -> None:
-    """It may run on a far machine that nobody names here, or have been started again by hand."""
+    """The container may be on a remote host that no command names, or may have been restarted manually."""
     for day in (1, 2):
         run = past_run(home, day, "runtime=docker", "engine.image=x")
         for file in ("process.json", "server.log"):
@@ -287,4 +289,4 @@ def test_container_run_is_removed_only_when_known_ended(
 def test_unknown_name_is_rejected(home: Home) -> None:
     past_run(home, 1)
     with pytest.raises(StartError, match="no previous run of `owls`"):
-        pruned(home, name="owls")
+        prune_runs(home, name="owls")

@@ -1,4 +1,4 @@
-"""A run whose record is of another version: it is named with what to do, and stands in nobody's way."""
+"""Runs with a record of another version: they are reported with a hint and do not affect other runs."""
 
 import json
 from collections.abc import Callable
@@ -26,8 +26,8 @@ from orchestrator.servers.start import up
 from orchestrator.servers.status import statuses
 from orchestrator.servers.watch.recovery import snapshot_of
 
-OTHERS = pytest.mark.parametrize("version", [0, 99])
-# Commands that need what the run keeps.
+OTHER_VERSIONS = pytest.mark.parametrize("version", [0, 99])
+# Commands that need the record of a run.
 READERS: dict[str, Callable[[RunDir, Home], object]] = {
     "restart": lambda _, home: restart("owl", home),
     "rollback": lambda _, home: rollback("owl", home),
@@ -49,14 +49,14 @@ def servers_of(home: Home) -> Servers:
 
 
 def of_version(run: RunDir, version: object, file: str = "request.json") -> RunDir:
-    """The run as another `deploy` would have written it."""
+    """Give a record of the run another version."""
     path = run.path / file
     path.write_text(json.dumps({**json.loads(path.read_text()), "version": version}))
     return RunDir(run.path)
 
 
 def is_named(run: RunDir, version: int, message: str) -> bool:
-    """Whether a message names the run, both versions, and what to do."""
+    """Return whether a message names the run, both versions and the next steps."""
     text = f"the run `owl/{run.path.name}`: record version {version}; this `deploy` reads version {RECORD_VERSION}"
     return text in message and "`deploy down owl` stops its server" in message and f"rm -r {run.path}" in message
 
@@ -74,16 +74,16 @@ def test_records_of_another_version_are_ignored(home: Home, version: object) -> 
     assert run.read("smoke.json") == {}
 
 
-@OTHERS
+@OTHER_VERSIONS
 def test_status_reports_run_of_another_version(home: Home, version: int, capsys: pytest.CaptureFixture[str]) -> None:
     past_run(home, 1, name="hen", running=True)
     run = of_version(past_run(home, 2, running=True), version)
-    found = statuses(servers_of(home), None, check_health=False)
-    assert [(status.name, status.status) for status in found] == [("hen", "running"), ("owl", "running")]
+    results = statuses(servers_of(home), None, check_health=False)
+    assert [(status.name, status.status) for status in results] == [("hen", "running"), ("owl", "running")]
     assert is_named(run, version, capsys.readouterr().err)
 
 
-@OTHERS
+@OTHER_VERSIONS
 @pytest.mark.parametrize("reader", READERS)
 def test_commands_reject_run_of_another_version(home: Home, reader: str, version: int) -> None:
     run = of_version(past_run(home, 1, running=reader == "watch"), version)
@@ -92,11 +92,11 @@ def test_commands_reject_run_of_another_version(home: Home, reader: str, version
     assert is_named(run, version, f"{caught.value.message} {caught.value.hint}")
 
 
-@OTHERS
+@OTHER_VERSIONS
 def test_rolling_update_rejects_run_of_another_version(
     home: Home, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their plan is not known: whether they can give way one by one cannot be told."""
+    """The plan is unknown, so whether replicas can be replaced one by one is unknown too."""
     run = of_version(past_run(home, 1, running=True), version)
     servers = servers_of(home)
     monkeypatch.setattr(up, "_replicated_server", lambda *_, **__: servers.open("owl").handle)
@@ -105,30 +105,30 @@ def test_rolling_update_rejects_run_of_another_version(
     assert is_named(run, version, f"{caught.value.message} {caught.value.hint}")
 
 
-@OTHERS
+@OTHER_VERSIONS
 def test_other_servers_are_watched_normally(home: Home, version: int) -> None:
     past_run(home, 1, name="hen", running=True)
     of_version(past_run(home, 2, running=True), version)
     assert snapshot_of(servers_of(home), "hen").status is Status.RUNNING
 
 
-@OTHERS
+@OTHER_VERSIONS
 def test_prune_keeps_run_of_another_version(home: Home, version: int) -> None:
     run = of_version(past_run(home, 1), version)
-    gone = past_run(home, 1, name="hen")
+    removed = past_run(home, 1, name="hen")
     for name in ("owl", "hen"):
         past_run(home, 2, name=name)
     remaining = {
         pruned_run.run_dir: pruned_run.keep_reason
         for pruned_run in prune(servers_of(home), None, keep=1, since=datetime.now(UTC))
     }
-    assert remaining[str(gone.path)] == ""
+    assert remaining[str(removed.path)] == ""
     assert f"record version {version}; this `deploy` reads version {RECORD_VERSION}" in remaining[str(run.path)]
     assert f"rm -r {run.path}" in remaining[str(run.path)]
-    assert (run.path.exists(), gone.path.exists()) == (True, False)
+    assert (run.path.exists(), removed.path.exists()) == (True, False)
 
 
-@OTHERS
+@OTHER_VERSIONS
 def test_history_lists_run_of_another_version(home: Home, version: int) -> None:
     past_run(home, 2)
     of_version(past_run(home, 1), version)
@@ -137,18 +137,18 @@ def test_history_lists_run_of_another_version(home: Home, version: int) -> None:
     assert other.ended == f"not read: record version {version}; this `deploy` reads version {RECORD_VERSION}"
 
 
-@OTHERS
+@OTHER_VERSIONS
 def test_process_record_of_another_version_is_unknown(home: Home, version: int) -> None:
     past_run(home, 1, name="hen", running=True)
     run = of_version(past_run(home, 2), version, "process.json")
-    found = {status.name: status for status in statuses(servers_of(home), None, check_health=False)}
-    assert found["hen"].status == Status.RUNNING
-    assert found["owl"].status == Status.UNKNOWN
+    by_name = {status.name: status for status in statuses(servers_of(home), None, check_health=False)}
+    assert by_name["hen"].status == Status.RUNNING
+    assert by_name["owl"].status == Status.UNKNOWN
     message = f"process.json`: record version {version}; this `deploy` reads version {RECORD_VERSION}"
-    assert message in found["owl"].detail
-    assert "`deploy down owl` stops the known processes of the server" in found["owl"].detail
+    assert message in by_name["owl"].detail
+    assert "`deploy down owl` stops the known processes of the server" in by_name["owl"].detail
     runtime = ProcessRuntime(home)
-    runtime.stop(*runtime.find("owl"), grace=0)  # no process bears the mark of its run: it has ended
+    runtime.stop(*runtime.find("owl"), grace=0)  # no process has the marker of the run: the server has exited
     assert not (run.path / "process.json").exists()
     assert run.path.exists()
     assert servers_of(home).find("owl") == ()

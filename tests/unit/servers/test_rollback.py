@@ -1,4 +1,4 @@
-"""`deploy rollback` and `deploy up --from`: an earlier start with its own plan, whatever its profile says now."""
+"""`deploy rollback` and `deploy up --from`: an earlier run is repeated with its own plan."""
 
 import hashlib
 import json
@@ -36,14 +36,14 @@ def home(tmp_path: Path) -> Home:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[UpRequest]:
-    found: list[UpRequest] = []
-    monkeypatch.setattr(command, "up", lambda request, _home, **_: found.append(request))
-    return found
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[UpRequest]:
+    received: list[UpRequest] = []
+    monkeypatch.setattr(command, "up", lambda request, _home, **_: received.append(request))
+    return received
 
 
-def test_rollback_uses_last_known_good_run(home: Home, asked: list[UpRequest]) -> None:
-    """Of two starts of one plan the last; what came up and was not proven is none."""
+def test_rollback_uses_last_known_good_run(home: Home, requests: list[UpRequest]) -> None:
+    """Of two runs of one plan the last one is used; unverified runs are skipped."""
     past_run(home, 1, "server.port=1")
     good = past_run(home, 2, "server.port=2")
     past_run(home, 3, "server.port=3", verified=False)
@@ -51,37 +51,36 @@ def test_rollback_uses_last_known_good_run(home: Home, asked: list[UpRequest]) -
 
     rollback("owl", home)
 
-    assert [(call.name, call.run, call.replace, call.keep_failed) for call in asked] == [
+    assert [(call.name, call.run, call.replace, call.keep_failed) for call in requests] == [
         ("owl", str(good.path), True, False)
     ]
 
 
-def test_repeated_rollback_alternates_between_two_plans(home: Home, asked: list[UpRequest]) -> None:
-    """Back and forth: two rollbacks end where they began."""
+def test_repeated_rollback_alternates_between_two_plans(home: Home, requests: list[UpRequest]) -> None:
     first = past_run(home, 1, "server.port=1")
     second = past_run(home, 2, "server.port=2")
     past_run(home, 3, "server.port=2")
     rollback("owl", home)
     past_run(home, 4, "server.port=1")
     rollback("owl", home)
-    assert [call.run for call in asked] == [str(first.path), str(second.path).replace("20260702", "20260703")]
+    assert [call.run for call in requests] == [str(first.path), str(second.path).replace("20260702", "20260703")]
 
 
 @pytest.mark.parametrize("name", ["owl", "hen"])
-def test_rollback_without_known_good_run_is_rejected(home: Home, asked: list[UpRequest], name: str) -> None:
+def test_rollback_without_known_good_run_is_rejected(home: Home, requests: list[UpRequest], name: str) -> None:
     past_run(home, 1)
     past_run(home, 2)
     past_run(home, 3, verified=None, name="hen")
     with pytest.raises(StartError, match=f"no last known good run of `{name}`"):
         rollback(name, home)
-    assert asked == []
+    assert requests == []
 
 
 def test_run_is_repeated_with_its_own_plan(home: Home) -> None:
-    """The profile was edited since: `restart` refuses then, and nothing brought the old server back."""
+    """`restart` rejects the run, since its profile has been edited."""
     run = past_run(home, 1, "flags.max-total-tokens=32768")
-    asked = run.read("request.json")
-    run.save("request.json", {**asked, "request": {**asked["request"], "overrides": []}})  # type: ignore[dict-item]
+    record = run.read("request.json")
+    run.save("request.json", {**record, "request": {**record["request"], "overrides": []}})  # type: ignore[dict-item]
 
     files = {file.path: file.content.decode() for file in preview(request_from(run), home).files}
 
@@ -89,13 +88,13 @@ def test_run_is_repeated_with_its_own_plan(home: Home) -> None:
     assert json.loads(files["plan.json"]) == run.read("plan.json")
 
 
-def test_repeated_run_is_restarted_with_its_own_plan(home: Home, asked: list[UpRequest]) -> None:
-    """Its profile may say anything; and the run that it was repeated from may be gone."""
+def test_repeated_run_is_restarted_with_its_own_plan(home: Home, requests: list[UpRequest]) -> None:
+    """The profile may have changed, and the run that was repeated may be deleted."""
     run = past_run(home, 1, "server.port=7")
     request = {**run.read("request.json")["request"], "overrides": [], "run": "/gone"}  # type: ignore[dict-item]
     run.save("request.json", {"version": RECORD_VERSION, "request": request})
     command.restart("owl", home)
-    assert [(call.run, call.replace) for call in asked] == [(str(run.path), True)]
+    assert [(call.run, call.replace) for call in requests] == [(str(run.path), True)]
 
 
 def test_recorded_command_names_the_run(home: Home) -> None:
@@ -131,12 +130,12 @@ TABLE = f"{HEADER}\n{line(16)}\n".encode()
 
 
 def with_table(home: Home, content: bytes) -> tuple[RunDir, Plan]:
-    """A run whose image was given a table of tuned kernels."""
+    """Return a run whose image has a table of tuned kernels, and its plan."""
     plan = plan_of("mi355x-tp8")
     digest = hashlib.sha256(content).hexdigest()
-    given = tuple(replace(use, input_sha256=digest) if use.kind == "file" else use for use in plan.patches)
-    assert given != plan.patches
-    plan = replace(plan, patches=given)
+    with_input = tuple(replace(use, input_sha256=digest) if use.kind == "file" else use for use in plan.patches)
+    assert with_input != plan.patches
+    plan = replace(plan, patches=with_input)
     run = RunDir(home.make_runs("owl") / f"20260701T000000Z-{plan.digest[:8]}")
     run.path.mkdir()
     (run.path / "plan.json").write_text(plan.to_json())
@@ -153,8 +152,8 @@ def test_patch_input_files_are_found_by_digest(home: Home) -> None:
     assert "no `moe-table` for patch" in caught.value.problems[0].message
     (run.path / "image" / "tables").mkdir(parents=True)
     (run.path / "image" / "tables" / MOE_TABLE).write_bytes(b"the table of then")
-    found = run_source(run, home)
-    assert (found.plan, found.files()) == (plan, {MOE_TABLE: b"the table of then"})
+    source = run_source(run, home)
+    assert (source.plan, source.files()) == (plan, {MOE_TABLE: b"the table of then"})
     (run.path / "image" / "tables" / MOE_TABLE).unlink()
     table.write_bytes(b"the table of then")
     assert run_source(run, home).files() == {MOE_TABLE: b"the table of then"}
@@ -173,7 +172,7 @@ def test_missing_patch_is_reported(home: Home) -> None:
 
 def test_repeated_run_builds_no_table_or_plan(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> NoReturn:
-        raise AssertionError("decided anew")
+        raise AssertionError("built again")
 
     run, plan = with_table(home, TABLE)
     (run.path / "image" / "tables").mkdir(parents=True)
@@ -192,8 +191,8 @@ def test_repeated_run_builds_no_table_or_plan(home: Home, monkeypatch: pytest.Mo
     request, host_ref = request_of(run=str(run.path)), HostRef(home=home)
     source = request.source(home)
     first = decisions.decide_beforehand(request, source, host_ref)
-    made = decisions.prepare_start(request, source, first, host_ref)
-    assert made.artifacts.plan == first.plan == plan
+    prepared = decisions.prepare_start(request, source, first, host_ref)
+    assert prepared.artifacts.plan == first.plan == plan
 
 
 def test_run_accepts_three_forms_of_name(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +209,7 @@ def test_up_from_run_rejects_profile_and_settings(home: Home, monkeypatch: pytes
     run = past_run(home, 1)
     monkeypatch.setenv("DEPLOY_HOME", str(home.root))
     for words in (["cpu-tiny"], ["--set", "server.port=1"], ["--image", "x"]):
-        ended = CliRunner().invoke(app, ["up", *words, "--from", run.path.name])
-        assert isinstance(ended.exception, UsageError)
-    shown = CliRunner().invoke(app, ["up", "--from", run.path.name, "--dry-run"])
-    assert shown.stdout.startswith("step ")
+        result = CliRunner().invoke(app, ["up", *words, "--from", run.path.name])
+        assert isinstance(result.exception, UsageError)
+    result = CliRunner().invoke(app, ["up", "--from", run.path.name, "--dry-run"])
+    assert result.stdout.startswith("step ")

@@ -1,4 +1,4 @@
-"""What is said before a rolling update: that it is impossible, or that requests fail during it."""
+"""Messages before a rolling update: it is impossible, or requests will fail during it."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,10 +22,10 @@ from orchestrator.servers.start.up import _already_up
 
 
 class Unchanged(Exception):  # noqa: N818 - it is no error
-    """The update begins with its first change."""
+    """Raised by the first change of the update."""
 
 
-def begun(profile: str, outdated: Sequence[int], monkeypatch: pytest.MonkeyPatch, *overrides: str) -> None:
+def begin_update(profile: str, outdated: Sequence[int], monkeypatch: pytest.MonkeyPatch, *overrides: str) -> None:
     def replace_replica(_: int) -> None:
         raise Unchanged
 
@@ -62,7 +62,7 @@ def begun(profile: str, outdated: Sequence[int], monkeypatch: pytest.MonkeyPatch
 def test_hint_for_another_plan_names_a_command_that_works(
     before: tuple[str, ...], after: tuple[str, ...], hint: str, tmp_path: Path
 ) -> None:
-    """The hint said `--replace`, which was then refused."""
+    """The hint once named `--replace`, which was then rejected."""
     home, old, new = Home(tmp_path), plan_of(*before), plan_of(*after)
     run = RunDir(home.make_runs("owl") / "20261127T110000Z-6204c84e")
     run.save("plan.json", {})
@@ -78,16 +78,16 @@ def test_hint_for_another_plan_names_a_command_that_works(
     )
     handle = replace(server, replicas=(server,))
     group: Any = SimpleNamespace(find=lambda _: (handle,), state=lambda _: ServerState(status=Status.RUNNING))
-    with pytest.raises(NameTakenError, match="`owl` has another plan") as taken:
+    with pytest.raises(NameTakenError, match="`owl` has another plan") as caught:
         _already_up(Servers(home, {"process": group}), "owl", plan=new, request=request_of())
-    assert hint in taken.value.hint
+    assert hint in caught.value.hint
 
 
 def test_replacing_only_server_of_a_role_warns(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    begun("cpu-tiny-1p1d", [2], monkeypatch)
+    begin_update("cpu-tiny-1p1d", [2], monkeypatch)
     message = "warning: decode 1 of 1 is replaced: requests fail until the new one is ready\n"
     assert capsys.readouterr().err == message
-    begun("cpu-tiny", [1, 2], monkeypatch, "replicas=2")
+    begin_update("cpu-tiny", [1, 2], monkeypatch, "replicas=2")
     assert capsys.readouterr().err == ""

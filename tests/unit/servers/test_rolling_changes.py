@@ -1,4 +1,4 @@
-"""Replicas that a rolling update adds and removes, and how it ends if a step fails or is interrupted."""
+"""Replicas that a rolling update adds and removes, and failed or interrupted updates."""
 
 import json
 import signal
@@ -31,12 +31,12 @@ def planned(replicas: int) -> Plan:
 
 @dataclass
 class Rollout:
-    """A gateway whose replicas run where a test says, and what an update asks of it and of the runtime."""
+    """A fake gateway and runtime, which record the calls of an update."""
 
     home: Home
     calls: list[str] = field(default_factory=list)
     routed: bool = True
-    during: dict[str, Callable[[], object]] = field(default_factory=dict)  # what happens in a call
+    during: dict[str, Callable[[], object]] = field(default_factory=dict)  # functions that run in a call
     stopped: list[str] = field(default_factory=list)
     verdict: Verdict = Verdict.PASSED
     gateway: RunningServer | None = None
@@ -60,7 +60,7 @@ class Rollout:
         )
 
     def start(self, plan: Plan, *replicas: RunningServer, max_replicas: int | None = None) -> object:
-        """Do the update from these replicas to a plan."""
+        """Update the replicas to a plan."""
         self.gateway = self.server(self.home.runs / "pair/1", plan)
         replicas_of = [SimpleNamespace(plan=replica_plan) for replica_plan in replica_plans(plan)]
         request = SimpleNamespace(drain=0, min_gsm8k=None, max_replicas=max_replicas, command=lambda _: "deploy up")
@@ -111,7 +111,7 @@ class Rollout:
 
 @pytest.fixture
 def signal_allowed() -> Iterator[None]:
-    """Let SIGINT interrupt, also where it is ignored: in the background job of a script."""
+    """Let SIGINT interrupt, even in a background job of a script, which ignores it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -154,7 +154,7 @@ def address(number: int) -> str:
 
 
 def test_interrupted_scale_down_is_continued(rollout: Rollout) -> None:
-    """The plan of the newest run has two replicas, as the requested one; the third runs that of the first run."""
+    """The newest run has the requested plan with two replicas; the third replica has that of the first run."""
     old, new = planned(3), planned(2)
     third = rollout.replica(3, of=old)
     rollout.start(new, rollout.replica(1, of=new, run="2"), rollout.replica(2, of=new, run="2"), third)
@@ -164,30 +164,30 @@ def test_interrupted_scale_down_is_continued(rollout: Rollout) -> None:
 
 def test_removed_replicas_are_not_counted(rollout: Rollout) -> None:
     old, new = planned(4), planned(2)
-    same = [rollout.replica(number, of=new, run="2") for number in (1, 2)]
-    rollout.start(new, *same, *(rollout.replica(number, of=old) for number in (3, 4)))
+    unchanged = [rollout.replica(number, of=new, run="2") for number in (1, 2)]
+    rollout.start(new, *unchanged, *(rollout.replica(number, of=old) for number in (3, 4)))
     assert rollout.calls == [f"drain {address(3)} 3", "stop replica-3", f"drain {address(4)} 2", "stop replica-4"]
 
 
 def test_failed_check_after_scale_down_keeps_server_wanted(rollout: Rollout) -> None:
     new = planned(2)
     rollout.verdict = Verdict.FAILED
-    same = [rollout.replica(number, of=new, run="2") for number in (1, 2)]
+    unchanged = [rollout.replica(number, of=new, run="2") for number in (1, 2)]
     with pytest.raises(SmokeError):
-        rollout.start(new, *same, rollout.replica(3, of=planned(3)))
-    whole = join_replicas(rollout.gateway, same)
-    assert (whole.run.path.name, is_wanted(whole.run, whole)) == ("3", True)
+        rollout.start(new, *unchanged, rollout.replica(3, of=planned(3)))
+    server = join_replicas(rollout.gateway, unchanged)
+    assert (server.run.path.name, is_wanted(server.run, server)) == ("3", True)
 
 
 def test_failure_before_smoke_test_is_recorded(rollout: Rollout) -> None:
-    def fails() -> None:
+    def fail() -> None:
         raise StartError("cannot drain")
 
-    rollout.during["drain"] = fails
+    rollout.during["drain"] = fail
     new = planned(2)
-    same = [rollout.replica(number, of=new, run="2") for number in (1, 2)]
+    unchanged = [rollout.replica(number, of=new, run="2") for number in (1, 2)]
     with pytest.raises(StartError):
-        rollout.start(new, *same, rollout.replica(3, of=planned(3)))
+        rollout.start(new, *unchanged, rollout.replica(3, of=planned(3)))
     assert str(RunDir(rollout.home.runs / "pair/3").read("exit.json")["asked"]).startswith("`up` failed")
     assert rollout.calls[-1] == f"uncordon {address(3)} 2"
 
@@ -200,11 +200,11 @@ def interrupt() -> None:
 def test_second_interrupt_leaves_no_running_replica_cordoned(rollout: Rollout) -> None:
     routed: list[bool] = []
 
-    def again() -> None:
+    def interrupt_again() -> None:
         interrupt()
         routed.append(True)
 
-    rollout.during |= {"drain": interrupt, "uncordon": again}
+    rollout.during |= {"drain": interrupt, "uncordon": interrupt_again}
     new = planned(2)
     with pytest.raises(Interrupted):
         rollout.start(new, rollout.replica(1, of=new), rollout.replica(2, of=new), rollout.replica(3, of=planned(3)))
@@ -215,9 +215,9 @@ def test_second_interrupt_leaves_no_running_replica_cordoned(rollout: Rollout) -
 def test_interrupted_stop_counts_as_removal(rollout: Rollout) -> None:
     rollout.during["stop"] = interrupt
     new = planned(2)
-    with pytest.raises(Interrupted) as raised:
+    with pytest.raises(Interrupted) as caught:
         rollout.start(new, rollout.replica(1, of=new), rollout.replica(2, of=new), rollout.replica(3, of=planned(3)))
-    assert "2 of 2 replicas have this plan; `deploy up --replace`" in str(raised.value.hint)
+    assert "2 of 2 replicas have this plan; `deploy up --replace`" in str(caught.value.hint)
     assert rollout.calls[-1] == "stop replica-3"
 
 
@@ -225,11 +225,11 @@ def test_unknown_state_does_not_hide_first_error(rollout: Rollout) -> None:
     def unknown() -> None:
         raise HostError("the daemon does not answer")
 
-    def fails() -> None:
+    def fail() -> None:
         rollout.during["state"] = unknown
         raise StartError("cannot drain")
 
-    rollout.during["drain"] = fails
+    rollout.during["drain"] = fail
     new = planned(2)
     with pytest.raises(DeployError, match="cannot drain"):
         rollout.start(new, rollout.replica(1, of=new), rollout.replica(2, of=new), rollout.replica(3, of=planned(3)))
@@ -244,19 +244,19 @@ def test_added_replicas_are_reported_one_by_one(rollout: Rollout, capsys: pytest
 
 
 def test_replica_exited_during_update_is_down(rollout: Rollout, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: object) -> None:
+    def fail(*_: object) -> None:
         raise StartError("it ended")
 
-    monkeypatch.setattr(update._RollingUpdate, "_start_new", fails)
+    monkeypatch.setattr(update._RollingUpdate, "_start_new", fail)
     new = planned(4)
-    with pytest.raises(StartError) as raised:
+    with pytest.raises(StartError) as caught:
         rollout.start(new, *(rollout.replica(number, of=new) for number in (1, 2)))
-    assert "2 of 4 replicas have this plan, 1 is down, 1 is not started yet" in str(raised.value.hint)
+    assert "2 of 4 replicas have this plan, 1 is down, 1 is not started yet" in str(caught.value.hint)
 
 
 def test_surplus_replica_is_to_be_removed(rollout: Rollout) -> None:
     new, old = planned(2), planned(3)
     other = replace(rollout.replica(2, of=new), plan_digest="another")
     servers = (rollout.replica(1, of=new), other, rollout.replica(3, of=old))
-    whole = join_replicas(rollout.server(rollout.home.runs / "pair/1", new), servers)
-    assert replicas_on_other_plan(whole, new) == "replica 2 of 2 has another, replica 3 is to be removed"
+    server = join_replicas(rollout.server(rollout.home.runs / "pair/1", new), servers)
+    assert replicas_on_other_plan(server, new) == "replica 2 of 2 has another, replica 3 is to be removed"

@@ -1,4 +1,4 @@
-"""Compiled kernels of a start: which archive is taken, what is refused, and when one is saved."""
+"""Compiled kernels of a start: loading, rejecting and saving archives."""
 
 import json
 from collections.abc import Mapping
@@ -36,13 +36,13 @@ def plan() -> Plan:
 
 
 def caches(user: Path, engine: Mapping[str, str] = VERSIONS) -> KernelFolders:
-    """The folders of one user of a host."""
+    """Return the kernel folders of a user."""
     triton = next(folder for folder in FOLDERS if folder.name == "triton")
     return KernelFolders({"triton": (triton, user / ".triton/cache")}, lambda: engine)
 
 
 def compiled(user: Path, name: str = "K") -> KernelFolders:
-    """The folders of a user whose server has compiled a kernel."""
+    """Return the kernel folders of a user whose server has compiled a kernel."""
     kernel = user / f".triton/cache/{name}/kernel.cubin"
     kernel.parent.mkdir(parents=True)
     kernel.write_bytes(b"code")
@@ -57,7 +57,7 @@ def saved(home: Path) -> list[Path]:
     return sorted((home / "compiled-kernels").glob("*.tar.gz"))
 
 
-def named(plan: Plan, reference: str) -> Plan:
+def with_archive(plan: Plan, reference: str) -> Plan:
     return replace(plan, engine=replace(plan.engine, compiled_kernels=reference))
 
 
@@ -87,7 +87,7 @@ def test_plans_share_one_kernel_archive(plan: Plan, tmp_path: Path) -> None:
 
 
 def test_newly_compiled_kernels_are_added_to_archive(plan: Plan, tmp_path: Path) -> None:
-    """On an H100 the second host compiled 110 files more (sglang 0.5.16): Inductor finds its code, Triton does not."""
+    """sglang 0.5.16 on a second H100 host compiled 110 more files: Inductor finds its code, Triton does not."""
     kernels(plan, tmp_path, compiled(tmp_path / "first")).save()
     second = kernels(plan, tmp_path, caches(tmp_path / "second"))
     second.unpack()
@@ -104,7 +104,7 @@ def test_kernels_of_other_versions_are_not_loaded(plan: Plan, tmp_path: Path) ->
 
 def test_no_archive_is_saved_without_kernels(plan: Plan, tmp_path: Path) -> None:
     def versions() -> Mapping[str, str]:
-        raise AssertionError("the engine is asked only if there is something to save")
+        raise AssertionError("the engine is queried without kernels to save")
 
     kernels(plan, tmp_path, replace(caches(tmp_path / "user"), engine=versions)).save()
     kernels(plan, tmp_path, replace(caches(tmp_path / "user"), engine=versions)).unpack()
@@ -129,24 +129,24 @@ def test_named_archive_is_verified_by_digest(plan: Plan, tmp_path: Path) -> None
     other = tmp_path / "elsewhere.tar.gz"
     archive.rename(other)
     reference = f"{other}@{read_archive(other).digest}"
-    kernels(named(plan, reference), tmp_path / "new", caches(tmp_path / "second")).unpack()
+    kernels(with_archive(plan, reference), tmp_path / "new", caches(tmp_path / "second")).unpack()
     assert (tmp_path / "second/.triton/cache/K/kernel.cubin").is_file()
     with pytest.raises(KernelsError, match="has the digest sha256:"):
-        kernels(named(plan, f"{other}@sha256:{'0' * 64}"), tmp_path, caches(tmp_path / "third")).unpack()
+        kernels(with_archive(plan, f"{other}@sha256:{'0' * 64}"), tmp_path, caches(tmp_path / "third")).unpack()
     assert not (tmp_path / "third").exists()
 
 
 def test_mismatched_archive_is_rejected_with_each_field(plan: Plan, tmp_path: Path) -> None:
     kernels(plan, tmp_path, compiled(tmp_path / "first")).save()
     (archive,) = saved(tmp_path)
-    other = named(plan, f"{archive}@{read_archive(archive).digest}")
+    other = with_archive(plan, f"{archive}@{read_archive(archive).digest}")
     other = replace(other, layout=replace(other.layout, tp=2), hardware=replace(other.hardware, arch="gfx950"))
-    with pytest.raises(KernelsError, match="are not for this start") as refused:
+    with pytest.raises(KernelsError, match="are not for this start") as caught:
         kernels(other, tmp_path, caches(tmp_path / "second", {"sglang": "0.5.14", "torch": "2.10.0"})).unpack()
-    found = "\n".join(problem.message for problem in refused.value.problems)
-    assert "`arch`: compiled for `x86_64`, this start has `gfx950`" in found
-    assert "`engine.torch`: compiled for `2.9.1`, this start has `2.10.0`" in found
-    assert "`plan`: compiled for" in found
+    messages = "\n".join(problem.message for problem in caught.value.problems)
+    assert "`arch`: compiled for `x86_64`, this start has `gfx950`" in messages
+    assert "`engine.torch`: compiled for `2.9.1`, this start has `2.10.0`" in messages
+    assert "`plan`: compiled for" in messages
     assert not (tmp_path / "second").exists()
 
 
@@ -155,13 +155,13 @@ def test_archive_is_checked_before_build(plan: Plan, tmp_path: Path) -> None:
     kernels(plan, tmp_path, compiled(tmp_path / "first")).save()
     (archive,) = saved(tmp_path)
     reference = f"{archive}@{read_archive(archive).digest}"
-    require_archive(named(plan, reference), host_ref)
+    require_archive(with_archive(plan, reference), host_ref)
     other = replace(plan, hardware=replace(plan.hardware, arch="gfx950"))
     with pytest.raises(KernelsError, match="are not for this start"):
-        require_archive(named(other, reference), host_ref)
+        require_archive(with_archive(other, reference), host_ref)
     archive.unlink()
     with pytest.raises(KernelsError, match="No such file") as missing:
-        require_archive(named(plan, reference), host_ref)
+        require_archive(with_archive(plan, reference), host_ref)
     assert "omit `engine.compiled_kernels`" in (missing.value.hint or "")
     request = UpRequest(
         profile="cpu-tiny", name=None, overrides=(f"engine.compiled_kernels={reference}",), host=None, image=None,
@@ -171,10 +171,10 @@ def test_archive_is_checked_before_build(plan: Plan, tmp_path: Path) -> None:
         preview(request, Home(tmp_path))
     slurm = replace(plan, runtime="slurm", slurm=SlurmSection())
     with pytest.raises(KernelsError, match="No such file"):
-        require_archive(named(slurm, reference), host_ref)
+        require_archive(with_archive(slurm, reference), host_ref)
     contained = replace(slurm, slurm=SlurmSection(container="apptainer"))
     for changed in (contained, replace(plan, prebuilt_image="me/image")):
-        require_archive(named(changed, reference), host_ref)  # the image has them
+        require_archive(with_archive(changed, reference), host_ref)  # the image has the kernels
 
 
 def test_slurm_ignores_driver_version_of_archive(plan: Plan, tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_slurm_ignores_driver_version_of_archive(plan: Plan, tmp_path: Path) -> 
     (archive,) = saved(tmp_path)
     use = KernelUse(arch=plan.hardware.arch, driver="580.159", engine=VERSIONS, plan=kernel_plan(plan))
     write_archive(archive, use, (), compiled(tmp_path / "node").files())
-    slurm = named(replace(plan, runtime="slurm"), f"{archive}@{read_archive(archive).digest}")
+    slurm = with_archive(replace(plan, runtime="slurm"), f"{archive}@{read_archive(archive).digest}")
     kernels(slurm, tmp_path, caches(tmp_path / "second")).unpack()
     assert (tmp_path / "second/.triton/cache/K/kernel.cubin").is_file()
     with pytest.raises(KernelsError, match="are not for this start"):
@@ -190,25 +190,25 @@ def test_slurm_ignores_driver_version_of_archive(plan: Plan, tmp_path: Path) -> 
 
 
 def test_slurm_image_kernels_are_not_checked(plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kernels(named(replace(plan, runtime="slurm"), f"/x@sha256:{'0' * 64}"), tmp_path, None).unpack()
+    kernels(with_archive(replace(plan, runtime="slurm"), f"/x@sha256:{'0' * 64}"), tmp_path, None).unpack()
     assert "the image of the job must have its kernels; this is not checked" in capsys.readouterr().err
 
 
 def test_pod_image_without_kernels_is_rejected_for_new_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    known = {IMAGE: ImageConfig(reference=IMAGE, digest="", env={}, labels={})}
-    monkeypatch.setattr("orchestrator.servers.start.kernels.local_config", known.get)
+    images = {IMAGE: ImageConfig(reference=IMAGE, digest="", env={}, labels={})}
+    monkeypatch.setattr("orchestrator.servers.start.kernels.local_config", images.get)
     host_ref = HostRef(home=Home(tmp_path))
-    pod = named(cluster_plan("cpu-tiny", HOST_PATH), f"oci://me/my kernels@sha256:{'0' * 64}")
-    with pytest.raises(KernelsError, match="a pod takes compiled kernels from its image") as refused:
+    pod = with_archive(cluster_plan("cpu-tiny", HOST_PATH), f"oci://me/my kernels@sha256:{'0' * 64}")
+    with pytest.raises(KernelsError, match="a pod takes compiled kernels from its image") as caught:
         require_archive(pod, host_ref, offline=True)
-    assert "--set 'engine.compiled_kernels=oci://me/my kernels@sha256:" in (refused.value.hint or "")
+    assert "--set 'engine.compiled_kernels=oci://me/my kernels@sha256:" in (caught.value.hint or "")
     require_archive(pod, host_ref, of_run=True, offline=True)  # `restart` cannot change the plan of a run
     assert "warning: a pod takes compiled kernels from its image" in capsys.readouterr().err
     require_archive(replace(pod, prebuilt_image="me/unknown:1"), host_ref, offline=True)
     assert "note: `me/unknown:1` is not known here" in capsys.readouterr().err
-    on_nodes = named(cluster_plan("cpu-tiny", HOST_PATH, "kubernetes.image_pull_policy=Never"), "k@sha256:0")
+    on_nodes = with_archive(cluster_plan("cpu-tiny", HOST_PATH, "kubernetes.image_pull_policy=Never"), "k@sha256:0")
     require_archive(on_nodes, host_ref)
     assert f"note: `{IMAGE}` is on the nodes only" in " ".join(capsys.readouterr().err.split())
 
@@ -237,12 +237,12 @@ def test_kernel_directories_follow_environment_variables(
 
 
 def test_prune_caches_removes_kernel_archives(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the next start would unpack again what a user wants to be rid of."""
+    """Otherwise the next start would unpack the removed kernels again."""
     monkeypatch.setattr(caches_of_runtimes, "REGISTRY", ())
     kernels(plan, tmp_path, compiled(tmp_path / "user")).save()
     (tmp_path / "compiled-kernels/damaged.tar.gz").write_bytes(b"")
-    shown = caches_of_runtimes.prune_caches(Home(tmp_path), None, dry_run=True)
-    assert [cache.requirements for cache in shown] == [{"gfx": "x86_64", "sglang": "0.5.14"}, {"receipt": "damaged"}]
+    listed = caches_of_runtimes.prune_caches(Home(tmp_path), None, dry_run=True)
+    assert [cache.requirements for cache in listed] == [{"gfx": "x86_64", "sglang": "0.5.14"}, {"receipt": "damaged"}]
     assert len(saved(tmp_path)) == 2
     assert caches_of_runtimes.prune_caches(Home(tmp_path), "ssh://node", dry_run=False) == ()
     caches_of_runtimes.prune_caches(Home(tmp_path), None, dry_run=False)
@@ -251,9 +251,9 @@ def test_prune_caches_removes_kernel_archives(plan: Plan, tmp_path: Path, monkey
 
 def test_lockfile_pins_kernel_archive(plan: Plan) -> None:
     reference = f"oci://ghcr.io/me/kernels@sha256:{'1' * 64}"
-    assert plan_lines(named(plan, reference))["engine.compiled_kernels"] == reference
-    assert named(plan, reference).digest != plan.digest
-    assert kernel_plan(named(plan, reference)) == kernel_plan(plan)
+    assert plan_lines(with_archive(plan, reference))["engine.compiled_kernels"] == reference
+    assert with_archive(plan, reference).digest != plan.digest
+    assert kernel_plan(with_archive(plan, reference)) == kernel_plan(plan)
     assert kernel_plan(replace(plan, layout=replace(plan.layout, tp=2))) != kernel_plan(plan)
     with pytest.raises(ProfileError, match=r"engine\.compiled_kernels|is not valid"):
         load("cpu-tiny", overrides=["engine.compiled_kernels=/without/digest.tar.gz"])

@@ -1,4 +1,4 @@
-"""What `deploy status` shows of servers."""
+"""The output of `deploy status`."""
 
 import json
 from dataclasses import replace
@@ -59,18 +59,18 @@ def test_startup_stages_are_shown_with_shares(tmp_path: Path) -> None:
         SmokeReport(url="", served_name="", checks=tuple(checks[:count]), first_sample_seconds=sampled)
         for count, sampled in ((2, 25.0), (1, 0.3))
     ]
-    save_report(RunDir(tmp_path), reports[1])  # `deploy smoke`: no part of the start, before it or later
+    save_report(RunDir(tmp_path), reports[1])  # `deploy smoke` is not part of the start
     assert startup_seconds(RunDir(tmp_path)).keys() == {"loading weights", "capturing graphs"}
     save_report(RunDir(tmp_path), reports[0], of_start=True)
     save_report(RunDir(tmp_path), reports[1])
-    found = startup_seconds(RunDir(tmp_path))
-    assert found == {
+    stages = startup_seconds(RunDir(tmp_path))
+    assert stages == {
         "loading weights": 10.0,
         "capturing graphs": 55.0,
         "first sampled request": 25.0,
         "smoke test": 10.0,
     }
-    assert startup_text(replace(server(""), startup=found)) == (
+    assert startup_text(replace(server(""), startup=stages)) == (
         "`owl` took 100 s to start: loading weights 10.0 s (10%), capturing graphs 55.0 s (55%), "
         "first sampled request 25.0 s (25%), smoke test 10.0 s (10%)"
     )

@@ -1,4 +1,4 @@
-"""What `top` says of a server between two looks: figures, what changed, kernels and GPUs."""
+"""`deploy top`: metrics, events, kernels and GPUs of two samples."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +19,7 @@ from orchestrator.servers import top
 from orchestrator.servers.group import RunningServer
 from orchestrator.servers.servers import Server
 
-LOG_OF_AN_H200 = Path(__file__).parents[1] / "engine/logs/h200-0.5.16-mtp-start.log"
+H200_LOG = Path(__file__).parents[1] / "engine/logs/h200-0.5.16-mtp-start.log"
 MISS = (
     "[aiter] [fused_moe] using 2stage default for (256, {tokens}, 6144, 256, 257, 9, <ActivationType.Silu: 0>, "
     "'torch.bfloat16', 'torch.float4_e2m1fn_x2', 'torch.float4_e2m1fn_x2', 'QuantType.per_1x32', True, False)"
@@ -35,7 +35,7 @@ def exported(**counts: float) -> bytes:
 
 @dataclass
 class Scripted:
-    """A server of a plan: its counters, log, processes and restarts, as the test sets them."""
+    """A server whose counters, log, processes and restarts a test sets."""
 
     run_dir: Path
     counters: bytes | NoResponseError = b""
@@ -45,11 +45,11 @@ class Scripted:
     at: float = 0.0
 
     def open(self, name: str) -> Server:
-        found = RunningServer(
+        handle = RunningServer(
             runtime="docker", name=name, profile="mi355x-tp8", plan_digest="", url="http://x", runtime_id="",
             run_dir=str(self.run_dir),
         )  # fmt: skip
-        return Server(handle=found, runtime=self, run=None)  # type: ignore[arg-type]
+        return Server(handle=handle, runtime=self, run=None)  # type: ignore[arg-type]
 
     def state(self, _: RunningServer) -> ServerState:
         return ServerState(status=Status.RUNNING, exit_code=None, restarts=self.restarts, started_at=None, detail="")
@@ -84,66 +84,66 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scripted:
     return scripted
 
 
-def looking(server: Scripted, home: Path) -> top.TopView:
+def view_of(server: Scripted, home: Path) -> top.TopView:
     server.home = Home(home)  # type: ignore[attr-defined]
     return top.TopView(server, "owl", host=None, clock=lambda: server.at)  # type: ignore[arg-type]
 
 
 def test_rates_are_computed_between_two_samples(server: Scripted, tmp_path: Path) -> None:
-    view = looking(server, tmp_path)
+    view = view_of(server, tmp_path)
     server.counters = exported(requests=10, prompt=1000, output=500, cached=0, verified=100, used=0, room=4000)
     first = view.sample()
     server.at = 10.0
     server.counters = exported(
         requests=30, prompt=3000, output=1520, cached=500, verified=350, used=1000, room=4000, running=3, queued=2
     )
-    found = view.sample().activity
+    activity = view.sample().activity
     assert first.activity.window_s == 0
-    assert (found.window_s, found.requests_per_s, found.input_tokens_per_s) == (10, 2.0, 200.0)
-    assert (found.output_tokens_per_s, found.running, found.queued) == (102.0, 3, 2)
-    assert (found.cache_hit_rate, found.kv_cache_usage, found.kv_tokens) == (0.25, 0.25, 4000)
-    assert found.accept_length == (1020 - 20) / 250  # the first token of a request comes from its prefill
+    assert (activity.window_s, activity.requests_per_s, activity.input_tokens_per_s) == (10, 2.0, 200.0)
+    assert (activity.output_tokens_per_s, activity.running, activity.queued) == (102.0, 3, 2)
+    assert (activity.cache_hit_rate, activity.kv_cache_usage, activity.kv_tokens) == (0.25, 0.25, 4000)
+    assert activity.accept_length == (1020 - 20) / 250  # the first token of a request comes from its prefill
     assert "102/s" in view.sample().to_text()
 
 
 def test_rates_cover_the_last_minute(server: Scripted, tmp_path: Path) -> None:
-    view = looking(server, tmp_path)
+    view = view_of(server, tmp_path)
     for second in range(0, 201, 10):
         server.at, server.counters = float(second), exported(requests=second, output=1)
-        found = view.sample().activity
-    assert found.window_s == 60
-    assert found.requests_per_s == 1.0
+        activity = view.sample().activity
+    assert activity.window_s == 60
+    assert activity.requests_per_s == 1.0
 
 
 def test_missing_triton_configurations_count_on_cuda(server: Scripted, tmp_path: Path) -> None:
-    """The start of a real server on an H200: one configuration is missing, and one that is optional."""
+    """The log of a real server on an H200: one required and one optional configuration are missing."""
     (tmp_path / "plan.json").write_text(load("h200-glm-mtp").plan.to_json())
-    view = looking(server, tmp_path)
+    view = view_of(server, tmp_path)
     server.counters = exported(output=1)
     assert view.sample().kernel_misses == 0
-    server.log = LOG_OF_AN_H200.read_text().splitlines()
-    found = view.sample()
-    assert found.kernel_misses == 1
-    assert [event.what for event in found.events] == ["1 more MoE keys without a tuned kernel"]
+    server.log = H200_LOG.read_text().splitlines()
+    frame = view.sample()
+    assert frame.kernel_misses == 1
+    assert [event.what for event in frame.events] == ["1 more MoE keys without a tuned kernel"]
 
 
 def test_state_changes_are_events(server: Scripted, tmp_path: Path) -> None:
     (tmp_path / "processes.json").write_text(json.dumps({"processes": ["rank TP0", "rank TP1"]}))
-    view = looking(server, tmp_path)
+    view = view_of(server, tmp_path)
     server.counters = exported(output=1)
     assert view.sample().events == ()
     server.counters = NoResponseError("http://x/metrics: no response within 5 s")
-    silent = view.sample()
-    assert "UNHEALTHY: http://x/metrics: no response within 5 s" in silent.to_text()
+    unhealthy = view.sample()
+    assert "UNHEALTHY: http://x/metrics: no response within 5 s" in unhealthy.to_text()
     server.processes = ("sglang::scheduler_TP0",)
     assert view.sample().problem == "rank TP1 has ended while the server runs"
     view.sample()
     server.processes = ("sglang::scheduler_TP0", "sglang::scheduler_TP1")
     server.counters, server.restarts = exported(output=1), 1
     server.log = [MISS.format(tokens=8), MISS.format(tokens=8), MISS.format(tokens=16)]
-    found = view.sample()
-    assert found.kernel_misses == 2
-    assert [event.what for event in found.events] == [
+    frame = view.sample()
+    assert frame.kernel_misses == 2
+    assert [event.what for event in frame.events] == [
         "http://x/metrics: no response within 5 s",
         "rank TP1 has ended while the server runs",
         "recovered",
@@ -156,23 +156,23 @@ def test_server_without_metrics_is_rejected(server: Scripted, tmp_path: Path) ->
     plan = load("mi355x-tp8", overrides=["flags.enable-metrics=false"]).plan
     (tmp_path / "plan.json").write_text(plan.to_json())
     with pytest.raises(UsageError, match="exports no metrics"):
-        looking(server, tmp_path)
+        view_of(server, tmp_path)
 
 
-@pytest.mark.parametrize(("runtime", "shown"), [("docker", 8), ("slurm", 0), ("kubernetes", 0)])
+@pytest.mark.parametrize(("runtime", "visible"), [("docker", 8), ("slurm", 0), ("kubernetes", 0)])
 def test_local_gpus_are_hidden_for_cluster_servers(
-    server: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: str, shown: int
+    server: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: str, visible: int
 ) -> None:
-    found = GpuInventory(
+    inventory = GpuInventory(
         vendor="amd", tool="amd-smi", driver=None, toolkit=None, processes=(), errors=(),
         gpus=tuple(gpu(index, 10) for index in range(8)),
     )  # fmt: skip
-    monkeypatch.setattr(top, "read_gpus", lambda *_: found)
+    monkeypatch.setattr(top, "read_gpus", lambda *_: inventory)
     owl = server.open("owl")
-    elsewhere = replace(owl, handle=replace(owl.handle, runtime=runtime))
-    monkeypatch.setattr(server, "open", lambda _: elsewhere)
+    remote = replace(owl, handle=replace(owl.handle, runtime=runtime))
+    monkeypatch.setattr(server, "open", lambda _: remote)
     server.counters = exported(requests=0)
-    assert len(looking(server, tmp_path).sample().gpus) == shown
+    assert len(view_of(server, tmp_path).sample().gpus) == visible
 
 
 @pytest.mark.parametrize(("watts", "columns"), [(700.0, ["GPU", "VRAM", "power"]), (None, ["GPU", "VRAM"])])
@@ -190,14 +190,12 @@ def gpu(index: int, used: int) -> Gpu:
 
 
 def test_only_gpus_of_server_are_sampled_periodically(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks: list[float] = []
+    reads: list[float] = []
 
     def read(*_: object) -> GpuInventory:
-        looks.append(1)
-        found = tuple(gpu(index, 10 * len(looks)) for index in range(8))
-        return GpuInventory(
-            vendor="amd", tool="amd-smi", driver=None, toolkit=None, gpus=found, processes=(), errors=()
-        )
+        reads.append(1)
+        gpus = tuple(gpu(index, 10 * len(reads)) for index in range(8))
+        return GpuInventory(vendor="amd", tool="amd-smi", driver=None, toolkit=None, gpus=gpus, processes=(), errors=())
 
     readings = iter([(0.0, (0.0,) * 4), (20.0, (14_000.0, 2_000.0, 0.0, -1.0))])
 
@@ -210,11 +208,11 @@ def test_only_gpus_of_server_are_sampled_periodically(monkeypatch: pytest.Monkey
     monkeypatch.setattr(top, "read_gpus", read)
     plan = load("mi355x-tp4dp2", overrides=["layout.dp=1"]).plan
     reader = top.GpuReader(plan, lambda *_: None, energy)  # type: ignore[arg-type, return-value]
-    seen: list[Sequence[top.GpuSample]] = [reader.read(at) for at in (0, 5, 14.9, 20, 40)]
-    assert len(looks) == 3
-    assert [item.index for item in seen[0]] == [0, 1, 2, 3]  # four of the node's eight
-    assert [item.watts for item in seen[0]] == [None] * 4
-    assert seen[2] == seen[0]
-    assert [item.watts for item in seen[3]] == [700.0, 100.0, 0.0, None]  # a counter that went back tells nothing
-    assert [item.watts for item in seen[4]] == [None] * 4
-    assert seen[3][0].vram_used == 20 * GIB
+    samples: list[Sequence[top.GpuSample]] = [reader.read(at) for at in (0, 5, 14.9, 20, 40)]
+    assert len(reads) == 3
+    assert [item.index for item in samples[0]] == [0, 1, 2, 3]  # four of eight GPUs of the node
+    assert [item.watts for item in samples[0]] == [None] * 4
+    assert samples[2] == samples[0]
+    assert [item.watts for item in samples[3]] == [700.0, 100.0, 0.0, None]  # a counter that decreased is ignored
+    assert [item.watts for item in samples[4]] == [None] * 4
+    assert samples[3][0].vram_used == 20 * GIB

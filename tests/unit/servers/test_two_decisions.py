@@ -1,4 +1,4 @@
-"""One `up` decides at most twice, and looks at the host before anything is built, staged or stopped."""
+"""`up` plans at most twice, and inspects the host before it builds, stages or stops anything."""
 
 import re
 import shlex
@@ -30,11 +30,11 @@ from orchestrator.servers.start.request import StartSpec, UpRequest, UpResult
 
 
 class Reached(Exception):  # noqa: N818 - no error
-    """Something was prepared."""
+    """Raised when a start is prepared."""
 
 
-class Nothing:
-    """A runtime under which nothing runs."""
+class EmptyRuntime:
+    """A runtime without servers."""
 
     def find(self, _name: str | None = None) -> tuple[RunningServer, ...]:
         return ()
@@ -42,36 +42,36 @@ class Nothing:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    """A home where nothing runs; whatever prepares a start says so."""
+    """Return a home without servers; every preparation of a start raises `Reached`."""
     home = Home(tmp_path / "home")
-    servers = Servers(home, {name: cast("ServerGroup", Nothing()) for name in ("process", "docker")})
+    servers = Servers(home, {name: cast("ServerGroup", EmptyRuntime()) for name in ("process", "docker")})
     monkeypatch.setattr(up, "open_servers", lambda *_: nullcontext(servers))
     monkeypatch.setattr(host, "open_servers", lambda *_: nullcontext(servers))
 
-    def reached(*_: object, **__: object) -> NoReturn:
+    def raise_reached(*_: object, **__: object) -> NoReturn:
         raise Reached
 
     for name in ("prepare_engine", "ensure_checkpoint", "engine_files", "fetch_image", "make_table"):
-        monkeypatch.setattr(decisions, name, reached)
+        monkeypatch.setattr(decisions, name, raise_reached)
     return home
 
 
 @pytest.fixture
-def decided(monkeypatch: pytest.MonkeyPatch) -> list[Facts]:
-    """The facts of each decision."""
-    found: list[Facts] = []
+def planned_facts(monkeypatch: pytest.MonkeyPatch) -> list[Facts]:
+    """Return the facts of each plan that is built."""
+    received: list[Facts] = []
     original = planning.build_plan
 
     def counted(name: str, *, facts: Facts, **named: Any) -> Plan:  # noqa: ANN401 - as the original has them
-        found.append(facts)
+        received.append(facts)
         return original(name, facts=facts, **named)
 
     monkeypatch.setattr(planning, "build_plan", counted)
-    return found
+    return received
 
 
-def prepared(request: UpRequest, home: Home, monkeypatch: pytest.MonkeyPatch) -> Plan:
-    """The plan that is started."""
+def started_plan(request: UpRequest, home: Home, monkeypatch: pytest.MonkeyPatch) -> Plan:
+    """Return the plan that `up` starts."""
     started: list[Plan] = []
 
     def start_server(start: StartSpec, _servers: Servers) -> NoReturn:
@@ -79,16 +79,12 @@ def prepared(request: UpRequest, home: Home, monkeypatch: pytest.MonkeyPatch) ->
         raise Reached
 
     with pytest.raises(Reached):
-        bring_up_with(
-            request, home, monkeypatch, start_server=start_server, require_ready_host=lambda plan, *_: _ready(plan)
-        )
+        run_up(request, home, monkeypatch, start_server=start_server, require_ready_host=lambda plan, *_: _ready(plan))
     return started[0]
 
 
-def bring_up_with(
-    request: UpRequest, home: Home, monkeypatch: pytest.MonkeyPatch, **steps: Callable[..., object]
-) -> None:
-    """Start where everything that a start makes is there at once; `steps` replace those of `up`."""
+def run_up(request: UpRequest, home: Home, monkeypatch: pytest.MonkeyPatch, **steps: Callable[..., object]) -> None:
+    """Run `up` with fake preparations; `steps` replace functions of `up`."""
     monkeypatch.setattr(up, "require_host", lambda *_, **__: None)
     for name, step in steps.items():
         monkeypatch.setattr(up, name, step)
@@ -100,16 +96,18 @@ def bring_up_with(
     up.up(request, home)
 
 
-def test_final_plan_includes_built_inputs(home: Home, decided: list[Facts], monkeypatch: pytest.MonkeyPatch) -> None:
-    def make_table(plan: Plan, at: Home, _given: object, *, allow_untuned: bool) -> bool:
+def test_final_plan_includes_built_inputs(
+    home: Home, planned_facts: list[Facts], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make_table(plan: Plan, target: Home, _given: object, *, allow_untuned: bool) -> bool:
         assert not allow_untuned
-        Store.of(at, plan).write(plan, every_bucket(FUSED_TP8))
+        Store.of(target, plan).write(plan, every_bucket(FUSED_TP8))
         return True
 
     monkeypatch.setattr(decisions, "make_table", make_table)
-    plan = prepared(request_of(profile="mi355x-tp8"), home, monkeypatch)
-    assert [sorted(facts.inputs) for facts in decided] == [[], ["moe-table"]]
-    assert plan == load("mi355x-tp8", facts=decided[1]).plan
+    plan = started_plan(request_of(profile="mi355x-tp8"), home, monkeypatch)
+    assert [sorted(facts.inputs) for facts in planned_facts] == [[], ["moe-table"]]
+    assert plan == load("mi355x-tp8", facts=planned_facts[1]).plan
     assert plan.digest != load("mi355x-tp8").plan.digest
     assert "AITER_CONFIG_FMOE" in {variable.name for variable in plan.env}
 
@@ -119,21 +117,21 @@ def test_changed_coverage_of_final_plan_is_reported(
 ) -> None:
     monkeypatch.setattr(decisions, "make_table", lambda *_, **__: True)
     request = request_of(profile="mi355x-tp8", allow_untuned=True)
-    prepared(request, home, monkeypatch)
+    started_plan(request, home, monkeypatch)
     assert capsys.readouterr().err.count("tuned kernels of `mi355x-tp8`: ") == 1
 
-    def make_partial_table(plan: Plan, at: Home, _given: object, *, allow_untuned: bool) -> bool:
-        Store.of(at, plan).write(plan, every_bucket(FUSED_TP8)[:3])
+    def make_partial_table(plan: Plan, target: Home, _given: object, *, allow_untuned: bool) -> bool:
+        Store.of(target, plan).write(plan, every_bucket(FUSED_TP8)[:3])
         return allow_untuned
 
     monkeypatch.setattr(decisions, "make_table", make_partial_table)
-    prepared(request, home, monkeypatch)
+    started_plan(request, home, monkeypatch)
     first, final = (line for line in capsys.readouterr().err.splitlines() if "tuned kernels of `mi355x-tp8`: " in line)
     assert first != final
 
 
 def test_start_from_prebuilt_image_plans_twice(
-    home: Home, decided: list[Facts], monkeypatch: pytest.MonkeyPatch
+    home: Home, planned_facts: list[Facts], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     image = SimpleNamespace(reference=f"me/x@sha256:{'a' * 64}", inputs={"moe-table": "b" * 64})
     for name in ("newest_image", "fetch_image"):
@@ -141,30 +139,32 @@ def test_start_from_prebuilt_image_plans_twice(
     for name in ("find_docker", "require_matches_plan", "require_table"):
         monkeypatch.setattr(decisions, name, lambda *_, **__: None)
     monkeypatch.setattr(decisions, "rows_in", lambda *_, **__: NO_SOURCES)
-    plan = prepared(request_of(profile="mi355x-tp8", image="me/x:1"), home, monkeypatch)
-    assert [dict(facts.inputs) for facts in decided] == [image.inputs] * 2
+    plan = started_plan(request_of(profile="mi355x-tp8", image="me/x:1"), home, monkeypatch)
+    assert [dict(facts.inputs) for facts in planned_facts] == [image.inputs] * 2
     assert plan.prebuilt_image == image.reference
 
 
-def test_repeated_run_is_not_planned_again(home: Home, decided: list[Facts], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_run_is_not_planned_again(
+    home: Home, planned_facts: list[Facts], monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = past_run(home, 1, "server.port=7")
-    decided.clear()
-    plan = prepared(request_of(run=str(run.path)), home, monkeypatch)
-    assert (plan.server.port, decided) == (7, [])
+    planned_facts.clear()
+    plan = started_plan(request_of(run=str(run.path)), home, monkeypatch)
+    assert (plan.server.port, planned_facts) == (7, [])
 
 
 def test_only_repeated_run_has_a_fixed_plan(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    is_reported: list[bool] = []
+    fixed_plans: list[bool] = []
 
     def require_archive(*_: object, of_run: bool, **__: object) -> None:
-        is_reported.append(of_run)
+        fixed_plans.append(of_run)
         raise Reached
 
     monkeypatch.setattr(up, "require_archive", require_archive)
     for request in (request_of(), request_of(run=str(past_run(home, 1, "server.port=7").path))):
         with pytest.raises(Reached):
-            bring_up_with(request, home, monkeypatch)
-    assert is_reported == [False, True]
+            run_up(request, home, monkeypatch)
+    assert fixed_plans == [False, True]
 
 
 def test_missing_archive_is_rejected_before_host_inspection(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +178,7 @@ def test_missing_archive_is_rejected_before_host_inspection(home: Home, monkeypa
 
 
 def machine(**sections: str) -> Runner:
-    """A host without GPUs, whose survey says this by the first word of a section; it has no other program."""
+    """Return the runner of a host without GPUs, whose survey has these sections by their first word."""
 
     def run(argv: Sequence[str]) -> CompletedProgram:
         names = re.findall(r"printf '\\036%s\\n' (.+?); \( ", argv[-1])
@@ -189,8 +189,8 @@ def machine(**sections: str) -> Runner:
     return run
 
 
-def refused(request: UpRequest, home: Home) -> str:
-    """Why the host is refused; `Reached` passes through where something was prepared before."""
+def preflight_problems(request: UpRequest, home: Home) -> str:
+    """Return the problems of the host; `Reached` is raised if a start was prepared before."""
     with pytest.raises(HostError, match="the host is not ready") as caught:
         up.up(request, home)
     return "; ".join(problem.message for problem in caught.value.problems_or_self())
@@ -207,16 +207,18 @@ def refused(request: UpRequest, home: Home) -> str:
 def test_failed_preflight_stops_before_build_and_download(
     home: Home, monkeypatch: pytest.MonkeyPatch, profile: str, sections: dict[str, str], message: str
 ) -> None:
-    """438 GB were downloaded and an image built before a missing GPU, a full disk or a taken port was told."""
+    """438 GB were once downloaded and an image built before a missing GPU, a full disk or a used port was reported."""
     monkeypatch.setattr(host, "runner_for", lambda _: machine(**sections))
-    assert message in refused(request_of("runtime=process", "engine.python=/usr/bin/python3", profile=profile), home)
+    assert message in preflight_problems(
+        request_of("runtime=process", "engine.python=/usr/bin/python3", profile=profile), home
+    )
 
 
 def test_disk_space_is_not_checked_without_download(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    full = machine(disk="Filesystem 1024-blocks Used Available\n/dev/sda 9 8 1 89% /\n")
-    monkeypatch.setattr(host, "runner_for", lambda _: full)
+    full_disk = machine(disk="Filesystem 1024-blocks Used Available\n/dev/sda 9 8 1 89% /\n")
+    monkeypatch.setattr(host, "runner_for", lambda _: full_disk)
     settings = ("runtime=process", "engine.python=/usr/bin/python3")
-    assert "weights" not in refused(request_of(*settings, profile="mi355x-tp8", stage=False), home)
+    assert "weights" not in preflight_problems(request_of(*settings, profile="mi355x-tp8", stage=False), home)
 
 
 def test_port_of_replaced_server_does_not_fail_preflight(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,10 +232,10 @@ def test_port_of_replaced_server_does_not_fail_preflight(home: Home, monkeypatch
         run_dir=str(run.path),
         runtime_id="1",
     )
-    monkeypatch.setattr(Nothing, "find", lambda *_: (server,))
+    monkeypatch.setattr(EmptyRuntime, "find", lambda *_: (server,))
     monkeypatch.setattr(up, "_replicated_server", lambda *_, **__: None)
-    held = machine(sockets="  0: 0100007F:753A 00000000:0000 0A 0:0 0:0 0 0 0 7 1\n")
-    monkeypatch.setattr(host, "runner_for", lambda _: held)
+    used_port = machine(sockets="  0: 0100007F:753A 00000000:0000 0A 0:0 0:0 0 0 0 7 1\n")
+    monkeypatch.setattr(host, "runner_for", lambda _: used_port)
     with pytest.raises(Reached):
         up.up(request_of(replace=True), home)
 
@@ -249,9 +251,9 @@ def _ready(plan: Plan) -> host.PreflightReport:
 
 
 def test_invalid_profile_is_rejected_before_preflight(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    def asked(*_: object, **__: object) -> NoReturn:
+    def raise_reached(*_: object, **__: object) -> NoReturn:
         raise Reached
 
-    monkeypatch.setattr(up, "require_host", asked)
+    monkeypatch.setattr(up, "require_host", raise_reached)
     with pytest.raises(DeployError, match="cannot plan profile"):
         up.up(request_of("layout.tp=3", "layout.ep=2"), home)

@@ -1,4 +1,4 @@
-"""An endpoint that does not say what it is: what helps depends on why."""
+"""Endpoints that cannot be identified: the hint depends on the reason."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from orchestrator.servers.targets import side_of_url
 
 
 @pytest.mark.parametrize(
-    ("error", "helps"),
+    ("error", "hint"),
     [
         (NoResponseError("refused"), "lists the URLs of your own servers"),
         (UnauthorizedError("401"), "`--api-key-env VARIABLE` names the variable that holds the key"),
@@ -20,9 +20,9 @@ from orchestrator.servers.targets import side_of_url
         ),
     ],
 )
-def test_hint_depends_on_connection_error(error: NoResponseError | UnexpectedResponseError, helps: str) -> None:
-    """A gateway answers 404, and was taken for a server that wants a key."""
-    assert helps in unidentified_server("http://h:1", error, key=None).hint
+def test_hint_depends_on_connection_error(error: NoResponseError | UnexpectedResponseError, hint: str) -> None:
+    """A gateway responds with 404, and was once treated as a server that requires a key."""
+    assert hint in unidentified_server("http://h:1", error, key=None).hint
 
 
 def test_unreachable_endpoint_is_reported_as_such() -> None:

@@ -1,4 +1,4 @@
-"""A folder of runs that cannot be listed, as `sudo` or another user leaves it: the other servers are listed as ever."""
+"""A run directory that cannot be listed, as left by `sudo` or another user: all other servers are listed."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +31,7 @@ def home(tmp_path: Path) -> Home:
 
 @pytest.fixture
 def owl(home: Home) -> Iterator[RunDir]:
-    """A run beside that of `hen`, whose folder cannot be listed."""
+    """Return a run of `owl` while the run directory of `hen` cannot be listed."""
     run = past_run(home, 1, running=True)
     past_run(home, 2, name="hen")
     with unreadable(home.runs / "hen"):
@@ -54,9 +54,9 @@ def test_unreadable_directory_does_not_hide_other_servers(
     monkeypatch.setattr(jobs, "queued", queued)
     runtimes = {"process": ProcessRuntime(home), "slurm": SlurmRuntime(home), "kubernetes": KubernetesRuntime(home)}
     servers = Servers(home, {kind: ServerGroup(runtime) for kind, runtime in runtimes.items()})
-    found = {server.name: servers.runtime(server).state(server) for server in servers.find()}
-    assert {name: state.status for name, state in found.items()} == {"hen": "unknown", "owl": "running"}
-    assert f"`ls -ld {home.runs / 'hen'}` shows its owner" in found["hen"].detail
+    states = {server.name: servers.runtime(server).state(server) for server in servers.find()}
+    assert {name: state.status for name, state in states.items()} == {"hen": "unknown", "owl": "running"}
+    assert f"`ls -ld {home.runs / 'hen'}` shows its owner" in states["hen"].detail
     assert servers.unreachable == {}
     assert [run.name for run in history(servers, None)] == ["owl"]
     assert "cannot list the runs of `hen`" in capsys.readouterr().err

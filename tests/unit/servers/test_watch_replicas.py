@@ -1,4 +1,4 @@
-"""How `deploy watch` asks several servers: each by itself, its ranks counted on."""
+"""`deploy watch` of replicas: each is probed directly, and their ranks are numbered consecutively."""
 
 from dataclasses import replace
 
@@ -19,17 +19,17 @@ def test_watch_probes_replicas_directly() -> None:
     backend = LiveBackend()
     assert backend._client(REPLICATED).url == "http://127.0.0.1:1"
     assert [backend._client(REPLICATED, number).url for number in (0, 1)] == [*REPLICATED.replica_urls]
-    assert backend._client(HEALTHY, 0).url == HEALTHY.url, "one server is its own"
+    assert backend._client(HEALTHY, 0).url == HEALTHY.url, "a single server is its own replica"
 
 
 def test_rank_progress_of_replicas_is_combined() -> None:
     first = RankProgress(done={0: 10.0, 1: 11.0}, decoded={0: 1.0}, emitted=5.0)
-    snapshot_error = RankProgress(done={}, decoded={}, emitted=None)
+    no_response = RankProgress(done={}, decoded={}, emitted=None)
     second = RankProgress(done={0: 20.0, 1: 21.0}, decoded={1: 2.0}, emitted=6.0)
-    both = _combine([first, second], ranks=4)
-    assert (both.done, both.decoded) == ({0: 10.0, 1: 11.0, 2: 20.0, 3: 21.0}, {0: 1.0, 3: 2.0})
-    assert both.emitted == 11.0
-    assert _combine([snapshot_error, second], ranks=4).done == {2: 20.0, 3: 21.0}
+    combined = _combine([first, second], ranks=4)
+    assert (combined.done, combined.decoded) == ({0: 10.0, 1: 11.0, 2: 20.0, 3: 21.0}, {0: 1.0, 3: 2.0})
+    assert combined.emitted == 11.0
+    assert _combine([no_response, second], ranks=4).done == {2: 20.0, 3: 21.0}
 
 
 def test_hung_gateway_is_restarted() -> None:
@@ -39,7 +39,7 @@ def test_hung_gateway_is_restarted() -> None:
     assert [kind for _, kind, _ in world.events] == [EventKind.WATCHING]
     hung = world.now
     world.answers_after[GATEWAY] = None
-    world.gets_on = [True, True]  # what is left of its requests
+    world.gets_on = [True, True]  # its remaining requests
     world.pass_by(watcher, UNHEALTHY - 20)
     assert world.restarted_at == []
     world.pass_by(watcher, 100)
@@ -69,7 +69,7 @@ def test_roles_are_probed_alone() -> None:
 
 
 def test_unknown_restart_outcome_counts_as_failed() -> None:
-    """After an upgrade, a watch that still runs starts workers of the new version."""
-    made = _parse_restart({"outcome": "half-verified", "message": "one of two", "run": "", "ranks": 2})
-    assert made == RestartResult(outcome=RestartOutcome.FAILED, message="one of two")
+    """After an upgrade, a running watch starts workers of the new version."""
+    result = _parse_restart({"outcome": "half-verified", "message": "one of two", "run": "", "ranks": 2})
+    assert result == RestartResult(outcome=RestartOutcome.FAILED, message="one of two")
     assert _parse_restart({"outcome": "postponed", "message": ""}).outcome is RestartOutcome.POSTPONED

@@ -1,4 +1,4 @@
-"""What `deploy watch` does about what it sees, hours of it on a simulated clock: every wrong restart is a red test."""
+"""`deploy watch` over several hours of a simulated clock: no wrong and no missing restarts."""
 
 from dataclasses import replace
 
@@ -18,11 +18,11 @@ def test_idle_server_causes_no_events_and_few_snapshots() -> None:
 
 @pytest.mark.parametrize("after", [4.0, 25.0, 300.0, None])
 def test_server_under_full_load_is_not_restarted(after: float | None) -> None:
-    """Behind a long prefill or a long queue a token takes minutes; what the ranks count meanwhile grows."""
+    """Behind a long prefill or queue a token takes minutes, but the progress counters of the ranks increase."""
     world = World(answers_after=[after, after], gets_on=[True, True])
     world.pass_by(world.watcher(), 3600)
     assert world.kinds == ["watching"]
-    assert world.snapshots <= 130  # a look takes a second of CPU: at most 3 % of a core
+    assert world.snapshots <= 130  # a snapshot takes a second of CPU: at most 3 % of a core
 
 
 def test_slow_response_without_progress_counters_is_healthy() -> None:
@@ -34,7 +34,7 @@ def test_slow_response_without_progress_counters_is_healthy() -> None:
 def test_exited_server_is_restarted_within_seconds() -> None:
     world = World()
     watcher = world.watcher()
-    world.pass_by(watcher, 102)  # between two questions to the ranks
+    world.pass_by(watcher, 102)  # between two probes of the ranks
     died = world.now
     world.die()
     world.pass_by(watcher, 200)
@@ -60,7 +60,7 @@ def test_hung_rank_is_restarted_after_unhealthy_timeout(
 
 
 def test_hung_detokenizer_is_restarted_while_ranks_decode() -> None:
-    """They went on decoding for clients that asked anew, and each such token counted as life."""
+    """Ranks once counted as healthy when they decoded tokens for retrying clients."""
     world = World(gets_on=[True, True])
     watcher = world.watcher()
     world.pass_by(watcher, 100)
@@ -90,12 +90,12 @@ def test_short_hang_is_logged_without_alert(counts_work: bool) -> None:
     assert (passing.kinds, passing.alerted) == (["watching", "unhealthy", "recovered"], [])
     assert lasting.kinds == ["watching", "unhealthy", "unhealthy", "recovered"]
     assert [kind for _, kind in lasting.alerted] == ["unhealthy", "recovered"]
-    began = 1000.0 + TICK
-    assert UNHEALTHY / 2 <= lasting.alerted[0][0] - began <= UNHEALTHY / 2 + 10
+    hang_start = 1000.0 + TICK
+    assert UNHEALTHY / 2 <= lasting.alerted[0][0] - hang_start <= UNHEALTHY / 2 + 10
 
 
 def test_long_prefill_chunks_cause_no_alert() -> None:
-    """As under real full load: a chunk of prefill takes 25 s, its tokens are counted when it is done."""
+    """Under full load a prefill chunk takes 25 s, and its tokens are counted only at its end."""
     world = World(answers_after=[None, None], decodes=False)
     watcher = world.watcher()
     for _ in range(140):
@@ -130,7 +130,7 @@ def test_watch_gives_up_after_max_attempts() -> None:
 
 
 def test_user_restart_resumes_watch_after_giving_up() -> None:
-    """`deploy watch a b`: `b` keeps the watch going, and nobody may think that `a` is watched when it is not."""
+    """`deploy watch a b` continues with `b`, so `a` must not seem to be watched."""
     world = World(snapshot=replace(HEALTHY, max_attempts=0))
     watcher = world.watcher()
     world.die()
@@ -192,8 +192,8 @@ def test_failed_restarts_count_toward_max_attempts() -> None:
 
 @pytest.mark.parametrize("hangs", [False, True])
 def test_postponed_restart_is_retried_with_backoff(hangs: bool) -> None:
-    full = RestartResult(outcome=RestartOutcome.POSTPONED, message="No space left on device")
-    world = World(outcome=full)
+    postponed = RestartResult(outcome=RestartOutcome.POSTPONED, message="No space left on device")
+    world = World(outcome=postponed)
     watcher = world.watcher()
     if hangs:
         world.answers_after = [None, None]
@@ -203,10 +203,12 @@ def test_postponed_restart_is_retried_with_backoff(hangs: bool) -> None:
     world.pass_by(watcher, 36_000)
     assert (world.kinds[-2:], world.kinds.count("died"), watcher.ended) == (["died", "waiting"], 1, "")
     assert "No space left on device" in world.events[-1][2]
-    pauses = [after - before - BOOT for before, after in zip(world.restarted_at, world.restarted_at[1:], strict=False)]
-    assert 5 <= pauses[0] < 10
-    assert pauses[-1] >= 60
-    assert max(pauses) < 70
+    intervals = [
+        after - before - BOOT for before, after in zip(world.restarted_at, world.restarted_at[1:], strict=False)
+    ]
+    assert 5 <= intervals[0] < 10
+    assert intervals[-1] >= 60
+    assert max(intervals) < 70
     world.outcome = VERIFIED
     world.pass_by(watcher, 200)
     assert world.kinds[-2:] == ["waiting", "restarted"]
@@ -231,7 +233,7 @@ def test_watch_respects_user_stop_and_start() -> None:
 
 
 def test_pending_slurm_job_is_not_restarted() -> None:
-    """Slurm starts it again by itself: another start would have it wait at the end of the queue."""
+    """Slurm restarts the job itself; another start would wait at the end of the queue."""
     world = World(snapshot=replace(HEALTHY, status="pending", exit_reason="job 5 waits, requeued: (BeginTime)"))
     world.pass_by(world.watcher(), 1200)
     assert world.restarted_at == []
@@ -252,14 +254,14 @@ def test_busy_or_superseded_server_is_not_restarted() -> None:
 
 
 def test_only_interrupted_watch_restart_is_repeated() -> None:
-    left = World(snapshot=replace(HEALTHY, ready=False))
-    left.pass_by(left.watcher(), 1200)
-    assert (left.kinds, left.restarted_at) == (["waiting"], [])
+    unfinished = World(snapshot=replace(HEALTHY, ready=False))
+    unfinished.pass_by(unfinished.watcher(), 1200)
+    assert (unfinished.kinds, unfinished.restarted_at) == (["waiting"], [])
 
-    cut_off = World(snapshot=replace(HEALTHY, ready=False, by_watch=True, restarted_at=(990.0,)))
-    cut_off.snapshot = replace(cut_off.snapshot, status="not found")
-    cut_off.pass_by(cut_off.watcher(), 5)
-    assert cut_off.events[0][1:] == (EventKind.DIED, "its start was interrupted; restart 2 of 3")
+    interrupted = World(snapshot=replace(HEALTHY, ready=False, by_watch=True, restarted_at=(990.0,)))
+    interrupted.snapshot = replace(interrupted.snapshot, status="not found")
+    interrupted.pass_by(interrupted.watcher(), 5)
+    assert interrupted.events[0][1:] == (EventKind.DIED, "its start was interrupted; restart 2 of 3")
 
 
 def test_runtime_restart_is_accepted_only_if_healthy() -> None:
@@ -270,11 +272,11 @@ def test_runtime_restart_is_accepted_only_if_healthy() -> None:
     loading.pass_by(watcher, 60)
     assert loading.kinds == ["watching", "died", "restarted"]
 
-    back = World()
-    watcher = back.watcher()
-    back.snapshot = replace(HEALTHY, restarts=1)
-    back.pass_by(watcher, 600)
-    assert back.kinds == ["watching", "runtime-restarted"]
+    restarted = World()
+    watcher = restarted.watcher()
+    restarted.snapshot = replace(HEALTHY, restarts=1)
+    restarted.pass_by(watcher, 600)
+    assert restarted.kinds == ["watching", "runtime-restarted"]
 
 
 def test_suspended_host_causes_no_restart() -> None:
@@ -309,16 +311,16 @@ def test_failed_snapshots_do_not_delay_restart_of_hung_local_server() -> None:
 
 
 def test_reconnected_host_causes_no_restart() -> None:
-    """Its ranks are asked after the first snapshot, and count as hung only if they then do not answer."""
+    """Its ranks are probed after the first snapshot and count as hung only if they do not respond then."""
     world = World(snapshot=replace(HEALTHY, is_remote=True))
     watcher = world.watcher()
-    asked = world.probe_rank
+    probe_rank = world.probe_rank
     world.snapshot_error = "cannot connect to `n1` with ssh"
     world.probe_rank = lambda *_: Later(world, world.now, lambda: "Connection refused")  # type: ignore[method-assign, assignment]
     world.pass_by(watcher, 3600)
     world.snapshot_error = ""
     world.pass_by(watcher, UNHEALTHY / 2)
-    world.probe_rank = asked  # type: ignore[method-assign]
+    world.probe_rank = probe_rank  # type: ignore[method-assign]
     world.pass_by(watcher, 3600)
     assert world.restarted_at == []
 

@@ -1,4 +1,4 @@
-"""What is asked where an answer has to be right, and what counts as that answer."""
+"""Questions of the smoke test, their filler text, and the comparison of answers."""
 
 from pathlib import Path
 
@@ -57,10 +57,10 @@ def words(profile: str, *overrides: str) -> list[int]:
         ("b200-tp8", (), [0, 64, 8192]),
         ("b200-tp8", ("flags.chunked-prefill-size=null",), [0, 64, 16384]),  # sglang's largest default
         ("b200-tp8", ("flags.chunked-prefill-size=-1",), [0, 64, 16384]),
-        ("b200-tp8", ("flags.context-length=12000",), [0, 64, 4000]),  # three tokens a word
+        ("b200-tp8", ("flags.context-length=12000",), [0, 64, 4000]),  # three tokens per word
         ("cpu-tiny", (), [0, 64, 950]),
-        ("cpu-tiny", ("flags.chunked-prefill-size=4096",), [0, 64, 950]),  # another length has another answer
-        ("cpu-tiny", ("flags.context-length=1000",), [0, 64]),  # so that one which does not fit is not asked
+        ("cpu-tiny", ("flags.chunked-prefill-size=4096",), [0, 64, 950]),  # the answer depends on the length
+        ("cpu-tiny", ("flags.context-length=1000",), [0, 64]),  # a question that does not fit is omitted
         ("cpu-tiny", ("model.questions=null",), []),
         ("h200-glm-mtp", (), []),
     ],
@@ -74,14 +74,14 @@ def test_target_has_chunk_size_and_known_causes() -> None:
     assert target.prefill_chunk == 131072
     causes = {cause.id for cause in target.wrong_answers}
     assert causes >= {"quick-reduce-int8", "exclude-list", "shared-expert-dropped", "sparse-top-k", "fp8-cache"}
-    assert "blockscale-gemm" not in causes  # of a checkpoint in fp8
+    assert "blockscale-gemm" not in causes  # for fp8 checkpoints only
     assert [reason.id for reason in target.nondeterministic] == ["aiter-atomic-moe"]
 
 
 def test_cpu_kernels_are_deterministic() -> None:
     target = target_of(plan_of("cpu-tiny"), url="http://127.0.0.1:1", api_key=None)
     assert target.nondeterministic == ()
-    assert plan_of("mi355x-tp8", "model.moe=null").nondeterministic == ()  # nor do those of a model without experts
+    assert plan_of("mi355x-tp8", "model.moe=null").nondeterministic == ()  # only MoE kernels are nondeterministic
     assert target_of(plan_of("cpu-tiny", "flags.chunked-prefill-size=-1"), url="", api_key=None).prefill_chunk is None
 
 

@@ -1,4 +1,4 @@
-"""Every check goes red when, and only when, the server lies in the way that it is there for."""
+"""Every smoke check fails if, and only if, the server has the defect that it detects."""
 
 import dataclasses
 import io
@@ -30,23 +30,23 @@ from orchestrator.verify.memory import MemoryGauge
 from orchestrator.verify.report import CheckOutcome, CheckResult, SmokeReport, Verdict
 from orchestrator.verify.target import Target, target_of
 
-ASKED = (("What is 17 times 3?", "51"), ("{filler} Which city?", "Paris"), ("{filler} Which word?", "kestrel"))
-KNOWS = {question.removeprefix("{filler}"): answer for question, answer in ASKED}
+QUESTIONS = (("What is 17 times 3?", "51"), ("{filler} Which city?", "Paris"), ("{filler} Which word?", "kestrel"))
+ANSWERS = {question.removeprefix("{filler}"): answer for question, answer in QUESTIONS}
 CAUSE = PlanWarning(id="gemm", summary="a GEMM reckons wrongly", source="sglang #28685", hint="take another engine")
-ASKING = dataclasses.replace(
+WITH_QUESTIONS = dataclasses.replace(
     TARGET,
     questions=tuple(
         SmokeQuestion(
             prompt=question, expected=answer, filler_words=words, max_tokens=8, origin=Origin.INFERRED, source=""
         )
-        for (question, answer), words in zip(ASKED, (0, 64, 300), strict=True)
+        for (question, answer), words in zip(QUESTIONS, (0, 64, 300), strict=True)
     ),
     prefill_chunk=256,
     wrong_answers=(CAUSE,),
 )
-LONG = dataclasses.replace(TARGET, context_length=65536, on_gpu=True)
+LONG_CONTEXT = dataclasses.replace(TARGET, context_length=65536, on_gpu=True)
 EVERYTHING = dataclasses.replace(
-    ASKING,
+    WITH_QUESTIONS,
     dp=2,
     speculative=True,
     api_key=Secret("sk-0123456789"),
@@ -82,7 +82,7 @@ def test_correct_server_passes_every_check() -> None:
         dp=2,
         key="sk-0123456789",
         accept_length=3.3,
-        knows=KNOWS,
+        knows=ANSWERS,
         context=65536,
         reads=6000,
         calls="parsed",
@@ -95,17 +95,17 @@ def test_correct_server_passes_every_check() -> None:
     assert len(report.checks) == 21
 
 
-def test_request_without_key_is_refused_before_its_body() -> None:
-    """sglang would reset the connection, which ends `kubectl port-forward`."""
+def test_request_without_key_is_rejected_before_its_body() -> None:
+    """Otherwise sglang resets the connection, which ends `kubectl port-forward`."""
     bodies, server = [], over_httpx(engine(key="sk-0123456789"))
 
-    def recorded(request: httpx.Request) -> httpx.Response:
+    def record(request: httpx.Request) -> httpx.Response:
         if request.method == "POST" and "Authorization" not in request.headers:
             bodies.append(request.read())
         return server.handle_request(request)
 
     target = dataclasses.replace(TARGET, api_key=Secret("sk-0123456789"))
-    report = smoke.smoke_test(target, faults=None, seed=1, transport=httpx.MockTransport(recorded))
+    report = smoke.smoke_test(target, faults=None, seed=1, transport=httpx.MockTransport(record))
     assert verdicts(report)["API key required"] is Verdict.PASSED
     assert bodies == [b""]
 
@@ -113,13 +113,13 @@ def test_request_without_key_is_refused_before_its_body() -> None:
 def test_503_during_kernel_compilation_is_retried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A prefill server compiled for 112 s on an H200, and the gateway refused each request."""
-    now, refused, server = [0.0], iter(range(3)), over_httpx(engine())
+    """A prefill server once compiled for 112 s on an H200, while the gateway rejected every request."""
+    now, rejections, server = [0.0], iter(range(3)), over_httpx(engine())
 
     def gateway(request: httpx.Request) -> httpx.Response:
         if not now[0]:
-            now[0] = 92.0  # the seconds that the first request takes
-        elif next(refused, None) is not None:
+            now[0] = 92.0  # the duration of the first request
+        elif next(rejections, None) is not None:
             return httpx.Response(503, json={"error": {"code": "no_available_workers"}})
         return server.handle_request(request)
 
@@ -142,10 +142,10 @@ def test_503_during_kernel_compilation_is_retried(
 def test_dropped_connections_of_a_gateway_are_retried(
     drops: int, passes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left, server = iter(range(drops)), over_httpx(engine())
+    remaining, server = iter(range(drops)), over_httpx(engine())
 
     def gateway(request: httpx.Request) -> httpx.Response:
-        if next(left, None) is not None:
+        if next(remaining, None) is not None:
             raise httpx.RemoteProtocolError("Server disconnected without sending a response.")
         return server.handle_request(request)
 
@@ -161,16 +161,16 @@ def test_dropped_connections_of_a_gateway_are_retried(
 
 
 def sampled_by(ask: Callable[[int], None]) -> tuple[SmokeReport, list[str]]:
-    """Check a server of two ranks on a GPU; `ask` is called before a rank answers what it samples first."""
-    server, asked = over_httpx(engine(dp=2)), list[str]()
+    """Check a server of two ranks on a GPU; `ask` is called before a rank answers its first sampled request."""
+    server, calls = over_httpx(engine(dp=2)), list[str]()
 
     def answer(request: httpx.Request) -> httpx.Response:
         if b'"top_p"' in request.content and b'"top_k"' in request.content:
             rank = json.loads(request.content)["routed_dp_rank"]
             ask(rank)
-            asked.append(f"sampled {rank}")
+            calls.append(f"sampled {rank}")
         else:
-            asked.append(request.url.path)
+            calls.append(request.url.path)
         return server.handle_request(request)
 
     report = smoke.smoke_test(
@@ -180,23 +180,23 @@ def sampled_by(ask: Callable[[int], None]) -> tuple[SmokeReport, list[str]]:
         progress=Progress(io.StringIO()),
         transport=httpx.MockTransport(answer),
     )
-    return report, asked
+    return report, calls
 
 
 def test_all_ranks_sample_concurrently_before_first_check() -> None:
-    together = threading.Barrier(2)
-    report, asked = sampled_by(lambda _: together.wait(TIMEOUT) and None)
+    barrier = threading.Barrier(2)
+    report, calls = sampled_by(lambda _: barrier.wait(TIMEOUT) and None)
     assert not failures(report), report.to_table()
-    assert sorted(asked[:2]) == ["sampled 0", "sampled 1"]
+    assert sorted(calls[:2]) == ["sampled 0", "sampled 1"]
 
 
 def test_checks_fail_when_first_sample_times_out() -> None:
-    def silent(rank: int) -> None:
+    def time_out(rank: int) -> None:
         if rank == 1:
             raise httpx.ReadTimeout("")
 
-    report, asked = sampled_by(silent)
-    assert asked == ["sampled 0"]
+    report, calls = sampled_by(time_out)
+    assert calls == ["sampled 0"]
     assert not report.ok
     output = (
         "not run: rank 1 does not answer a sampled request: http://127.0.0.1:30000/generate: no response within 600 s"
@@ -226,22 +226,22 @@ PARSED = dataclasses.replace(TARGET, reasoning_parser="qwen3", tool_parser="qwen
     ],
 )
 def test_wrong_parser_is_detected(behaviors: dict[str, str], check: str, verdict: Verdict, evidence: str) -> None:
-    found = {check_.name: check_ for check_ in run(engine(**behaviors), PARSED).checks}[check]
-    assert (found.verdict, evidence in found.evidence) == (verdict, True), found
-    without = {check_.name: check_ for check_ in run(engine(**behaviors)).checks}[check]
-    assert (without.verdict, "the profile has no `" in without.evidence) == (Verdict.SKIPPED, True)
+    result = {check_.name: check_ for check_ in run(engine(**behaviors), PARSED).checks}[check]
+    assert (result.verdict, evidence in result.evidence) == (verdict, True), result
+    unparsed = {check_.name: check_ for check_ in run(engine(**behaviors)).checks}[check]
+    assert (unparsed.verdict, "the profile has no `" in unparsed.evidence) == (Verdict.SKIPPED, True)
 
 
 def with_parsers(answer: Callable[[httpx.Request], httpx.Response]) -> SmokeReport:
-    """Check a server whose profile has both parsers, and which answers as `answer` says."""
+    """Check a server with both parsers in its profile; `answer` handles its requests."""
     return smoke.smoke_test(
         PARSED, faults=lambda: (), seed=1, progress=Progress(io.StringIO()), transport=httpx.MockTransport(answer)
     )
 
 
-@pytest.mark.parametrize(("content", "asked"), [("and so on", [128]), ("", [128, 512])])
-def test_endless_model_gets_a_small_token_limit(content: str, asked: list[int]) -> None:
-    """A call of 512 tokens took 123 s; only a model that is still in its reasoning gets more."""
+@pytest.mark.parametrize(("content", "limits"), [("and so on", [128]), ("", [128, 512])])
+def test_endless_model_gets_a_small_token_limit(content: str, limits: list[int]) -> None:
+    """A call of 512 tokens took 123 s, so only a model that is still reasoning gets more than 128."""
     tokens, server = [], over_httpx(engine())
 
     def endless(request: httpx.Request) -> httpx.Response:
@@ -255,7 +255,7 @@ def test_endless_model_gets_a_small_token_limit(content: str, asked: list[int]) 
 
     report = with_parsers(endless)
     assert verdicts(report)["tool call parsed"] is Verdict.SKIPPED
-    assert tokens == asked
+    assert tokens == limits
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ def test_endless_model_gets_a_small_token_limit(content: str, asked: list[int]) 
 def test_unfinished_reasoning_does_not_verify_parser(
     reasoning: str | None, content: str | None, finish: str, verdict: Verdict, evidence: str
 ) -> None:
-    """`deepseek-r1`, which takes all text for reasoning until its mark comes, passed on a model of other marks."""
+    """`deepseek-r1` takes all text before its end mark for reasoning; it once passed on a model with other marks."""
     server = over_httpx(engine())
 
     def thinking(request: httpx.Request) -> httpx.Response:
@@ -290,30 +290,34 @@ def test_unfinished_reasoning_does_not_verify_parser(
         return httpx.Response(200, json=data)
 
     report = with_parsers(thinking)
-    (found,) = (check_ for check_ in report.checks if check_.name == "reasoning separated")
-    assert (found.verdict, evidence in found.evidence) == (verdict, True), found
+    (result,) = (check_ for check_ in report.checks if check_.name == "reasoning separated")
+    assert (result.verdict, evidence in result.evidence) == (verdict, True), result
 
 
 FAULTY = {
     "another model": (engine(model="llama"), "served model", "serves `llama`, not `glm-5.2`"),
     "a shorter context": (engine(context=2048), "served model", "accepts 2048 tokens, but the profile sets 4096"),
-    "numbers from dice": (engine(rolls_dice=True), "greedy deterministic", "two greedy answers differ at token"),
+    "random tokens": (engine(rolls_dice=True), "greedy deterministic", "two greedy answers differ at token"),
     "streaming loses text": (engine(stream_drops_a_piece=True), "streaming matches", "streaming gives 'w"),
     "streaming in one piece": (engine(stream_in_one_piece=True), "streaming matches", "the response is not streamed"),
-    "a stream without end": (engine(stream_never_ends=True), "streaming matches", "ended without `data: [DONE]`"),
-    "streaming counts wrong": (engine(stream_counts_wrong=True), "streaming matches", "counts 33 tokens streaming"),
-    "a temperature that is ignored": (
+    "unterminated stream": (engine(stream_never_ends=True), "streaming matches", "ended without `data: [DONE]`"),
+    "wrong token count while streaming": (
+        engine(stream_counts_wrong=True),
+        "streaming matches",
+        "counts 33 tokens streaming",
+    ),
+    "ignored temperature": (
         engine(ignores_temperature=True),
         "sampling varies",
         "rank 0 begins 8 of 8 answers differently at temperature 0.01, 8 at 2",
     ),
-    "sampling that is ignored": (engine(samples=False), "sampling varies", "the same 32 tokens twice"),
-    "a prompt token more": (
+    "ignored sampling": (engine(samples=False), "sampling varies", "the same 32 tokens twice"),
+    "one prompt token too many": (
         engine(counts_one_prompt_token_more=True),
         "token counts",
         "prompt tokens in `meta_info`: 38, not 37",
     ),
-    "a completion token less": (
+    "one completion token too few": (
         engine(counts_one_completion_token_less=True),
         "token counts",
         "completion tokens in `meta_info`: 15, not 16",
@@ -324,7 +328,7 @@ FAULTY = {
         "total tokens in `usage`: 54, not 53",
     ),
     "no cache": (engine(cache_off=True), "prefix cache", "0 from cache, 960 expected (page 64)"),
-    "a cache that only says so": (
+    "false cache report": (
         engine(cache_pretends=True),
         "prefix cache",
         "of a new prompt are reported as cached",
@@ -339,7 +343,7 @@ FAULTY = {
     ),
     "200 for a malformed request": (engine(malformed_status=200), "bad requests rejected", "returns status 200"),
     "500 for an over-long prompt": (engine(overlong_status=500), "overlong prompt rejected", "returns status 500"),
-    "an over-long prompt cut in silence": (
+    "silently truncated over-long prompt": (
         engine(overlong_status=200),
         "overlong prompt rejected",
         "returns status 200",
@@ -350,55 +354,64 @@ FAULTY = {
         "two greedy answers differ at token 29",
     ),
     "a stream without text": (engine(stream_of_no_text=True), "streaming matches", "streaming gives ''"),
-    "a list for a color": (engine(color_is_a_list=True), "structured output", "JSON that does not match the schema"),
-    "a page of no tokens": (engine(page=0), "prefix cache", "`page_size` in `/server_info` is 0"),
+    "list instead of a color": (
+        engine(color_is_a_list=True),
+        "structured output",
+        "JSON that does not match the schema",
+    ),
+    "page size 0": (engine(page=0), "prefix cache", "`page_size` in `/server_info` is 0"),
     "no metrics": (
         engine(metrics_absent=True),
         "metrics",
         "has no number for `sglang:generation_tokens_total`",
     ),
-    "metrics that stand still": (engine(metrics_stand_still=True), "metrics", "went from 0 to 0"),
+    "constant metrics": (engine(metrics_stand_still=True), "metrics", "went from 0 to 0"),
 }
 
 
 @pytest.mark.parametrize(("server", "check", "evidence"), FAULTY.values(), ids=FAULTY)
 def test_each_defect_fails_only_its_check(server: EngineApi, check: str, evidence: str) -> None:
-    found = failures(run(server))
-    assert list(found) == [check]
-    assert evidence in found[check]
+    failed = failures(run(server))
+    assert list(failed) == [check]
+    assert evidence in failed[check]
 
 
-DEEP = {
-    "a fact deep in a long text": (
+LONG_PROMPTS = {
+    "missed fact deep in a long text": (
         {"reads": 4000},
         "fact in a long text found",
         Verdict.FAILED,
         r"at 90% of \d\d,\d{3} tokens '.*' instead of '\d{5}'",
     ),
     "all facts found": ({"reads": 6000}, "fact in a long text found", Verdict.PASSED, "at 10%, 50%, 90% of"),
-    "the control not found": (
+    "missed fact in the control text": (
         {"reads": 0},
         "fact in a long text found",
         Verdict.SKIPPED,
         "does not find a fact in a short text either",
     ),
-    "a long prompt that ends the server": (
+    "long prompt crashes the server": (
         {"aborts_above": 23_170},
         "long prefill",
         Verdict.FAILED,
         "a prompt of 24,576 tokens: ",
     ),
-    "a longer one that does": ({"aborts_above": 32_767}, "long prefill", Verdict.FAILED, "a prompt of 33,792 tokens: "),
+    "longer prompt crashes the server": (
+        {"aborts_above": 32_767},
+        "long prefill",
+        Verdict.FAILED,
+        "a prompt of 33,792 tokens: ",
+    ),
     "long prompts served": ({}, "long prefill", Verdict.PASSED, "prompts of 24,576 and 33,792 tokens; still serving"),
 }
 
 
-@pytest.mark.parametrize(("behaviors", "check", "verdict", "evidence"), DEEP.values(), ids=DEEP)
+@pytest.mark.parametrize(("behaviors", "check", "verdict", "evidence"), LONG_PROMPTS.values(), ids=LONG_PROMPTS)
 def test_long_prompt_checks_detect_failures(
     behaviors: dict[str, int], check: str, verdict: Verdict, evidence: str
 ) -> None:
-    found = named(run(engine(context=65536, **behaviors), LONG), check)
-    assert (found.verdict, bool(re.search(evidence, found.evidence))) == (verdict, True), found
+    result = result_of(run(engine(context=65536, **behaviors), LONG_CONTEXT), check)
+    assert (result.verdict, bool(re.search(evidence, result.evidence))) == (verdict, True), result
 
 
 @pytest.mark.parametrize(
@@ -410,8 +423,8 @@ def test_long_prompt_checks_detect_failures(
 )
 def test_long_prompt_checks_are_skipped_when_impractical(target: Target, reason: str) -> None:
     for check in ("fact in a long text found", "long prefill"):
-        found = named(run(engine(), target), check)
-        assert (found.verdict, reason in found.evidence) == (Verdict.SKIPPED, True), found
+        result = result_of(run(engine(), target), check)
+        assert (result.verdict, reason in result.evidence) == (Verdict.SKIPPED, True), result
 
 
 @pytest.mark.parametrize(
@@ -419,18 +432,18 @@ def test_long_prompt_checks_are_skipped_when_impractical(target: Target, reason:
 )
 def test_accept_length_is_compared_with_published_value(length: float, verdict: Verdict) -> None:
     target = dataclasses.replace(TARGET, speculative=True, accept_length=3.61)
-    found = named(run(engine(accept_length=length), target), "speculative decoding")
-    assert found.verdict is verdict, found
-    assert verdict is Verdict.FAILED or "published 3.61" in found.evidence
+    result = result_of(run(engine(accept_length=length), target), "speculative decoding")
+    assert result.verdict is verdict, result
+    assert verdict is Verdict.FAILED or "published 3.61" in result.evidence
 
 
 def test_cached_tokens_are_reported_by_tier() -> None:
-    found = named(run(engine(tiers={"device": 100, "host": 860})), "prefix cache")
-    assert found.evidence.endswith("(page 64), 100 from device, 860 from host")
+    result = result_of(run(engine(tiers={"device": 100, "host": 860})), "prefix cache")
+    assert result.evidence.endswith("(page 64), 100 from device, 860 from host")
 
 
 TIERED = dataclasses.replace(TARGET, tiers=("host", "storage"))
-UNSURE = dataclasses.replace(TIERED, nondeterministic=(CAUSE,))
+NONDETERMINISTIC = dataclasses.replace(TIERED, nondeterministic=(CAUSE,))
 
 
 @pytest.mark.parametrize(
@@ -448,7 +461,7 @@ UNSURE = dataclasses.replace(TIERED, nondeterministic=(CAUSE,))
         ),
         (
             {"keeps": ("host",), "loses_bits": "host"},
-            UNSURE,
+            NONDETERMINISTIC,
             Verdict.WARNING,
             "the answer differs with tokens from host at token",
         ),
@@ -462,63 +475,63 @@ def test_cache_tier_check_uses_evicted_prompt(
 ) -> None:
     monkeypatch.setattr(tier_checks, "_STORED_SECONDS", 0.05)
     monkeypatch.setattr(tier_checks, "_INTERVAL", 0.01)
-    found = named(run(engine(**behaviors), target), "cache tiers")
-    assert (found.verdict, evidence in found.evidence) == (verdict, True), found
+    result = result_of(run(engine(**behaviors), target), "cache tiers")
+    assert (result.verdict, evidence in result.evidence) == (verdict, True), result
 
 
 def test_truncated_tier_answer_fails_despite_nondeterminism(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tier_checks, "_ANSWER", 32)  # tokens of the answers that the server cuts
-    found = named(run(engine(keeps=("host",), gives_fewer_tokens_per_call=True), UNSURE), "cache tiers")
-    assert found.verdict is Verdict.FAILED
-    assert "the answer differs with tokens from host at token" in found.evidence
+    monkeypatch.setattr(tier_checks, "_ANSWER", 32)  # tokens of the answers that the server truncates
+    result = result_of(run(engine(keeps=("host",), gives_fewer_tokens_per_call=True), NONDETERMINISTIC), "cache tiers")
+    assert result.verdict is Verdict.FAILED
+    assert "the answer differs with tokens from host at token" in result.evidence
 
 
 def test_storage_tier_is_verified_with_prompt_of_earlier_run() -> None:
     server = engine(keeps=("host", "storage"))
     run(server, TIERED)
     server.answer("/flush_cache")
-    assert named(run(server, TIERED), "cache tiers").evidence.endswith("960 from storage, written before")
+    assert result_of(run(server, TIERED), "cache tiers").evidence.endswith("960 from storage, written before")
 
 
 def test_too_slow_cache_fill_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tier_checks, "_FILL_SECONDS", 0.0)
-    found = named(run(engine(keeps=("host",)), TIERED), "cache tiers")
-    assert found.verdict is Verdict.WARNING
-    assert "not tested: filling the 65,536 tokens on the GPU takes" in found.evidence
+    result = result_of(run(engine(keeps=("host",)), TIERED), "cache tiers")
+    assert result.verdict is Verdict.WARNING
+    assert "not tested: filling the 65,536 tokens on the GPU takes" in result.evidence
 
 
-SOAKED = dataclasses.replace(TARGET, dp=2, speculative=True, soak_seconds=1.2)
-FAULTS = {
-    "a rank that hangs": ({"hanging_rank": 1}, r"no request of rank (0, )?1 ended within 0.2 s"),
-    "drafts that wear out": ({"drafts_wear_out": True}, r"the accept length of rank 0 fell from 3\.3"),
-    "cache tokens that stay in use": ({"keeps_tokens": True}, "cache tokens are in use without a request"),
-    "long prompts that end it": ({"aborts_above": 600}, "requests failed, the first one of kind long: "),
+SOAK_TARGET = dataclasses.replace(TARGET, dp=2, speculative=True, soak_seconds=1.2)
+SLOW_FAILURES = {
+    "hanging rank": ({"hanging_rank": 1}, r"no request of rank (0, )?1 ended within 0.2 s"),
+    "decreasing accept length": ({"drafts_wear_out": True}, r"the accept length of rank 0 fell from 3\.3"),
+    "leaked cache tokens": ({"keeps_tokens": True}, "cache tokens are in use without a request"),
+    "long prompts crash the server": ({"aborts_above": 600}, "requests failed, the first one of kind long: "),
 }
 
 
-@pytest.mark.parametrize(("behaviors", "evidence"), FAULTS.values(), ids=FAULTS)
+@pytest.mark.parametrize(("behaviors", "evidence"), SLOW_FAILURES.values(), ids=SLOW_FAILURES)
 def test_soak_detects_slow_failures(
     behaviors: dict[str, object], evidence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(soak, "_STALL_SECONDS", 0.2 if "hanging_rank" in behaviors else 60.0)
     monkeypatch.setattr(soak, "_DRAIN_SECONDS", 0.1)
     monkeypatch.setattr(soak, "_INTERVAL", 0.01)
-    found = soaked(engine(dp=2, accept_length=3.3, **behaviors))
-    assert (found.verdict, bool(re.search(evidence, found.evidence))) == (Verdict.FAILED, True), found
+    result = run_soak(engine(dp=2, accept_length=3.3, **behaviors))
+    assert (result.verdict, bool(re.search(evidence, result.evidence))) == (Verdict.FAILED, True), result
 
 
 def test_soak_reports_its_load() -> None:
-    found = soaked(engine(dp=2, accept_length=3.3))
-    assert found.verdict is Verdict.PASSED, found
+    result = run_soak(engine(dp=2, accept_length=3.3))
+    assert result.verdict is Verdict.PASSED, result
     load = r"1 s: [\d,]+ requests, [\d,]+ of them aborted by the client, 4 clients a rank \(no benchmark names its"
-    assert re.match(load + r" knee\); accept length 3\.3", found.evidence), found
-    assert found.evidence.endswith("; memory not watched: the host of a URL is unknown")
+    assert re.match(load + r" knee\); accept length 3\.3", result.evidence), result
+    assert result.evidence.endswith("; memory not watched: the host of a URL is unknown")
 
 
 def test_soak_with_other_traffic_skips_cache_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(soak, "_DRAIN_SECONDS", 0.1)
-    found = soaked(engine(dp=2, keeps_tokens=True, others=1))
-    assert (found.verdict, "cache tokens in use not compared: other requests run" in found.evidence) == (
+    result = run_soak(engine(dp=2, keeps_tokens=True, others=1))
+    assert (result.verdict, "cache tokens in use not compared: other requests run" in result.evidence) == (
         Verdict.PASSED,
         True,
     )
@@ -527,22 +540,22 @@ def test_soak_with_other_traffic_skips_cache_comparison(monkeypatch: pytest.Monk
 def test_soak_fails_when_memory_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "MIN_SECONDS", 0.1)
     monkeypatch.setattr(soak, "_TICK", 0.02)
-    grown = itertools.count(1 << 30, 8 << 20)
-    found = soaked(engine(dp=2, accept_length=3.3), MemoryGauge(name="GPU memory", read=lambda: next(grown)))
-    assert found.verdict is Verdict.FAILED
-    assert found.evidence.startswith("GPU memory keeps growing: 1,0"), found
+    growing = itertools.count(1 << 30, 8 << 20)
+    result = run_soak(engine(dp=2, accept_length=3.3), MemoryGauge(name="GPU memory", read=lambda: next(growing)))
+    assert result.verdict is Verdict.FAILED
+    assert result.evidence.startswith("GPU memory keeps growing: 1,0"), result
     steady = MemoryGauge(name="host memory", read=lambda: 1 << 30)
-    found = soaked(engine(dp=2, accept_length=3.3), steady)
-    assert found.evidence.endswith("; host memory 1,024, then 1,024 MiB"), found
+    result = run_soak(engine(dp=2, accept_length=3.3), steady)
+    assert result.evidence.endswith("; host memory 1,024, then 1,024 MiB"), result
     assert verdicts(run(engine()))["soak"] is Verdict.SKIPPED
 
 
-def soaked(server: EngineApi, *gauges: MemoryGauge) -> CheckOutcome:
-    with EngineClient(SOAKED.url, key=None, transport=over_httpx(server)) as client:
-        return soak.soak(SmokeClient(dataclasses.replace(SOAKED, memory=gauges), client, seed=1, faults=None))
+def run_soak(server: EngineApi, *gauges: MemoryGauge) -> CheckOutcome:
+    with EngineClient(SOAK_TARGET.url, key=None, transport=over_httpx(server)) as client:
+        return soak.soak(SmokeClient(dataclasses.replace(SOAK_TARGET, memory=gauges), client, seed=1, faults=None))
 
 
-UNEXPECTED: tuple[object, ...] = (
+UNEXPECTED_BODIES: tuple[object, ...] = (
     None,
     [],
     {},
@@ -560,7 +573,7 @@ UNEXPECTED: tuple[object, ...] = (
     {"choices": [{"message": {"content": "\ud800\x1b[2J"}, "finish_reason": 1}], "usage": {"completion_tokens": 1}},
 )
 MALFORMED_BODIES = [
-    *(json.dumps(body).encode() for body in UNEXPECTED),
+    *(json.dumps(body).encode() for body in UNEXPECTED_BODIES),
     b"",
     b"\xff\xfe",
     b"[" * 100_000,
@@ -579,10 +592,10 @@ MALFORMED_BODIES = [
 )
 @pytest.mark.parametrize("body", MALFORMED_BODIES, ids=lambda body: ascii(body[:40]))
 def test_malformed_response_fails_a_check_without_exception(path: str, body: bytes) -> None:
-    honest = over_httpx(engine(dp=2, accept_length=3.3))
+    correct_server = over_httpx(engine(dp=2, accept_length=3.3))
 
     def answer(request: httpx.Request) -> httpx.Response:
-        return httpx.Response(200, content=body) if request.url.path == path else honest.handle_request(request)
+        return httpx.Response(200, content=body) if request.url.path == path else correct_server.handle_request(request)
 
     report = smoke.smoke_test(
         dataclasses.replace(TARGET, dp=2, speculative=True),
@@ -595,23 +608,23 @@ def test_malformed_response_fails_a_check_without_exception(path: str, body: byt
     (report.to_table() + json.dumps(report.to_dict(), ensure_ascii=False)).encode()
 
 
-def named(report: SmokeReport, check: str) -> CheckResult:
+def result_of(report: SmokeReport, check: str) -> CheckResult:
     return next(check_ for check_ in report.checks if check_.name == check)
 
 
-def asked(server: EngineApi, target: Target = ASKING) -> CheckResult:
-    """How it was judged whether its answers are right."""
+def check_answers(server: EngineApi, target: Target = WITH_QUESTIONS) -> CheckResult:
+    """Return the result of the answer check."""
     return next(check for check in run(server, target).checks if check.name == "correct answers")
 
 
 def test_correct_answers_beyond_one_prefill_chunk_pass() -> None:
-    found = asked(engine(knows={**KNOWS, " Which city?": " PARIS.\n"}, thinks=True))
-    assert found.verdict is Verdict.PASSED
-    assert re.fullmatch(r"all 3, one of them after \d{4} tokens \(a prefill chunk has 256\)", found.evidence)
+    result = check_answers(engine(knows={**ANSWERS, " Which city?": " PARIS.\n"}, thinks=True))
+    assert result.verdict is Verdict.PASSED
+    assert re.fullmatch(r"all 3, one of them after \d{4} tokens \(a prefill chunk has 256\)", result.evidence)
 
 
 def test_two_wrong_answers_fail_with_known_causes() -> None:
-    report = run(engine(knows=KNOWS, wrong=(" Which city?", " Which word?")), ASKING)
+    report = run(engine(knows=ANSWERS, wrong=(" Which city?", " Which word?")), WITH_QUESTIONS)
     assert list(failures(report)) == ["correct answers"]
     assert failures(report)["correct answers"].startswith("2 of 3 answers wrong; rank 0: after ")
     assert "'w1" in failures(report)["correct answers"]
@@ -624,26 +637,26 @@ def test_two_wrong_answers_fail_with_known_causes() -> None:
 
 
 def test_one_wrong_answer_of_three_warns_with_causes() -> None:
-    report = run(engine(knows=KNOWS, wrong=(" Which word?",)), ASKING)
+    report = run(engine(knows=ANSWERS, wrong=(" Which word?",)), WITH_QUESTIONS)
     assert verdicts(report)["correct answers"] is Verdict.WARNING
     assert report.to_table().endswith("a GEMM reckons wrongly (sglang #28685); take another engine")
 
 
 def test_wrong_answer_to_only_question_fails() -> None:
-    found = asked(engine(), dataclasses.replace(ASKING, questions=ASKING.questions[:1]))
-    assert found.verdict is Verdict.FAILED
+    result = check_answers(engine(), dataclasses.replace(WITH_QUESTIONS, questions=WITH_QUESTIONS.questions[:1]))
+    assert result.verdict is Verdict.FAILED
 
 
 def test_wrong_answers_of_one_rank_fail() -> None:
-    found = asked(engine(dp=2, knows=KNOWS, wrong_rank=1), dataclasses.replace(ASKING, dp=2))
-    assert found.verdict is Verdict.FAILED
-    assert found.evidence.startswith("3 of 3 answers wrong; rank 1: after ")
+    result = check_answers(engine(dp=2, knows=ANSWERS, wrong_rank=1), dataclasses.replace(WITH_QUESTIONS, dp=2))
+    assert result.verdict is Verdict.FAILED
+    assert result.evidence.startswith("3 of 3 answers wrong; rank 1: after ")
 
 
 def test_no_prompt_beyond_prefill_chunk_is_a_warning() -> None:
-    found = asked(engine(knows=KNOWS), dataclasses.replace(ASKING, prefill_chunk=4000))
-    assert found.verdict is Verdict.WARNING
-    assert "no prompt longer than a prefill chunk (4000 tokens)" in found.evidence
+    result = check_answers(engine(knows=ANSWERS), dataclasses.replace(WITH_QUESTIONS, prefill_chunk=4000))
+    assert result.verdict is Verdict.WARNING
+    assert "no prompt longer than a prefill chunk (4000 tokens)" in result.evidence
 
 
 def test_model_without_questions_skips_answer_check() -> None:
@@ -652,14 +665,14 @@ def test_model_without_questions_skips_answer_check() -> None:
 
 def test_questions_use_greedy_decoding_without_thinking() -> None:
     bodies: list[dict[str, object]] = []
-    knowing = over_httpx(engine(knows=KNOWS))
+    answering = over_httpx(engine(knows=ANSWERS))
 
     def answer(request: httpx.Request) -> httpx.Response:
         if request.url.path == "/v1/chat/completions" and b"enable_thinking" in request.content:
             bodies.append(json.loads(request.content))
-        return knowing.handle_request(request)
+        return answering.handle_request(request)
 
-    smoke.smoke_test(ASKING, faults=None, seed=1, transport=httpx.MockTransport(answer))
+    smoke.smoke_test(WITH_QUESTIONS, faults=None, seed=1, transport=httpx.MockTransport(answer))
     plain_bodies = [body for body in bodies if "response_format" not in body]
     assert [body["chat_template_kwargs"] for body in plain_bodies] == [{"enable_thinking": False}] * 3
     assert {body["temperature"] for body in plain_bodies} == {0}
@@ -678,22 +691,22 @@ def test_nondeterministic_kernels_turn_differences_into_warnings(server: EngineA
     assert "known causes for" in report.to_table()
 
 
-NOTHING_SAMPLED = {
-    "nothing": ({"samples": False}, "returns the same 32 tokens twice"),
-    "but the first token": ({"samples_the_first_token_alone": True}, "samples only the first token"),
+UNSAMPLED = {
+    "nothing is sampled": ({"samples": False}, "returns the same 32 tokens twice"),
+    "only the first token is sampled": ({"samples_the_first_token_alone": True}, "samples only the first token"),
 }
 
 
-@pytest.mark.parametrize(("lie", "evidence"), NOTHING_SAMPLED.values(), ids=NOTHING_SAMPLED)
+@pytest.mark.parametrize(("defect", "evidence"), UNSAMPLED.values(), ids=UNSAMPLED)
 @pytest.mark.parametrize(("known", "verdict"), [((), Verdict.FAILED), ((CAUSE,), Verdict.WARNING)])
 def test_greedy_speculation_fails_unless_known(
-    lie: dict[str, bool], evidence: str, known: tuple[PlanWarning, ...], verdict: Verdict
+    defect: dict[str, bool], evidence: str, known: tuple[PlanWarning, ...], verdict: Verdict
 ) -> None:
-    """sglang before 0.5.21 on ROCm samples what prefill gives, and nothing after it."""
-    server = engine(accept_length=3.3, **lie)  # type: ignore[arg-type]
+    """sglang before 0.5.21 on ROCm samples only the token of the prefill."""
+    server = engine(accept_length=3.3, **defect)  # type: ignore[arg-type]
     report = run(server, dataclasses.replace(TARGET, speculative=True, greedy=known))
-    found = next(check for check in report.checks if check.name == "sampling varies")
-    assert (found.verdict, evidence in found.evidence) == (verdict, True)
+    result = next(check for check in report.checks if check.name == "sampling varies")
+    assert (result.verdict, evidence in result.evidence) == (verdict, True)
     assert report.ok == bool(known)
 
 
@@ -726,19 +739,19 @@ def test_truncated_stream_fails_despite_nondeterministic_kernels(
         events = [json.dumps({"choices": [choice]}) for choice in choices]
         return httpx.Response(200, text="".join(f"data: {e}\n\n" for e in [*events, "[DONE]"]) if stream else events[0])
 
-    with EngineClient(UNSURE.url, key=None, transport=httpx.MockTransport(answer)) as client:
-        assert _stream_agrees(client, UNSURE).verdict is verdict
+    with EngineClient(NONDETERMINISTIC.url, key=None, transport=httpx.MockTransport(answer)) as client:
+        assert _stream_agrees(client, NONDETERMINISTIC).verdict is verdict
 
 
 def test_server_ignoring_its_api_key_fails() -> None:
-    closed = dataclasses.replace(TARGET, api_key=Secret("sk-0123456789"))
-    found = failures(run(engine(key="sk-0123456789", forgets_to_check_the_key=True), closed))
-    assert found == {"API key required": "a request without the key returns status 200"}
+    with_key = dataclasses.replace(TARGET, api_key=Secret("sk-0123456789"))
+    failed = failures(run(engine(key="sk-0123456789", forgets_to_check_the_key=True), with_key))
+    assert failed == {"API key required": "a request without the key returns status 200"}
 
 
 def test_rank_that_never_serves_fails() -> None:
-    found = failures(run(engine(dp=2, rank_zero_answers_for_all=True), dataclasses.replace(TARGET, dp=2)))
-    assert found == {"DP ranks": "rank 0 answered for rank 1"}
+    failed = failures(run(engine(dp=2, rank_zero_answers_for_all=True), dataclasses.replace(TARGET, dp=2)))
+    assert failed == {"DP ranks": "rank 0 answered for rank 1"}
 
 
 def test_missing_rank_in_response_is_a_warning() -> None:
@@ -754,12 +767,12 @@ def test_missing_rank_in_response_is_a_warning() -> None:
         (engine(accept_length=1.0), "accept length 1.00: no draft"),
         (engine(accept_length=1.0, counts_no_drafts=True), "accept length 1.00: no draft"),
     ],
-    ids=["off", "every draft refused: 64 tokens in 63 steps", "the same, by a server that does not count drafts"],
+    ids=["off", "every draft rejected: 64 tokens in 63 steps", "every draft rejected, drafts not counted"],
 )
 def test_ineffective_speculation_fails(server: EngineApi, evidence: str) -> None:
-    found = failures(run(server, dataclasses.replace(TARGET, speculative=True)))
-    assert list(found) == ["speculative decoding"]
-    assert evidence in found["speculative decoding"]
+    failed = failures(run(server, dataclasses.replace(TARGET, speculative=True)))
+    assert list(failed) == ["speculative decoding"]
+    assert evidence in failed["speculative decoding"]
 
 
 def test_truncated_structured_output_is_a_warning() -> None:
@@ -767,33 +780,33 @@ def test_truncated_structured_output_is_a_warning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "check"), [("malformed", "bad requests rejected"), ("over-long", "overlong prompt rejected")]
+    ("bad_request", "check"), [("malformed", "bad requests rejected"), ("over-long", "overlong prompt rejected")]
 )
-def test_crash_on_bad_request_fails_following_checks(what: str, check: str) -> None:
-    report = run(engine(dies_of=what))
-    found = failures(report)
-    assert next(iter(found)) == check
-    assert "no connection" in found[check]
-    assert found["metrics"] == f"not run: the server stopped answering during `{check}`"
+def test_crash_on_bad_request_fails_following_checks(bad_request: str, check: str) -> None:
+    report = run(engine(dies_of=bad_request))
+    failed = failures(report)
+    assert next(iter(failed)) == check
+    assert "no connection" in failed[check]
+    assert failed["metrics"] == f"not run: the server stopped answering during `{check}`"
 
 
 def test_hung_server_is_queried_once() -> None:
-    found = failures(run(engine(hangs_at="/generate")))
-    assert found["greedy deterministic"] == "http://127.0.0.1:30000/generate: no response within 180 s"
-    assert found["token counts"] == "not run: the server stopped answering during `greedy deterministic`"
-    assert "soak" not in found  # it was not asked for, and has not failed
+    failed = failures(run(engine(hangs_at="/generate")))
+    assert failed["greedy deterministic"] == "http://127.0.0.1:30000/generate: no response within 180 s"
+    assert failed["token counts"] == "not run: the server stopped answering during `greedy deterministic`"
+    assert "soak" not in failed  # the soak was not requested
 
 
 def test_known_fault_in_log_fails_clean_log() -> None:
-    found = failures(run(engine(), faults=["cuda-runtime-header: falling back to loop"]))
-    assert found == {"clean log": "cuda-runtime-header: falling back to loop"}
+    failed = failures(run(engine(), faults=["cuda-runtime-header: falling back to loop"]))
+    assert failed == {"clean log": "cuda-runtime-header: falling back to loop"}
 
 
 def test_checks_of_missing_features_are_skipped() -> None:
     bare = dataclasses.replace(TARGET, prefix_cache=False, cache_report=False, metrics=False, grammar=False)
     report = run(engine(cache_off=True, metrics_absent=True, ignores_schema=True), bare, faults=None)
-    absent = {name for name, verdict in verdicts(report).items() if verdict is Verdict.SKIPPED}
-    assert absent == {
+    skipped = {name for name, verdict in verdicts(report).items() if verdict is Verdict.SKIPPED}
+    assert skipped == {
         "API key required",
         "prefix cache",
         "cache tiers",

@@ -1,4 +1,4 @@
-"""The smoke test of an endpoint that is not sglang: OpenAI paths alone, and a reason for each check that needs more."""
+"""The smoke test of endpoints of other engines: OpenAI paths only, and a reason for each skipped check."""
 
 import io
 import json
@@ -15,21 +15,21 @@ from orchestrator.verify.smoke import smoke_test
 from orchestrator.verify.target import describe
 
 URL = "http://127.0.0.1:8000"
-OWN = {"/generate", "/server_info", "/model_info", "/flush_cache"}  # of sglang
+SGLANG_PATHS = {"/generate", "/server_info", "/model_info", "/flush_cache"}
 REPORTED = 'vllm:cache_config_info{block_size="64"} 1.0\nvllm:num_requests_running{engine="0"} 0.0\n'
 
 
 class OtherEngine:
-    """An `EngineApi` as another engine offers it; vLLM (0.32.0) adds `token_ids` to a completion if asked to."""
+    """An `EngineApi` as another engine provides it; vLLM 0.32.0 adds `token_ids` to completions on request."""
 
     def __init__(self, api: EngineApi, owner: str) -> None:
-        """`owner`: what `/v1/models` names."""
+        """Serve `api` under the name `owner` in `/v1/models`."""
         self.api, self.owner = api, owner
         self.ranks: set[str | None] = set()
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         path, content = request.url.path, request.content
-        if path in OWN:
+        if path in SGLANG_PATHS:
             return httpx.Response(404, json={"detail": "Not Found"})
         if path == "/v1/completions" and content != b"{broken":
             self.ranks.add(request.headers.get("X-data-parallel-rank"))
@@ -41,20 +41,20 @@ class OtherEngine:
             text = text.replace("sglang:", f"{self.owner}:") + REPORTED * (self.owner == "vllm")
             text += 'vllm:num_requests_running{engine="1"} 0.0\n' * (self.api.dp > 1)
         if path == "/v1/models":
-            listed = json.loads(text)
-            listed["data"][0]["owned_by"] = self.owner
-            text = json.dumps(listed)
+            models = json.loads(text)
+            models["data"][0]["owned_by"] = self.owner
+            text = json.dumps(models)
         return httpx.Response(answer.status, text=text)
 
     def _with_ids(self, body: dict[str, object]) -> dict[str, object]:
         sampling = {"max_new_tokens": body["max_tokens"], "temperature": body["temperature"]}
         prompt = body["prompt"]
-        asked = {"text" if isinstance(prompt, str) else "input_ids": prompt, "sampling_params": sampling}
-        made = json.loads(self.api.answer("/generate", json.dumps(asked).encode()).body())
-        counts = made["meta_info"]
+        generate_request = {"text" if isinstance(prompt, str) else "input_ids": prompt, "sampling_params": sampling}
+        generated = json.loads(self.api.answer("/generate", json.dumps(generate_request).encode()).body())
+        counts = generated["meta_info"]
         usage = {key: counts[key] for key in ("prompt_tokens", "completion_tokens")}
         details = {"cached_tokens": counts["cached_tokens"]}
-        choice = {"token_ids": made["output_ids"], "finish_reason": "length"}
+        choice = {"token_ids": generated["output_ids"], "finish_reason": "length"}
         return {"choices": [choice], "usage": {**usage, "prompt_tokens_details": details}}
 
 
@@ -66,8 +66,8 @@ def run(server: OtherEngine) -> dict[str, CheckResult]:
     return {check.name: check for check in report.checks}
 
 
-def of(found: dict[str, CheckResult], verdict: Verdict) -> set[str]:
-    return {name for name, check in found.items() if check.verdict is verdict}
+def with_verdict(results: dict[str, CheckResult], verdict: Verdict) -> set[str]:
+    return {name for name, check in results.items() if check.verdict is verdict}
 
 
 LONG_PROMPTS = {"fact in a long text found", "long prefill"}
@@ -75,7 +75,7 @@ LONG_PROMPTS = {"fact in a long text found", "long prefill"}
 
 def test_vllm_passes_every_supported_check() -> None:
     server = OtherEngine(engine(), "vllm")
-    found = run(server)
+    results = run(server)
     skipped = {
         "API key required",
         "cache tiers",
@@ -88,11 +88,11 @@ def test_vllm_passes_every_supported_check() -> None:
         "reasoning separated",
         "soak",
     } | LONG_PROMPTS
-    assert of(found, Verdict.SKIPPED) == skipped
-    assert of(found, Verdict.PASSED) == found.keys() - skipped
-    assert found["served model"].evidence == "`glm-5.2` of vllm, context 4096"
-    assert found["prefix cache"].evidence.endswith("start it with `--enable-prompt-tokens-details`")
-    assert "vllm:generation_tokens_total" in found["metrics"].evidence
+    assert with_verdict(results, Verdict.SKIPPED) == skipped
+    assert with_verdict(results, Verdict.PASSED) == results.keys() - skipped
+    assert results["served model"].evidence == "`glm-5.2` of vllm, context 4096"
+    assert results["prefix cache"].evidence.endswith("start it with `--enable-prompt-tokens-details`")
+    assert "vllm:generation_tokens_total" in results["metrics"].evidence
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_vllm_passes_every_supported_check() -> None:
     ],
 )
 def test_each_vllm_defect_fails_only_its_check(server: EngineApi, check: str) -> None:
-    assert of(run(OtherEngine(server, "vllm")), Verdict.FAILED) == {check}
+    assert with_verdict(run(OtherEngine(server, "vllm")), Verdict.FAILED) == {check}
 
 
 def test_vllm_ranks_are_addressed_by_header() -> None:
@@ -118,8 +118,8 @@ def test_vllm_ranks_are_addressed_by_header() -> None:
 
 @pytest.mark.parametrize(("owner", "subject"), [("someone", "the endpoint"), ("atom", "atom")])
 def test_engine_without_token_ids_skips_token_checks(owner: str, subject: str) -> None:
-    found = run(OtherEngine(engine(), owner))
-    assert not of(found, Verdict.FAILED)
-    assert found["token counts"].evidence == f"{subject} has no `/generate` and returns no token ids"
+    results = run(OtherEngine(engine(), owner))
+    assert not with_verdict(results, Verdict.FAILED)
+    assert results["token counts"].evidence == f"{subject} has no `/generate` and returns no token ids"
     needed = {"served model", "streaming matches", "structured output", "bad requests rejected"}
-    assert needed <= of(found, Verdict.PASSED)
+    assert needed <= with_verdict(results, Verdict.PASSED)

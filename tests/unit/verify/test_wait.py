@@ -1,4 +1,4 @@
-"""Waiting for a scripted server, with a clock that only sleep moves."""
+"""Waiting for a scripted server, with a clock that advances only in `sleep`."""
 
 import io
 import re
@@ -19,7 +19,7 @@ READY = ["Uvicorn running on http://127.0.0.1:30000", "The server is fired up an
 
 
 class Clock:
-    """Time passes in `sleep` alone."""
+    """A clock that advances only in `sleep`."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -32,7 +32,7 @@ class Clock:
 
 
 class Server:
-    """A server by its script: the lines that are new at each second, and its state and answers from a second on."""
+    """A scripted server: new log lines by second, and state and responses from given seconds on."""
 
     def __init__(self, *, log: dict[int, list[str]], health: Callable[[float], int] = lambda _: 200) -> None:
         self.clock = Clock()
@@ -40,7 +40,7 @@ class Server:
         self.exits_at, self.exit_code, self.restarts_at = float("inf"), 1, float("inf")
         self.end = Status.EXITED
         self.serves = "glm-5.2"
-        self.asked: list[httpx.Request] = []
+        self.requests: list[httpx.Request] = []
         self.progress = io.StringIO()
 
     @property
@@ -48,21 +48,21 @@ class Server:
         return self.clock.now - 100
 
     def lines(self) -> Iterator[str]:
-        for at in sorted(at for at in self.log if at <= self.second + 1e-6):
-            yield from self.log.pop(at)
+        for due in sorted(due for due in self.log if due <= self.second + 1e-6):
+            yield from self.log.pop(due)
 
     def state(self) -> ServerState:
-        gone = self.second >= self.exits_at
+        has_exited = self.second >= self.exits_at
         return ServerState(
-            status=self.end if gone else Status.RUNNING,
-            exit_code=self.exit_code if gone else None,
+            status=self.end if has_exited else Status.RUNNING,
+            exit_code=self.exit_code if has_exited else None,
             restarts=int(self.second >= self.restarts_at),
             started_at=None,
-            detail="OOMKilled" if gone or self.second >= self.restarts_at else "",
+            detail="OOMKilled" if has_exited or self.second >= self.restarts_at else "",
         )
 
     def answer(self, request: httpx.Request) -> httpx.Response:
-        self.asked.append(request)
+        self.requests.append(request)
         if request.url.path == "/health":
             status = self.health(self.second)
             if not status:
@@ -71,7 +71,7 @@ class Server:
         return httpx.Response(200, json={"data": [{"id": self.serves}]})
 
     def wait(
-        self, *, stalled: float = 60, timeout: float | None = None, api_key: Secret | None = None, about: float = 60
+        self, *, deadline: float = 60, timeout: float | None = None, api_key: Secret | None = None, about: float = 60
     ) -> float:
         starting = self.starting = StartingServer(
             url="http://127.0.0.1:30000",
@@ -83,7 +83,7 @@ class Server:
         )
         return wait_until_ready(
             starting,
-            progress_deadline=stalled,
+            progress_deadline=deadline,
             timeout=timeout,
             progress=Progress(self.progress, clock=self.clock),
             clock=self.clock,
@@ -127,7 +127,7 @@ def test_progress_is_printed_in_plain_lines() -> None:
 
 
 def test_graph_capture_progress_is_one_line() -> None:
-    """An `up` wrote 45 lines about the capture of graphs."""
+    """`up` once wrote 45 lines about graph capture."""
     bar = {5 + number: [f"Capturing batches (bs=8):  5%|..| {number}/20 ["] for number in range(1, 21)}
     server = Server(log={0: LOADING, 5: ["Capture target verify CUDA graph begin."], **bar, 40: READY})
     server.wait()
@@ -140,10 +140,10 @@ def test_graph_capture_progress_is_one_line() -> None:
 
 
 def test_health_response_alone_is_not_ready() -> None:
-    server = Server(log={0: LOADING})  # a leftover answers on the port while ours still loads
+    server = Server(log={0: LOADING})  # another server answers on the port while ours loads
     with pytest.raises(NotReadyError, match="no progress for 60 s while loading weights"):
         server.wait()
-    assert server.asked == []  # and the leftover is not even asked
+    assert server.requests == []  # the other server is not queried
 
 
 def test_log_line_alone_is_not_ready() -> None:
@@ -163,7 +163,7 @@ def test_exited_server_ends_the_wait_immediately() -> None:
     server = Server(log={0: LOADING, 3: ["RuntimeError: boom"]})
     server.exits_at = 3
     with pytest.raises(NotReadyError) as caught:
-        server.wait(stalled=3600)
+        server.wait(deadline=3600)
     assert caught.value.message == "the server exited with code 1 while loading weights, after 3 s (OOMKilled)"
     assert caught.value.details.splitlines()[-1] == "RuntimeError: boom"
     assert server.second < 3.5
@@ -173,37 +173,39 @@ def test_removed_server_is_not_reported_as_exited() -> None:
     server = Server(log={0: LOADING})
     server.exits_at, server.end = 3, Status.NOT_FOUND
     with pytest.raises(NotReadyError, match="the server was removed by another program while loading weights"):
-        server.wait(stalled=3600)
+        server.wait(deadline=3600)
 
 
 @pytest.mark.parametrize("second", [0, 5])
 def test_restarted_server_ends_the_wait_immediately(second: int) -> None:
-    """Before the first look as well."""
+    """Also before the first poll."""
     server = Server(log={0: LOADING})
     server.restarts_at = second
     with pytest.raises(NotReadyError, match=r"died while .* and was restarted \(OOMKilled\)$"):
-        server.wait(stalled=3600)
+        server.wait(deadline=3600)
     assert server.second < second + 0.5
 
 
 def test_used_port_ends_the_wait_immediately() -> None:
-    taken = "ERROR: [Errno 98] error while attempting to bind on address ('127.0.0.1', 30000): address already in use"
-    server = Server(log={0: LOADING, 2: [taken]})
+    bind_error = (
+        "ERROR: [Errno 98] error while attempting to bind on address ('127.0.0.1', 30000): address already in use"
+    )
+    server = Server(log={0: LOADING, 2: [bind_error]})
     with pytest.raises(NotReadyError, match="is in use by another process"):
-        server.wait(stalled=3600)
+        server.wait(deadline=3600)
     assert server.second < 2.5
 
 
 def test_slow_start_with_progress_is_awaited() -> None:
     shards = {50 * n: [f"Loading safetensors: | {n}/40 ["] for n in range(1, 41)}
     server = Server(log={0: LOADING, **shards, 2040: READY})
-    assert server.wait(stalled=60) == pytest.approx(2040, abs=1)
+    assert server.wait(deadline=60) == pytest.approx(2040, abs=1)
 
 
 def test_no_progress_ends_the_wait() -> None:
     server = Server(log={0: LOADING, 30: ["Loading safetensors: | 1/40 ["]})
     with pytest.raises(NotReadyError, match="no progress for 60 s while loading weights 1/40"):
-        server.wait(stalled=60)
+        server.wait(deadline=60)
     assert server.second == pytest.approx(90, abs=0.5)
 
 
@@ -211,7 +213,7 @@ def test_foreign_health_probes_are_not_progress() -> None:
     probes = {n: [f'INFO:     10.0.0.7:{n} - "GET /health HTTP/1.1" 503 Service Unavailable'] for n in range(1, 300)}
     server = Server(log={0: LOADING, **probes})
     with pytest.raises(NotReadyError, match="no progress for 60 s"):
-        server.wait(stalled=60)
+        server.wait(deadline=60)
     assert server.second == pytest.approx(60, abs=0.5)
 
 
@@ -219,7 +221,7 @@ def test_logged_health_failures_are_not_progress() -> None:
     failures = {n: ["Health check failed. Server couldn't get a response from detokenizer"] for n in range(1, 300)}
     server = Server(log={0: LOADING + READY, **failures}, health=lambda _: 503)
     with pytest.raises(NotReadyError, match="`/health`: 503"):
-        server.wait(stalled=60)
+        server.wait(deadline=60)
     assert server.second == pytest.approx(60, abs=0.5)
 
 
@@ -234,7 +236,7 @@ def test_api_key_is_sent_but_never_shown() -> None:
     server.serves = "llama"
     with pytest.raises(NotReadyError) as caught:
         server.wait(api_key=Secret("sk-secret-0123"))
-    assert server.asked[-1].headers["Authorization"] == "Bearer sk-secret-0123"
+    assert server.requests[-1].headers["Authorization"] == "Bearer sk-secret-0123"
     assert "sk-secret-0123" not in caught.value.details + caught.value.message
     assert "[REDACTED]" in caught.value.details
 
@@ -247,8 +249,8 @@ def test_error_details_contain_last_log_lines() -> None:
 
 
 def test_rejected_arguments_are_a_profile_error() -> None:
-    """A pod's first step refuses them; its server would be started again and again with the same ones."""
-    refusal = ArgumentRejection(
+    """A pod's argument check rejects them; otherwise its server would restart repeatedly with the same arguments."""
+    rejection = ArgumentRejection(
         kind="AssertionError",
         message="AssertionError",
         location="server_args.py:5383",
@@ -262,14 +264,14 @@ def test_rejected_arguments_are_a_profile_error() -> None:
         started_at=None,
         detail="sglang rejected its arguments",
         unschedulable=True,
-        rejection=refusal,
+        rejection=rejection,
     )
 
-    class Refused(Server):
+    class RejectedServer(Server):
         def state(self) -> ServerState:
             return pending
 
     with pytest.raises(ProfileError, match=r"sglang rejected arguments of `glm-5\.2`") as caught:
-        Refused(log={}).wait()
+        RejectedServer(log={}).wait()
     [problem] = caught.value.problems_or_self()
-    assert (problem.message, problem.location) == (refusal.text, "flags.enable-eplb")
+    assert (problem.message, problem.location) == (rejection.text, "flags.enable-eplb")
