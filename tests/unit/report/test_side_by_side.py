@@ -20,17 +20,15 @@ from orchestrator.report.write import make_report
 def run(rate: float = 2.0, *, tpot_ms: float = 9.0, tok_s: float = 1970.0, plan: str = "one") -> BenchResult:
     """Return a result of one rate on the user's own hardware; `plan` is the digest of its plan."""
     base = tp4dp2()
-    measured = point(rate, 0.5, 0.6)
-    assert measured.latency is not None
-    assert measured.latency.tpot_s is not None
-    assert measured.window is not None
-    latency = replace(measured.latency, tpot_s=replace(measured.latency.tpot_s, p50=tpot_ms / 1000))
-    measured = replace(measured, latency=latency, window=replace(measured.window, output_tok_per_s=tok_s))
+    only = point(rate, 0.5, 0.6)
+    assert only.latency is not None
+    assert only.latency.tpot_s is not None
+    assert only.window is not None
+    latency = replace(only.latency, tpot_s=replace(only.latency.tpot_s, p50=tpot_ms / 1000))
+    only = replace(only, latency=latency, window=replace(only.window, output_tok_per_s=tok_s))
     layout: dict[str, object] = {"layout": {"tp": 1, "dp": 1}, "flags": [{"name": "page-size", "values": [plan]}]}
     location = replace(base.run.provenance, gpu="l40s", gpus=1, plan=layout, plan_digest=plan)
-    return replace(
-        base, run=replace(base.run, provenance=location, workload_name="own"), points=(measured,), knee_rps=rate
-    )
+    return replace(base, run=replace(base.run, provenance=location, workload_name="own"), points=(only,), knee_rps=rate)
 
 
 def report_of(tmp_path: Path, **results: BenchResult) -> Report:
@@ -113,25 +111,19 @@ def test_repeated_runs_are_named_by_common_prefix(tmp_path: Path) -> None:
 
 
 def test_two_runs_of_one_configuration_are_compared(tmp_path: Path) -> None:
-    terminal = comparison_text(report_of(tmp_path, before=run(tok_s=1000.0), after=run(tok_s=1100.0)))
+    text = comparison_text(report_of(tmp_path, before=run(tok_s=1000.0), after=run(tok_s=1100.0)))
 
-    assert re.search(r"output tok/s per node +A +B +B against A\n2 rps +1,000 +1,100 +\+10 %\n", terminal)
-    assert (
-        "Both have the same configuration: the differences are noise, or a change that no result records." in terminal
-    )
-    assert terminal.endswith("\nThree or more runs are one column, with intervals.\n")
+    assert re.search(r"output tok/s per node +A +B +B against A\n2 rps +1,000 +1,100 +\+10 %\n", text)
+    assert "Both have the same configuration: the differences are noise, or a change that no result records." in text
+    assert text.endswith("\nThree or more runs are one column, with intervals.\n")
 
 
 def test_comparability_issue_is_not_called_noise(tmp_path: Path) -> None:
-    terminal = comparison_text(
-        report_of(tmp_path, before=run(), after=marked(run(tok_s=1100.0), IssueKind.CLIENT_LAGGED))
-    )
+    text = comparison_text(report_of(tmp_path, before=run(), after=marked(run(tok_s=1100.0), IssueKind.CLIENT_LAGGED)))
 
-    assert terminal.startswith("No verdict on after and before: after is NOT COMPARABLE (client-lagged).\n")
-    assert "are noise" not in terminal
-    assert (
-        "\nBoth have the same configuration; the reason for NOT COMPARABLE may explain the differences.\n" in terminal
-    )
+    assert text.startswith("No verdict on after and before: after is NOT COMPARABLE (client-lagged).\n")
+    assert "are noise" not in text
+    assert "\nBoth have the same configuration; the reason for NOT COMPARABLE may explain the differences.\n" in text
 
 
 def test_no_verdict_without_common_load(tmp_path: Path) -> None:
@@ -274,12 +266,10 @@ def test_endpoint_of_another_engine_is_compared(tmp_path: Path) -> None:
 
 
 def test_replica_count_and_engine_version_are_shown(tmp_path: Path) -> None:
-    terminal = comparison_text(
-        report_of(tmp_path, a=of_vllm(run(), replicas=2), b=of_vllm(run(), "0.33.0", replicas=2))
-    )
+    text = comparison_text(report_of(tmp_path, a=of_vllm(run(), replicas=2), b=of_vllm(run(), "0.33.0", replicas=2)))
 
-    assert "A: a (DP2 on unknown hardware), own" in terminal
-    assert re.search(r"endpoint.engine +vllm 0.32.0 +vllm 0.33.0\n", terminal)
+    assert "A: a (DP2 on unknown hardware), own" in text
+    assert re.search(r"endpoint.engine +vllm 0.32.0 +vllm 0.33.0\n", text)
 
 
 def test_cached_tokens_reported_by_one_side_are_named(tmp_path: Path) -> None:

@@ -301,11 +301,7 @@ FAULTY = {
     "streaming loses text": (engine(stream_drops_a_piece=True), "streaming matches", "streaming gives 'w"),
     "streaming in one piece": (engine(stream_in_one_piece=True), "streaming matches", "the response is not streamed"),
     "unterminated stream": (engine(stream_never_ends=True), "streaming matches", "ended without `data: [DONE]`"),
-    "wrong token count while streaming": (
-        engine(stream_counts_wrong=True),
-        "streaming matches",
-        "counts 33 tokens streaming",
-    ),
+    "wrong streaming count": (engine(stream_counts_wrong=True), "streaming matches", "counts 33 tokens streaming"),
     "ignored temperature": (
         engine(ignores_temperature=True),
         "sampling varies",
@@ -354,11 +350,7 @@ FAULTY = {
         "two greedy answers differ at token 29",
     ),
     "a stream without text": (engine(stream_of_no_text=True), "streaming matches", "streaming gives ''"),
-    "list instead of a color": (
-        engine(color_is_a_list=True),
-        "structured output",
-        "JSON that does not match the schema",
-    ),
+    "list as color": (engine(color_is_a_list=True), "structured output", "JSON that does not match the schema"),
     "page size 0": (engine(page=0), "prefix cache", "`page_size` in `/server_info` is 0"),
     "no metrics": (
         engine(metrics_absent=True),
@@ -390,18 +382,13 @@ LONG_PROMPTS = {
         Verdict.SKIPPED,
         "does not find a fact in a short text either",
     ),
-    "long prompt crashes the server": (
+    "crash on long prompt": (
         {"aborts_above": 23_170},
         "long prefill",
         Verdict.FAILED,
         "a prompt of 24,576 tokens: ",
     ),
-    "longer prompt crashes the server": (
-        {"aborts_above": 32_767},
-        "long prefill",
-        Verdict.FAILED,
-        "a prompt of 33,792 tokens: ",
-    ),
+    "crash on longer prompt": ({"aborts_above": 32_767}, "long prefill", Verdict.FAILED, "a prompt of 33,792 tokens: "),
     "long prompts served": ({}, "long prefill", Verdict.PASSED, "prompts of 24,576 and 33,792 tokens; still serving"),
 }
 
@@ -505,7 +492,7 @@ SLOW_FAILURES = {
     "hanging rank": ({"hanging_rank": 1}, r"no request of rank (0, )?1 ended within 0.2 s"),
     "decreasing accept length": ({"drafts_wear_out": True}, r"the accept length of rank 0 fell from 3\.3"),
     "leaked cache tokens": ({"keeps_tokens": True}, "cache tokens are in use without a request"),
-    "long prompts crash the server": ({"aborts_above": 600}, "requests failed, the first one of kind long: "),
+    "crash on long prompts": ({"aborts_above": 600}, "requests failed, the first one of kind long: "),
 }
 
 
