@@ -50,7 +50,7 @@ def staged(program: FakeProgram, stderr: str = "") -> VerifiedCheckpoint:
 
 
 def end_record() -> dict[str, object]:
-    return {"end_record": True, "directory": "/share/glm"}
+    return {"end": True, "directory": "/share/glm"}
 
 
 def test_complete_checkpoint_is_verified_and_receipt_is_returned(tmp_path: Path) -> None:
