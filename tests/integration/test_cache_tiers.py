@@ -113,7 +113,10 @@ def test_cache_tiers_survive_restart_and_help_as_predicted(tiered: Tiered, tmp_p
 
     assert tiered.deploy.run("restart", "tiers").returncode == 0
     again, cached = tiered.generate("tiers", prompt)
-    assert (again, cached.get("storage")) == (answer, 999)
+    assert again == answer
+    # The first token is on the device already if a prompt of the smoke test began with it.
+    assert sum(cached.get(source, 0) for source in ("device", "host", "storage")) == 999
+    assert cached["storage"] >= 998
 
     tiered.up("none", *NO_TIERS)
     claimed = tiered.smoke(tiered.url("none"), "--profile", PROFILE)["cache tiers"]  # its tiers are off, silently
