@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 from orchestrator.core.errors import Problem
 from orchestrator.engine.flag_checks import port_problem
 from orchestrator.plan.replicas import gpus_per_replica, replica_ports, role_ports, server_count
-from orchestrator.plan.roles import role_count, role_profiles
+from orchestrator.plan.roles import role_count, role_first_gpu, role_profiles
 from orchestrator.plan.units import rank_port
 
 if TYPE_CHECKING:  # an import at run time would be circular
@@ -85,8 +85,11 @@ def fits_node(context: "RuleContext") -> Iterator[Problem]:
     profile, facts = context.profile, context.serving
     roles = [(role_count(profile, name), name, role_profile) for name, role_profile in role_profiles(profile).items()]
     count, gpus = profile.replicas, gpus_per_replica(profile)
-    whole = sum(number * gpus_per_replica(role) for number, _, role in roles) or count * gpus
-    used = facts.first_gpu + (whole - 1) * facts.gpu_step + 1
+    free = facts.first_gpu
+    for number, name, role in roles or [(count, "", profile)]:
+        own = role_first_gpu(profile, name) if name else None
+        free = max(free, (free if own is None else own) + number * gpus_per_replica(role) * facts.gpu_step)
+    used = free - facts.gpu_step + 1
     if (count > 1 or roles) and profile.hardware.vendor != "cpu" and used > profile.hardware.gpus:
         shares = " and ".join(f"{number} {name} of {gpus_per_replica(role)}" for number, name, role in roles)
         yield Problem(

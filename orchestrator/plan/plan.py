@@ -19,7 +19,7 @@ from pydantic import BaseModel, TypeAdapter
 from orchestrator.core.origin import Origin
 from orchestrator.engine.flags import DP_SIZE
 from orchestrator.engine.serving import ServingFacts, serving_facts
-from orchestrator.plan.units import Role, UnitPlan, rank_port, unit_plans
+from orchestrator.plan.units import Role, UnitPlan, covering_range, rank_port, unit_plans
 from orchestrator.profiles.kubernetes import KubernetesSection
 from orchestrator.profiles.slurm import SlurmSection
 from orchestrator.profiles.timeouts import RestartPolicySection, TimeoutsSection
@@ -197,6 +197,7 @@ class RolePlan:
     flags: tuple[Flag, ...]  # of each; a prefill server has its bootstrap port besides
     bootstrap_ports: tuple[int, ...]  # of each prefill server; none for decode
     host_cache_bytes: int = 0  # of a rank of each
+    first_gpu: int | None = None  # as its own flags set it; None: the one after the GPUs of the servers before it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -324,6 +325,8 @@ class Plan:
     @property
     def gpus(self) -> range:
         """The indexes of the GPUs in use on each node; empty on a CPU."""
+        if self.roles and self.gateway and self.gateway.one_node:
+            return covering_range([unit.plan.gpus for unit in self.servers])
         first, step = self.serving.first_gpu, self.serving.gpu_step
         of_roles = sum(role.count * role.layout.gpus for role in self.roles)
         count = (of_roles or self.layout.gpus * self.replicas) * self.serving.stages // self.layout.nodes

@@ -143,17 +143,18 @@ def _with_flag(flags: Iterable[Flag], flag: tuple[str, FlagValue], source: str) 
 
 
 def _role_plans(plan: Plan, gateway: Gateway) -> Iterator[Plan]:
-    """Yield the plan of each prefill server, then of each decode server; on one node each has GPUs of its own."""
-    ports, first = iter(gateway.ports), plan.serving.first_gpu
+    """Yield the plan of each prefill server, then of each decode server.
+
+    On one node each has GPUs of its own, unless the flags of its role set its first GPU.
+    """
+    ports, free = iter(gateway.ports), plan.serving.first_gpu
     for role in plan.roles:
+        first = free if role.first_gpu is None else role.first_gpu
         for number in range(role.count):
             flags: Iterable[Flag] = role.flags
             if role.bootstrap_ports:
                 source = "`layout.prefill`: decode servers find this one here"
                 flags = _with_flag(flags, (BOOTSTRAP_PORT, role.bootstrap_ports[number]), source)
-            if plan.gpus and gateway.one_node and first != plan.serving.first_gpu:
-                source = f"`layout`: the GPUs of {role.role} {number + 1} of {role.count}"
-                flags = _with_flag(flags, (Meaning.FIRST_GPU.value, first), source)
             server = replace(plan.server, host=LOOPBACK, port=next(ports))
             item = replace(
                 plan,
@@ -166,5 +167,9 @@ def _role_plans(plan: Plan, gateway: Gateway) -> Iterator[Plan]:
                 flags=tuple(flags),
                 host_cache_bytes=role.host_cache_bytes,
             )
+            if item.gpus and gateway.one_node and first != item.serving.first_gpu:
+                source = f"`layout`: the GPUs of {role.role} {number + 1} of {role.count}"
+                item = replace(item, flags=tuple(_with_flag(flags, (Meaning.FIRST_GPU.value, first), source)))
             yield item
-            first = item.gpus[-1] + plan.serving.gpu_step if item.gpus else first
+            first = item.gpus.stop
+            free = max(free, first)

@@ -50,6 +50,13 @@ def role_count(profile: "Profile", name: str) -> int:
     return section.replicas if section else 0
 
 
+def role_first_gpu(profile: "Profile", name: str) -> int | None:
+    """Return the first GPU that the flags of a role set; None if they set none. Two roles may share a GPU."""
+    section = {PREFILL: profile.layout.prefill, DECODE: profile.layout.decode}[name]
+    own = section.flags.get(Meaning.FIRST_GPU) if section else None
+    return profile_serving(role_profiles(profile)[name]).first_gpu if own else None
+
+
 def role_plans(profile: "Profile", plans: Mapping[str, Plan]) -> Iterator[RolePlan]:
     """Yield the plan of each role; `plans` has that of one server of each."""
     for name, plan in plans.items():
@@ -62,6 +69,7 @@ def role_plans(profile: "Profile", plans: Mapping[str, Plan]) -> Iterator[RolePl
             flags=plan.flags,
             bootstrap_ports=ports,
             host_cache_bytes=plan.host_cache_bytes,
+            first_gpu=role_first_gpu(profile, name),
         )
 
 

@@ -1,5 +1,6 @@
 """The units of a plan: each is one server, or the gateway."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
@@ -45,6 +46,11 @@ def unit_plans(plan: "Plan") -> tuple[UnitPlan, ...]:
     )
     gateway = UnitPlan(name="gateway", role=Role.GATEWAY, number=1, plan=plan)
     return servers if plan.gateway is None else (*servers, gateway)
+
+
+def covering_range(ranges: Sequence[range]) -> range:
+    """Return the range from the first to the last index of ranges with one step."""
+    return range(min(item.start for item in ranges), max(item.stop for item in ranges), ranges[0].step)
 
 
 def server_numbers(plan: "Plan") -> list[int]:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -127,14 +127,18 @@ class Line:
         measured: dict[str, Any] = json.loads(written.read_text().splitlines()[-1])
         return measured
 
+    def going_up(self, profile: str, *settings: str) -> "AbstractContextManager[Background]":
+        """Bring a profile up in the background."""
+        return self.background(*self._up(profile, *settings, name=None))
+
     @contextmanager
-    def going_up(self, profile: str, *settings: str) -> "Iterator[GoingUp]":
-        """Bring a profile up in the background; interrupted at the end, if it still runs."""
-        argv = [*DEPLOY, *self._up(profile, *settings, name=None)]
-        print(f"\n$ deploy {shlex.join(argv[len(DEPLOY) :])} &", flush=True)
-        with subprocess.Popen(argv, env=self._env(), stderr=subprocess.PIPE, text=True) as process:
+    def background(self, *words: str) -> "Iterator[Background]":
+        """Run in the background; interrupted at the end, if it still runs."""
+        print(f"\n$ deploy {shlex.join(words)} &", flush=True)
+        streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        with subprocess.Popen([*DEPLOY, *words], env=self._env(), **streams) as process:
             try:
-                yield GoingUp(process)
+                yield Background(process)
             finally:
                 if process.poll() is None:
                     process.send_signal(signal.SIGINT)
@@ -148,17 +152,17 @@ class Line:
         return {**os.environ, "DEPLOY_HOME": str(self.home), "NO_COLOR": "1", "COLUMNS": "180"}
 
 
-class GoingUp:
-    """`deploy up` in the background, and what it says."""
+class Background:
+    """`deploy` in the background, and what it says."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
-        """Read its stderr as it comes."""
+        """Read its output as it comes."""
         self._process = process
         self._lines: Queue[str] = Queue()
         Thread(target=self._read, daemon=True).start()
 
-    def wait_for(self, pattern: str, *, within: float) -> None:
-        """Return when it has said that."""
+    def wait_for(self, pattern: str, *, within: float) -> str:
+        """Return the line in which it says that."""
         end, seen = time.monotonic() + within, list[str]()
         while not (seen and re.search(pattern, seen[-1])):
             try:
@@ -167,6 +171,7 @@ class GoingUp:
                 seen.append("")
             assert seen[-1], f"no {pattern!r} within {within:g} s, or before its end:\n{''.join(seen[-20:])}"
         print("".join(seen), end="", flush=True)
+        return seen[-1]
 
     def interrupt(self) -> tuple[int, float]:
         """Ctrl-C; the exit code, and the seconds until it had ended."""
@@ -177,8 +182,8 @@ class GoingUp:
         return code, time.monotonic() - begun
 
     def _read(self) -> None:
-        assert self._process.stderr is not None
-        for line in self._process.stderr:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
             self._lines.put(line)
         self._lines.put("")
 

@@ -15,6 +15,14 @@ CACHED = "layout.decode.flags.disaggregation-decode-enable-radix-cache=true"
 GPUS = "mi355x-tp8"
 FULL = "1 prefill of 4 and 1 decode of 8 GPUs need 12 GPUs; the node has 8"
 CPU = "cpu-tiny-1p1d"
+ONE_GPU = (
+    "hardware.gpus=1",
+    "layout.prefill.tp=1",
+    "layout.decode.flags.base-gpu-id=0",
+    "layout.decode.flags.disaggregation-decode-enable-radix-cache=false",
+    "layout.transfer.backend=nixl",
+    "layout.transfer.network=tcp",
+)
 
 
 def problems_of(profile: str, *overrides: str) -> dict[str, Problem]:
@@ -43,6 +51,15 @@ def test_each_role_has_its_own_gpus_flags_and_ports() -> None:
     assert second["base-gpu-id"] == ("4",)
     assert "disaggregation-decode-enable-radix-cache" in second.keys() - first.keys()
     assert first["speculative-algorithm"] == second["speculative-algorithm"]  # shared flags apply to both roles
+
+
+def test_two_roles_share_the_gpu_that_their_flags_name() -> None:
+    plan = plan_of("h200-tiny", *ONE_GPU)
+    assert [unit.plan.gpus for unit in plan.units] == [range(1)] * 3  # prefill, decode, gateway
+    problems = problems_of("h200-tiny", *(item for item in ONE_GPU if "base-gpu-id" not in item))
+    assert "1 prefill of 1 and 1 decode of 1 GPUs need 2 GPUs; the node has 1" in problems
+    apart = plan_of("h200-tiny", *ONE_GPU, "hardware.gpus=8", "layout.decode.flags.base-gpu-id=5")
+    assert [unit.plan.gpus for unit in apart.units] == [range(1), range(5, 6), range(6)]
 
 
 def test_role_omits_a_shared_flag() -> None:
