@@ -5,7 +5,8 @@ JSON from stdin and prints one JSON line::
 
     {"argv": [["--model-path", "DIR", "--tp-size", "8"], …],    the arguments of each server
      "platform": "rocm", "arch": "gfx950", "gpus": 8, "vram_bytes": 309220868096, "compute_units": 256,
-     "model": {"name": "glm", "files": {"config.json": "{…"}}}  null: use the files at `--model-path`
+     "model": {"name": "glm", "files": {"config.json": "{…"}},  null: use the files at `--model-path`
+     "rdma": true}                                              whether the server uses RDMA
 
     {"sglang": "0.5.14", "verdicts": [{"accepted": "validated"}, …]}
 
@@ -17,7 +18,9 @@ A verdict is one of
 - `{"unchecked": REASON}`: sglang raised an exception that is unrelated to the arguments.
 
 `check_server_args.py QUESTION VERDICT` reads and writes files instead, and exits with 3 if sglang rejects a command
-line. It is the first step of a pod; if the check itself fails, the pod starts anyway.
+line, or if RDMA cannot work here (`{"refused": {"kind": "rdma", …}}`). It is the first step of a pod, and of a job in a
+container; if the check itself fails, the server starts anyway. `check_server_args.py nics` prints the NICs that
+libibverbs sees.
 
 No GPU is needed: `pretend` makes torch report the plan's GPUs, and packages that load a GPU driver are replaced by
 empty modules. Parser, defaults, model config and checks are sglang's own.
@@ -25,6 +28,7 @@ empty modules. Parser, defaults, model config and checks are sglang's own.
 
 import argparse
 import contextlib
+import ctypes
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -37,6 +41,7 @@ import re
 import sys
 import tempfile
 import traceback
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace, TracebackType
@@ -332,11 +337,64 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
     return {"sglang": str(importlib.import_module("sglang.version").__version__), "verdicts": verdicts}
 
 
+def visible_nics() -> set[str]:
+    """Return the RDMA NICs for which libibverbs has a provider library; empty without libibverbs."""
+    try:
+        verbs = ctypes.CDLL("libibverbs.so.1")
+    except OSError:
+        return set()
+    verbs.ibv_get_device_list.restype = ctypes.POINTER(ctypes.c_void_p)
+    verbs.ibv_get_device_name.restype = ctypes.c_char_p
+    verbs.ibv_get_device_name.argtypes = [ctypes.c_void_p]
+    count = ctypes.c_int()
+    devices = verbs.ibv_get_device_list(ctypes.byref(count))
+    return {verbs.ibv_get_device_name(devices[number]).decode() for number in range(count.value)}
+
+
+def rdma_problem(sysfs: Path = Path("/sys/class/infiniband")) -> str:
+    """Return why RDMA cannot work here; "" if nothing speaks against it.
+
+    With a provider library of another version than the node's driver, libibverbs sees no NIC (sglang #33374).
+    """
+    nics = sorted(sysfs.glob("*"))
+    if not nics:
+        return "the node has no RDMA NIC"
+    seen = visible_nics()
+    if missing := [nic.name for nic in nics if nic.name not in seen]:
+        libraries = "the image lacks the provider libraries (rdma-core) of the node's driver"
+        return f"libibverbs does not see {', '.join(missing)}: {libraries}"
+    vendors = {nic: _content(nic / "device/vendor") for nic in nics}
+    [(vendor, _)] = Counter(vendors.values()).most_common(1)  # the others are not of the fabric
+    index = os.environ.get("MC_GID_INDEX", "")
+    fabric = [nic for nic in nics if vendors[nic] == vendor and index.isdecimal()]
+    wrong = [nic.name for nic in fabric if not _is_routable(nic / "ports/1", index)]
+    return f"MC_GID_INDEX={index} is no row of RoCE v2 with an address on {', '.join(wrong)}" if wrong else ""
+
+
+def _is_routable(port: Path, index: str) -> bool:
+    """Return whether a router forwards that row of a port's GID table; true without a link, and for InfiniBand."""
+    if not _content(port / "state").endswith("ACTIVE") or _content(port / "link_layer") != "Ethernet":
+        return True
+    gid, empty = _content(port / "gids" / index), "0000:0000:0000:0000:0000:0000:"
+    return _content(port / "gid_attrs/types" / index) == "RoCE v2" and not gid.startswith(("fe80:", empty))
+
+
+def _content(file: Path) -> str:
+    with contextlib.suppress(OSError):  # the type of an empty row cannot be read
+        return file.read_text(encoding="utf-8").strip()
+    return ""
+
+
 def first_step(question: Path, verdict: Path) -> int:
     """Check before a server starts; return REFUSED, and write the file `verdict`, if sglang rejects a command line."""
     try:
-        with contextlib.redirect_stdout(sys.stderr):
-            answered = answer(json.loads(question.read_text(encoding="utf-8")))
+        request = json.loads(question.read_text(encoding="utf-8"))
+        if problem := rdma_problem() if request["rdma"] else "":
+            refused = {"kind": "rdma", "message": problem, "location": "", "line": "", "options": []}
+            answered: dict[str, Any] = {"verdicts": [{"refused": refused}]}
+        else:
+            with contextlib.redirect_stdout(sys.stderr):
+                answered = answer(request)
     except Exception as error:  # noqa: BLE001 - the start of the server shows the error
         print(f"arguments not checked by sglang: {error!r}", file=sys.stderr)
         return 0
@@ -353,6 +411,9 @@ def first_step(question: Path, verdict: Path) -> int:
 if __name__ == "__main__":
     if len(sys.argv) > 2:
         sys.exit(first_step(Path(sys.argv[1]), Path(sys.argv[2])))
+    if sys.argv[1:] == ["nics"]:
+        print(*sorted(visible_nics()))
+        sys.exit()
     asked = json.load(sys.stdin)
     with contextlib.redirect_stdout(sys.stderr):  # modules print while they are imported
         result = answer(asked)

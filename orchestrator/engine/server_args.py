@@ -15,6 +15,7 @@ from orchestrator.engine.launch import MODULE, PROFILE_KEYS
 _OPTION: Final = re.compile(r"--([a-z0-9][a-z0-9-]*)")
 _NAME: Final = re.compile(r"[a-z][a-z0-9]*(?:[_-][a-z0-9]+)*")
 _PARSER: Final = "argparse"
+_RDMA: Final = "rdma"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,7 @@ class ArgumentQuestion:
     compute_units: int
     model: str
     files: Mapping[str, str] | None
+    rdma: bool  # whether the servers use it
 
     def to_json(self) -> str:
         """Return the question as the program reads it; equal questions give equal text."""
@@ -45,7 +47,7 @@ class ArgumentQuestion:
 class ArgumentRejection:
     """The engine's reason to reject a command line. Without any one of `options` this rejection does not occur."""
 
-    kind: str  # `argparse`, or the class of the exception
+    kind: str  # `argparse`, the class of the exception, or `rdma` if RDMA cannot work on the node
     message: str
     location: str  # `server_args.py:123`, in the engine's sources
     line: str  # the text of that line
@@ -58,6 +60,16 @@ class ArgumentRejection:
             return self.message
         summary = f"`{self.line}`" if self.message == self.kind and self.line else self.message
         return f"{summary} ({self.location})" if self.location else summary
+
+    @property
+    def is_of_node(self) -> bool:
+        """Whether the node is the reason, and not the command line."""
+        return self.kind == _RDMA
+
+    @property
+    def summary(self) -> str:
+        """The rejection as a sentence."""
+        return self.text if self.is_of_node else f"sglang rejected its arguments: {self.text}"
 
     def rejected_options(self, option_names: Collection[str]) -> tuple[str, ...]:
         """Return those of `option_names` that the rejection is about; empty if none can be identified."""

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from orchestrator.core.paths import data_root
 from orchestrator.engine.launch import rank_argv
 from orchestrator.engine.server_args import ArgumentQuestion, server_arguments
+from orchestrator.plan.networks import needs_rdma
 from orchestrator.plan.replicas import LOOPBACK
 from orchestrator.render.artifacts import Artifacts
 
@@ -30,4 +31,5 @@ def argument_question(artifacts: Artifacts, files: Mapping[str, str] | None) -> 
         compute_units=hardware.compute_units,
         model=plan.model.name,
         files=files,
+        rdma=needs_rdma(plan),
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from pydantic import Field
 
 from orchestrator.core.validation import StrictModel, Text, VariableName, Word
-from orchestrator.plan.plan import EnvVar, Plan
+from orchestrator.plan.plan import EnvVar, Plan, PlanWarning
 from orchestrator.profiles.settings import EnvField
 
 if TYPE_CHECKING:  # as in `plan/replicas.py`
@@ -57,6 +57,11 @@ def transfer_uses_rdma(plan: Plan) -> bool:
     return bool(plan.transfer) and not plan.transfer.endswith("over tcp")
 
 
+def needs_rdma(plan: Plan) -> bool:
+    """Return whether a server uses RDMA: between its ranks, or to transfer its KV cache."""
+    return (plan.layout.nodes > 1 and ranks_use_rdma(plan)) or transfer_uses_rdma(plan)
+
+
 def network_env(profile: "Profile", networks: Mapping[str, Network]) -> Iterator[EnvVar]:
     """Yield the variables that the networks of a profile need: of ranks on several nodes, and of transfers."""
     layout, hardware = profile.layout, profile.hardware
@@ -66,6 +71,18 @@ def network_env(profile: "Profile", networks: Mapping[str, Network]) -> Iterator
         yield from _variables(networks[hardware.network].rccl_env)
     if layout.transfer:
         yield from _variables(networks[layout.transfer.network].transfer.get(layout.transfer.backend, {}))
+
+
+def transfer_warnings(profile: "Profile", networks: Mapping[str, Network]) -> Iterator[PlanWarning]:
+    """Warn of a transfer backend of which nobody has published what it needs on these NICs."""
+    transfer = profile.layout.transfer
+    if transfer and transfer.backend not in (known := networks[transfer.network].transfer):
+        yield PlanWarning(
+            id="transfer-unpublished",
+            summary=f"no known publication says what {transfer.backend} needs over {transfer.network}",
+            source=f"profiles/networks/{transfer.network}.yaml",
+            hint=f"set `layout.transfer.backend` to {' or '.join(known)}; or set in `env` what your site uses",
+        )
 
 
 def _variables(settings: Mapping[str, EnvField]) -> Iterator[EnvVar]:

@@ -14,7 +14,7 @@ from typing import Final
 import httpx
 
 from orchestrator.core.console import Progress, format_duration
-from orchestrator.core.errors import NotReadyError, Problem, ProfileError
+from orchestrator.core.errors import DeployError, NotReadyError, Problem, ProfileError
 from orchestrator.core.logs.lines import batches
 from orchestrator.core.polling import poll_until
 from orchestrator.core.secrets import Secret, redact
@@ -161,7 +161,10 @@ class _Wait:
             raise self._error(f"the server cannot start: {self._pending}", hint=hint)
         self._moved = self._clock()
 
-    def _rejected_arguments(self, rejection: ArgumentRejection) -> ProfileError:
+    def _rejected_arguments(self, rejection: ArgumentRejection) -> DeployError:
+        if rejection.is_of_node:
+            hint = "use an image and a network that fit the node: `deploy show PROFILE` names both"
+            return self._error(f"the server cannot use RDMA: {redact(rejection.text)}", hint=hint)
         location = ", ".join(".".join(key) for key in rejection.keys(rejection.options))
         problem = Problem(redact(rejection.text), location)
         return ProfileError(f"sglang rejected arguments of `{self._server.served_name}`", problems=[problem])

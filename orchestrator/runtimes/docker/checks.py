@@ -8,6 +8,7 @@ from orchestrator.core.subprocesses import CompletedProgram
 from orchestrator.hosts.context import CheckContext, DiskNeed
 from orchestrator.hosts.report import Finding, fail, info, warn
 from orchestrator.hosts.survey import Runner
+from orchestrator.images.argument_checker import argument_checker
 from orchestrator.images.base import IMAGE_BYTES
 from orchestrator.plan.networks import NO_RDMA, ranks_use_rdma, transfer_uses_rdma
 from orchestrator.plan.plan import Plan
@@ -54,7 +55,10 @@ def image(context: CheckContext) -> Iterator[Finding]:
 
 
 def rdma(context: CheckContext) -> Iterator[Finding]:
-    """Check that the image sees the NICs of the host: with another ABI of the driver it has none (sglang #33374)."""
+    """Check that the image sees the NICs of the host: with another ABI of the driver it has none (sglang #33374).
+
+    Jobs and pods check it on their node, before sglang starts.
+    """
     plan, nics = context.plan, [nic.name for nic in context.machine.rdma]
     expected, ranks = "the same NICs in the image and on the host", plan.layout.nodes > 1 and ranks_use_rdma(plan)
     if not ranks and not transfer_uses_rdma(plan):
@@ -65,8 +69,8 @@ def rdma(context: CheckContext) -> Iterator[Finding]:
         yield fail("rdma", "no NIC in /sys/class/infiniband", needed, f"`--set {tcp}`")
         return
     name = plan.prebuilt_image or base_reference(plan.engine)
-    options = ("--pull=never", "--network=none", "--volume=/dev/infiniband:/dev/infiniband", "--entrypoint=ibv_devices")
-    result = context.access.runner(("docker", "run", "--rm", *options, name))
+    options = ("--pull=never", "--network=none", "--volume=/dev/infiniband:/dev/infiniband", "--entrypoint=python3")
+    result = context.access.runner(("docker", "run", "--rm", *options, name, "-c", argument_checker(), "nics"))
     if not result.ok:
         yield info("rdma", f"{', '.join(nics)}; not compared: {_last_line(result)}", expected)
     elif missing := [nic for nic in nics if nic not in result.stdout.split()]:

@@ -171,7 +171,7 @@ def _wait_reasons(pod: Seen) -> Iterator[str]:
     """Yield the reasons that keep a pod from a node, or its containers from starting."""
     status = pod.get("status", {})
     if (rejection := rejection_in(pod)) is not None:
-        yield f"sglang rejected its arguments: {rejection.text}"
+        yield rejection.summary
     for item in status.get("initContainerStatuses", ()):
         ended = _last_end(item) if item["name"] == CHECKPOINT else None
         if ended is not None and ended.get("exitCode"):

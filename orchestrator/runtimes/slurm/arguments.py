@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from orchestrator.core.files import remove_file
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.subprocesses import run_or_127
 from orchestrator.engine.server_args import ArgumentRejection, first_rejection, is_server, server_module_at
@@ -31,7 +30,6 @@ def argument_files(artifacts: Artifacts) -> dict[str, str]:
 
 def check_arguments(argv: Sequence[str], *, run_dir: Path, cwd: str, env: dict[str, str]) -> ArgumentRejection | None:
     """Return the arguments of a server's command that the engine rejects, before the start; None if none or unknown."""
-    remove_file(run_dir / FileName(REJECTION))  # a requeued job checks again
     python = argv[: server_module_at(argv) - 1]  # before `-m`
     files = [str(run_dir / FileName(name)) for name in (CHECKER, QUESTION, REJECTION)]
     done = run_or_127([*python, "-B", *files], timeout=_ANSWERS, cwd=Path(cwd), env=env)

@@ -1,6 +1,7 @@
 """The program of a job on its node: run the supervisor of a server until it has ended and its VRAM is released.
 
-In a container of the site, the engine validates the server's arguments first; if it rejects them, nothing is started.
+In a container of the site, a program looks first whether RDMA can work there, and the engine validates the server's
+arguments; if one of them says no, nothing is started.
 
 `python -P -m orchestrator.runtimes.slurm.job RUN_DIR` reads its request from a file of the run directory. Only this
 user may read the file, and it is removed at once, since it holds the secrets; a job that may be requeued keeps it until
@@ -24,13 +25,14 @@ from typing import TYPE_CHECKING, Any, Final
 from orchestrator.core.errors import DeployError, HostError, StartError
 from orchestrator.core.files import read_private, remove_file
 from orchestrator.core.procfs import VARIABLE
+from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secrets import redact, set_known
 from orchestrator.core.streams import ignore_sigpipe, install_streams, write
 from orchestrator.core.subprocesses import Program, python_module_argv, start
 from orchestrator.engine.launch import rank_argv
 from orchestrator.runtimes.replicas import rank_dir, rank_dirs, run_root
 from orchestrator.runtimes.slurm.jobs import node_address
-from orchestrator.runtimes.slurm.record import QUESTION, SERVER, START
+from orchestrator.runtimes.slurm.record import QUESTION, REJECTION, SERVER, START
 from orchestrator.runtimes.supervisor.main import StartRequest, serve
 from orchestrator.runtimes.supervisor.record import read_record
 
@@ -54,14 +56,16 @@ def main() -> int:
     if len(sys.argv) > 2:
         rank, head = int(sys.argv[2]), sys.argv[3]
     try:
-        if not head and (others := len(rank_dirs(run_dir))):
-            return _start_ranks(run_dir, others)
+        if not head:
+            remove_file(run_dir / FileName(REJECTION))  # a requeued job checks again
+            if others := len(rank_dirs(run_dir)):
+                return _start_ranks(run_dir, others)
         request = _consume_request(rank_dir(run_dir, rank))
         request = replace(request, argv=rank_argv(request.argv, rank=rank, head=head))
         set_known(request.secrets)
         os.environ[VARIABLE] = request.token
-        if rank == 0 and (rejection := _rejection(run_dir, request)) is not None:
-            write(sys.stderr, f"sglang rejected its arguments: {redact(rejection.text)}\n")
+        if (rejection := _rejection(run_dir, rank, request)) is not None:
+            write(sys.stderr, f"{redact(rejection.summary)}\n")
             return _REJECTED
         code = serve(request, _wait_for_rank_0 if rank else _stop_on_signal)
     except DeployError as error:
@@ -91,9 +95,11 @@ def _consume_request(run_dir: Path) -> StartRequest:
     return replace(request, record=SERVER, url=f"http://{os.environ.get('SLURMD_NODENAME', 'localhost')}:{port}")
 
 
-def _rejection(run_dir: Path, request: StartRequest) -> "ArgumentRejection | None":
-    if not (run_dir / QUESTION).is_file():
-        return None  # the interpreter checked before the submission
+def _rejection(run_dir: Path, rank: int, request: StartRequest) -> "ArgumentRejection | None":
+    """Return the arguments that the engine rejects; the first rank asks, and with RDMA each rank, for its node."""
+    question = run_dir / QUESTION
+    if not question.is_file() or (rank and not json.loads(question.read_text(encoding="utf-8"))["rdma"]):
+        return None  # without the file, the interpreter checked before the submission
     from orchestrator.runtimes.slurm.arguments import check_arguments  # noqa: PLC0415 - see `_wait_for_vram`
 
     return check_arguments(request.argv, run_dir=run_dir, cwd=request.cwd, env=request.env)

@@ -100,6 +100,7 @@ def test_question_includes_model_files_if_available() -> None:
             compute_units=256,
             model="glm",
             files=files,
+            rdma=False,
         )
         return json.loads(question.to_json())["model"]
 

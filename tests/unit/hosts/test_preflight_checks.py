@@ -404,8 +404,8 @@ DECODE_CACHE = "layout.decode.flags.disaggregation-decode-enable-radix-cache=tru
 @pytest.mark.parametrize(
     ("nics", "inside", "level", "value"),
     [
-        ("ionic_0 ionic_1", "ionic_0 06:90\nionic_1 06:91", Level.INFO, "ionic_0, ionic_1"),
-        ("ionic_0 ionic_1", "ionic_0 06:90", Level.FAIL, "does not see ionic_1"),
+        ("ionic_0 ionic_1", "ionic_0 ionic_1", Level.INFO, "ionic_0, ionic_1"),
+        ("ionic_0 ionic_1", "ionic_0", Level.FAIL, "does not see ionic_1"),
         ("ionic_0", None, Level.INFO, "ionic_0; not compared: No such image"),
         ("", None, Level.FAIL, "no NIC"),
     ],
@@ -414,7 +414,7 @@ def test_image_must_see_host_rdma_devices(nics: str, inside: str | None, level: 
     """An image with another ABI of the NIC's driver has no RDMA device (sglang #33374)."""
 
     def docker(argv: Sequence[str]) -> CompletedProgram:
-        if "--entrypoint=ibv_devices" not in argv:
+        if argv[-1] != "nics":
             return READY_DOCKER(argv)
         code = 0 if inside is not None else 125
         return CompletedProgram(argv=tuple(argv), code=code, stdout=inside or "", stderr="No such image")

@@ -3,14 +3,18 @@
 tests/integration/test_argument_check.py runs it with sglang.
 """
 
+import json
 import sys
 from collections.abc import Callable
+from ctypes.util import find_library
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from unittest.mock import MagicMock
 
 import check_server_args as program
 import pytest
+
+from orchestrator.engine.server_args import first_rejection
 
 
 def error_of(action: Callable[[], object]) -> BaseException:
@@ -109,3 +113,67 @@ def test_nonexistent_path_argument_is_rejected(words: list[str], missing: str | 
     else:
         assert verdict["refused"]["options"] == [missing]  # type: ignore[index]
         assert verdict["refused"]["message"] == f"`{words[1]}` does not exist"  # type: ignore[index]
+
+
+ALL = {"ionic_0", "ionic_1", "mlx5_0"}
+IPV4 = "0000:0000:0000:0000:0000:ffff:c0a8:0101"
+LINK_LOCAL = "fe80:0000:0000:0000:0690:81ff:fe4a:72e2"
+
+
+def make_nic(sysfs: Path, name: str, *, vendor: str = "0x1dd8", routable: int = 1) -> None:
+    """A NIC in a tree like the kernel's, with a link; its row `routable` has an IPv4 address."""
+    rows = {0: LINK_LOCAL, routable: IPV4}
+    files = {"device/vendor": vendor, "ports/1/state": "4: ACTIVE", "ports/1/link_layer": "Ethernet"}
+    files |= {f"ports/1/gid_attrs/types/{row}": "RoCE v2" for row in rows}
+    files |= {f"ports/1/gids/{row}": gid for row, gid in rows.items()}
+    for file, text in files.items():
+        (sysfs / name / file).parent.mkdir(parents=True, exist_ok=True)
+        (sysfs / name / file).write_text(f"{text}\n")
+
+
+@pytest.mark.parametrize(
+    ("visible", "index", "problem"),
+    [
+        (ALL, None, ""),
+        (ALL, "1", ""),
+        (ALL, "-1", ""),  # Mooncake's own choice
+        (ALL, "0", "MC_GID_INDEX=0 is no row of RoCE v2 with an address on ionic_0, ionic_1"),  # link-local
+        (ALL, "3", "MC_GID_INDEX=3 is no row of RoCE v2 with an address on ionic_0, ionic_1"),  # empty
+        ({"mlx5_0"}, None, "libibverbs does not see ionic_0, ionic_1: the image lacks the provider libraries"),
+        (set(), None, "libibverbs does not see ionic_0, ionic_1, mlx5_0: "),
+    ],
+)
+def test_nics_of_node_are_compared_with_libibverbs(
+    visible: set[str], index: str | None, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The management network's NIC has other rows; it needs a provider library all the same."""
+    for name in ("ionic_0", "ionic_1"):
+        make_nic(tmp_path, name)
+    make_nic(tmp_path, "mlx5_0", vendor="0x15b3", routable=3)
+    monkeypatch.setattr(program, "visible_nics", lambda: visible)
+    monkeypatch.delenv("MC_GID_INDEX", raising=False)
+    if index is not None:
+        monkeypatch.setenv("MC_GID_INDEX", index)
+    found = program.rdma_problem(tmp_path)
+    assert found.startswith(problem)
+    assert bool(found) == bool(problem)
+
+
+def test_node_without_rdma_nic_is_rejected_before_sglang_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program, "rdma_problem", lambda: "the node has no RDMA NIC")
+    monkeypatch.setattr(program, "answer", lambda request: {"verdicts": [{"accepted": request["platform"]}]})
+    question, verdict = tmp_path / "question", tmp_path / "verdict"
+    for rdma, code in ((True, program.REFUSED), (False, 0)):
+        question.write_text(json.dumps({"rdma": rdma, "platform": "cuda"}))
+        assert program.first_step(question, verdict) == code
+    rejection = first_rejection(verdict.read_text())
+    assert rejection is not None
+    assert (rejection.summary, rejection.is_of_node) == ("the node has no RDMA NIC", True)
+
+
+@pytest.mark.skipif(find_library("ibverbs") is None, reason="libibverbs is not installed")
+def test_real_libibverbs_lists_the_nics_of_this_machine() -> None:
+    nics = {path.name for path in Path("/sys/class/infiniband").glob("*")}
+    assert program.visible_nics() <= nics

@@ -52,3 +52,41 @@ def test_unknown_network_is_rejected_with_location() -> None:
 )
 def test_bad_nic_firmware_is_recognized(name: str, firmware: str, *, good: bool) -> None:
     assert NETWORKS[name].is_good(firmware) is good
+
+
+APART = (
+    "layout.prefill.tp=4",
+    "layout.decode.tp=4",
+    "layout.decode.flags.disaggregation-decode-enable-radix-cache=true",
+)
+
+
+@pytest.mark.parametrize(
+    ("backend", "network", "variable"),
+    [
+        ("mooncake", "ainic", "MC_GID_INDEX"),
+        ("mooncake", "thor2", "MC_DISABLE_HIP"),
+        ("mooncake", "connectx", "MC_DISABLE_HIP"),
+        ("mori", "ainic", "MORI_IO_QP_MAX_SGE"),
+        ("mori", "connectx", "MORI_IO_QP_MAX_SGE"),
+        ("nixl", "connectx", "UCX_TLS"),
+        ("mori", "thor2", None),
+        ("nixl", "ainic", None),
+        ("nixl", "thor2", None),
+    ],
+)
+def test_transfer_has_published_environment_or_a_warning(backend: str, network: str, variable: str | None) -> None:
+    chosen = (f"layout.transfer.backend={backend}", f"layout.transfer.network={network}")
+    plan = plan_of("mi355x-tp8", *APART, *chosen)
+    assert (variable in {item.name for item in plan.env}) == (variable is not None)
+    warned = [warning for warning in plan.warnings if warning.id == "transfer-unpublished"]
+    assert bool(warned) == (variable is None)
+    for warning in warned:
+        assert f"{backend} needs over {network}" in warning.summary
+        assert "mooncake" in warning.hint
+
+
+def test_known_transfer_values_name_their_publication() -> None:
+    for network in NETWORKS.values():
+        for settings in network.transfer.values():
+            assert all(setting.origin is Origin.INFERRED and setting.source for setting in settings.values())

@@ -133,6 +133,10 @@ def test_rdma_transfer_uses_host_network() -> None:
         assert {"name": "MORI_IO_QP_MAX_SEND_WR", "value": "16384"} in server["env"]
         assert "affinity" not in spec
         assert ("NetworkPolicy", unit_name) not in by_unit  # network policies do not apply to the host network
+        [_, arguments] = spec["initContainers"]
+        assert {"name": "infiniband", "mountPath": "/dev/infiniband"} in arguments["volumeMounts"]
+        assert arguments["securityContext"] == {"privileged": True}
+        assert json.loads(by_unit["ConfigMap", unit_name]["data"]["arguments.json"])["rdma"]
     assert "hostNetwork" not in pod_of(by_unit, "gateway")["spec"]
     text = manifest_texts(cluster_plan(RDMA, CLAIM, KEY))["kubernetes.yaml"]
     assert "# the namespace must admit the Pod Security Standard privileged: " in text
