@@ -1,4 +1,4 @@
-"""Several servers and the real gateway in pods of a real node; the servers are the scripted engine.
+"""Several servers and the real gateway in pods of a real node: the scripted engine, and a pair of real sglang.
 
 No kube-proxy runs: the address by which pods reach the API server leads to it by a rule of this machine's own.
 """
@@ -10,16 +10,18 @@ import tarfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from ctypes.util import find_library
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cluster_server import ClusterEngine
 from command_line import CommandLine
+from cpu_server import CpuEngine
 from own_cluster import OwnCluster
-from own_node import OwnNode, iptables_rule
+from own_node import PACKAGES, OwnNode, add_engine, iptables_rule, models_with
 from ports import free_port
-from standin import add_file, debian_python, scripted_sources
+from standin import add_file, debian_python, packages_of, scripted_sources
 from steady_load import client_of, load
 from waits import TIMEOUT, wait_for
 
@@ -33,6 +35,8 @@ NAME = "pair"
 TOO_LONG = 20_000  # tokens, a millisecond each: longer than `timeouts.termination_grace`
 KEY = "sk-0f-several-p0ds"
 IMAGE = "deploy.test/gateway:1"
+REAL_IMAGE = "deploy.test/pair:1"
+PAIR_CHECKS = ("pair: KV cache transferred", "pair: answer of one server", "pair: network")
 ACCOUNT = f"system:serviceaccount:default:{NAME}"
 KINDS = "deployments,replicasets,services,configmaps,secrets,networkpolicies,serviceaccounts,roles,rolebindings"
 _LOCAL = Path("/proc/sys/net/ipv4/conf/all/route_localnet")
@@ -41,20 +45,35 @@ _LOCAL = Path("/proc/sys/net/ipv4/conf/all/route_localnet")
 @pytest.fixture(scope="module")
 def image(cluster_of_tests: ClusterEngine) -> str:
     """Given to the node: servers and the gateway, as `deploy build` puts them into one image."""
-    packages = ensure_venv(
-        data_root() / "images" / REQUIREMENTS, home=Home.from_environment(), progress=Progress()
-    ).python
 
     def fill(tar: tarfile.TarFile) -> None:
         python = f"/usr/local/lib/{debian_python()}/dist-packages/sglang"
         for name, content in scripted_sources().items():
             add_file(tar, f"{python}/{name}", content)
-        add_file(tar, f"{IMAGE_DIR}/{LAUNCHER}", (data_root() / "images" / LAUNCHER).read_bytes())
-        library = packages.parent.parent / "lib" / debian_python() / "site-packages"
-        tar.add(library, arcname=IN_IMAGE_PACKAGES.lstrip("/"))
+        add_gateway(tar)
 
     cluster_of_tests.node.load(IMAGE, fill)
     return IMAGE
+
+
+@pytest.fixture
+def real_models(cluster_engine: ClusterEngine, cpu_engine: CpuEngine) -> Path:
+    """What a pod of `REAL_IMAGE`, which the node has then, has at /models."""
+
+    def fill(tar: tarfile.TarFile) -> None:
+        add_engine(tar)
+        add_gateway(tar)
+
+    cluster_engine.node.load(REAL_IMAGE, fill)
+    packages = {PACKAGES: packages_of(cpu_engine.python)}
+    return models_with(cluster_engine.node, "apart", **packages, tiny=cpu_engine.home.models / "tiny")
+
+
+def add_gateway(tar: tarfile.TarFile) -> None:
+    requirements = data_root() / "images" / REQUIREMENTS
+    python = ensure_venv(requirements, home=Home.from_environment(), progress=Progress()).python
+    add_file(tar, f"{IMAGE_DIR}/{LAUNCHER}", (data_root() / "images" / LAUNCHER).read_bytes())
+    tar.add(packages_of(python), arcname=IN_IMAGE_PACKAGES.lstrip("/"))
 
 
 @pytest.fixture
@@ -229,36 +248,66 @@ def test_gateway_discovers_replicas_and_their_replacements(
     assert KEY not in "".join(path.read_text() for path in deploy.home.runs.rglob("*") if path.is_file())
 
 
-def test_gateway_discovers_replacements_of_each_role(
-    deploy: CommandLine, image: str, cluster_engine: ClusterEngine
-) -> None:
-    """Two servers read prompts, one generates; the cluster replaces one of each."""
-    cluster, names = cluster_engine.cluster, ("prefill-1", "prefill-2", "decode-1")
+def test_roles_are_replaced_together(deploy: CommandLine, image: str, cluster_engine: ClusterEngine) -> None:
+    """Two servers read prompts, one generates."""
     words = up_words(cluster_engine.node, image, free_port(), "cpu-tiny-1p1d")
     done = deploy.run(*words, "--set", "layout.prefill.replicas=2", "--json")
     assert done.returncode == 0, done.stderr
-    verdicts = {check["name"]: check["verdict"] for check in json.loads(done.stdout)["smoke"]["checks"]}
-    for name in ("pair: KV cache transferred", "pair: answer of one server", "gateway: replicas registered"):
-        assert verdicts[name] == "passed"
-    assert "is already up" in deploy.run(*words, "--set", "layout.prefill.replicas=2").stderr
+    assert verdicts_of(done.stdout)["gateway: replicas registered"] == "passed"
     (whole,) = json.loads(deploy.run("status", NAME, "--json").stdout)
-    assert [replica["name"] for replica in whole["replicas"]] == [f"{NAME}/{name}" for name in names]
-
-    before = {pod["metadata"]["name"] for pod in pods(cluster, *names)}
-    for name in ("decode-1", "prefill-2"):
-        (pod,) = pods(cluster, name)
-        cluster.kubectl("delete", "pod", pod["metadata"]["name"], "--grace-period=1")
-    wait_for(lambda: before.isdisjoint(pod["metadata"]["name"] for pod in pods(cluster, "decode-1", "prefill-2")))
-    wait_for(lambda: deploy.run("status", NAME).returncode == 0)
+    assert [replica["name"] for replica in whole["replicas"]] == [
+        f"{NAME}/{name}" for name in ("prefill-1", "prefill-2", "decode-1")
+    ]
     again = deploy.run(*words, "--set", "layout.prefill.replicas=2", "--replace")
     assert again.returncode == 0, again.stderr
     assert all(f"started {name} 1 of" in again.stderr for name in ("prefill", "decode"))
     other = deploy.run(*words, "--replace")
     assert "prefill and decode servers with different plans cannot work together" in other.stderr
+    down = deploy.run("down", NAME)
+    assert down.returncode == 0, down.stderr
+
+
+@pytest.mark.skipif(find_library("ibverbs") is None, reason="only root installs libibverbs, which Mooncake loads")
+def test_real_pair_in_pods_answers_after_its_decode_server_is_replaced(
+    deploy: CommandLine, real_models: Path, cluster_engine: ClusterEngine
+) -> None:
+    """The KV cache crosses between the pods by Mooncake over TCP; the cluster replaces one of them."""
+    cluster = cluster_engine.cluster
+    settings = (
+        f"server.port={free_port()}",
+        "kubernetes.image_pull_policy=Never",
+        "kubernetes.cpu=0.3",
+        f"kubernetes.weights.host_path={real_models}",
+        "server.api_key_env=PAIR_KEY",
+        "timeouts.termination_grace=2",
+        f"timeouts.progress_deadline={TIMEOUT}",
+    )
+    sets = [word for setting in settings for word in ("--set", setting)]
+    words = ("up", "cpu-tiny-1p1d", "--name", NAME, "--runtime", "kubernetes", "--image", REAL_IMAGE, *sets)
+    done = deploy.run(*words, "--json")
+    assert done.returncode == 0, done.stderr
+    found = verdicts_of(done.stdout)
+    for name in (*PAIR_CHECKS, "correct answers", "gateway: replicas registered"):
+        assert found[name] == "passed", (name, done.stdout)
+    assert "is already up" in deploy.run(*words).stderr
+
+    (before,) = pods(cluster, "decode-1")
+    cluster.kubectl("delete", "pod", before["metadata"]["name"], "--grace-period=1")
+    wait_for(lambda: before["metadata"]["name"] not in {pod["metadata"]["name"] for pod in pods(cluster, "decode-1")})
+    wait_for(lambda: deploy.run("status", NAME).returncode == 0)
+    smoke = deploy.run("smoke", NAME, "--json")
+    assert smoke.returncode == 0, smoke.stdout + smoke.stderr
+    assert all(verdicts_of(smoke.stdout)[name] == "passed" for name in PAIR_CHECKS)
 
     down = deploy.run("down", NAME)
     assert down.returncode == 0, down.stderr
     assert not cluster.get(KINDS, "--selector", f"deploy.name={NAME}")
+
+
+def verdicts_of(printed: str) -> dict[str, str]:
+    """Of the checks in what `up --json` or `smoke --json` prints."""
+    report = json.loads(printed)
+    return {check["name"]: check["verdict"] for check in report.get("smoke", report)["checks"]}
 
 
 def test_pod_is_ready_only_after_first_sampled_response(

@@ -20,7 +20,7 @@ from command_line import CommandLine
 from cpu_server import CpuEngine
 from loopback_hub import COMMIT
 from own_cluster import OwnCluster
-from own_node import ENGINE_IMAGE, PACKAGES, load_engine, models_with
+from own_node import ENGINE_IMAGE, PACKAGES, add_engine, models_with
 from standin import packages_of
 from waits import TIMEOUT, wait_for
 
@@ -36,7 +36,7 @@ KEY = "sk-0f-the-tests-0f-the-tests"
 def models(cluster_of_tests: ClusterEngine, cpu_engine: CpuEngine) -> Path:
     """What a pod has at /models, on a node that has an image for it."""
     node = cluster_of_tests.node
-    load_engine(node)
+    node.load(ENGINE_IMAGE, add_engine)
     return models_with(
         node, "models", **{PACKAGES: packages_of(cpu_engine.python)}, tiny=cpu_engine.home.models / "tiny"
     )

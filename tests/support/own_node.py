@@ -25,7 +25,7 @@ from typing import Final
 from left_running import MARK
 from own_cluster import PROGRAMS, OwnCluster, lasting
 from ports import free_port
-from standin import SEED, add_file, add_forked_ranks, add_system, closure, debian_python
+from standin import MOONCAKE, SEED, add_file, add_forked_ranks, add_system, closure, debian_python, files_of
 from waits import wait_for
 
 from orchestrator.core.subprocesses import PIPE, Program
@@ -234,17 +234,13 @@ def iptables_rule(table: str, chain: str, *rule: str) -> Iterator[None]:
         subprocess.run(["iptables", "--table", table, "--delete", chain, *rule], check=True)
 
 
-def load_engine(node: OwnNode) -> str:
-    """Give the node an image that serves real sglang, with the packages that lie beside its models; its tag."""
+def add_engine(tar: tarfile.TarFile) -> None:
+    """Real sglang in an image, with the packages that lie beside its models."""
     location = f"/usr/local/lib/{debian_python()}/dist-packages/engine.pth"
-    paths = f"import site; site.addsitedir('/models/{PACKAGES}')\n".encode()
-
-    def fill(tar: tarfile.TarFile) -> None:
-        add_file(tar, location, paths)
-        add_forked_ranks(tar)
-
-    node.load(ENGINE_IMAGE, fill)
-    return ENGINE_IMAGE
+    add_file(tar, location, f"import site; site.addsitedir('/models/{PACKAGES}')\n".encode())
+    add_forked_ranks(tar)
+    for path in files_of(sorted({*closure(MOONCAKE)} - {*closure(SEED)})):
+        tar.add(path, arcname=path.lstrip("/"), recursive=False)
 
 
 def models_with(node: OwnNode, name: str, **locations: Path) -> Path:

@@ -36,6 +36,7 @@ SEED = (
     "util-linux",
     "ca-certificates",
 )
+MOONCAKE = ("libibverbs1", "librdmacm1", "libnl-3-200", "libnl-route-3-200", "libcurl4")  # what it loads
 _LEFT_OUT = ("/usr/share/doc/", "/usr/share/man/", "/usr/share/locale/", "/usr/share/perl", "/usr/share/git-core/")
 _UNUSED = ("sglang", "pip", "torch/include", "torch/share")
 
@@ -145,7 +146,7 @@ def add_system(tar: tarfile.TarFile, packages: list[str]) -> None:
         tar.addfile(entry)
     add_file(tar, "/etc/passwd", b"root:x:0:0:root:/root:/bin/sh\n")
     add_file(tar, "/etc/group", b"root:x:0:\n")
-    for path in _files_of(packages):
+    for path in files_of(packages):
         tar.add(path, arcname=path.lstrip("/"), recursive=False)
 
 
@@ -206,7 +207,7 @@ def closure(seed: tuple[str, ...]) -> list[str]:
     return sorted(f"{name}={version}" for name, version in found.items())
 
 
-def _files_of(packages: list[str]) -> list[str]:
+def files_of(packages: list[str]) -> list[str]:
     """Files and links of the packages, each under its real directory (/bin is a link to /usr/bin)."""
     names = [package.split("=")[0] for package in packages]
     listed = subprocess.run(
