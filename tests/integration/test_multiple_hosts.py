@@ -1,4 +1,4 @@
-"""One command on several machines: real ssh to this one under two names, and a machine that is not there."""
+"""Tests of one command on several hosts: this machine over real ssh under two names, and an unreachable host."""
 
 import json
 import signal
@@ -26,21 +26,20 @@ def test_unreachable_host_does_not_stop_others(tmp_path: Path, monkeypatch: pyte
         deploy = CommandLine(Home(home))
         hosts = ["--host", url, "--host", url.replace("127.0.0.1", "localhost"), "--host", "ssh://nowhere.invalid"]
         port = url.rpartition(":")[2]
-        found = deploy.run("status", *hosts, "--json")
-        report = json.loads(found.stdout)
+        result = deploy.run("status", *hosts, "--json")
+        report = json.loads(result.stdout)
         assert list(report) == [f"127-0-0-1-{port}", f"localhost-{port}", "nowhere-invalid"]
         assert [isinstance(report[name], list) for name in report] == [True, True, True]
-        assert "nowhere-invalid: error: " in found.stderr
-        assert found.returncode == 4
-        outcomes = [line.split()[0] for line in found.stderr.splitlines()[-4:]]
+        assert "nowhere-invalid: error: " in result.stderr
+        assert result.returncode == 4
+        outcomes = [line.split()[0] for line in result.stderr.splitlines()[-4:]]
         assert outcomes == ["node", *report]
 
-        shown = deploy.run("status", *hosts[:4])
-        assert shown.returncode == 0, shown.stderr
-        for name in list(report)[
-            :2
-        ]:  # of these machines' one Docker another worker may have servers now: they are shown
-            assert f"{name}: no server" in shown.stderr or f"{name}: " in shown.stdout
+        status = deploy.run("status", *hosts[:4])
+        assert status.returncode == 0, status.stderr
+        # Both hosts share this machine's Docker, in which another test worker may run servers.
+        for name in list(report)[:2]:
+            assert f"{name}: no server" in status.stderr or f"{name}: " in status.stdout
 
 
 def test_signal_ends_command_on_every_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,13 +65,13 @@ def test_head_address_is_reachable_from_all_hosts(tmp_path: Path, monkeypatch: p
         known = (folder / "known").read_text()
         (folder / "known").write_text(known + known.replace("127.0.0.1", "localhost"))
         second = first.replace("127.0.0.1", "localhost")
-        reached = head_address.rank_network(first, [second])
-        assert (reached.address, reached.interfaces) == ("127.0.0.1", (("127.0.0.1", "lo"),) * 2)
+        network = head_address.rank_network(first, [second])
+        assert (network.address, network.interfaces) == ("127.0.0.1", (("127.0.0.1", "lo"),) * 2)
         with pytest.raises(HostError, match="cannot check the network of ssh://nowhere"):
             head_address.rank_network(first, ["ssh://nowhere.invalid"])
         with pytest.raises(HostError, match="cannot check the network of ssh://nowhere") as failed:
             head_address.rank_network("ssh://nowhere.invalid", [first])
-        assert "nowhere.invalid" in failed.value.details  # in ssh's own words
+        assert "nowhere.invalid" in failed.value.details  # ssh's own message
         with monkeypatch.context() as changed:
             changed.setattr(head_address, "_reached", lambda host, _: {host: ""})
             with pytest.raises(HostError, match=f"{first} has no address that all hosts reach: 127.0.0.1") as failed:
@@ -82,7 +81,7 @@ def test_head_address_is_reachable_from_all_hosts(tmp_path: Path, monkeypatch: p
             changed.setattr(head_address, "_LISTEN", head_address._LISTEN.replace("hostname", "no-such-program"))
             with pytest.raises(HostError, match=f"{first} has no known IPv4 address"):
                 head_address.rank_network(first, [second])
-        # A listener that another word is expected from stands for one that is another host's.
+        # The listener answers with an unexpected word, as a listener of another host would.
         monkeypatch.setattr(head_address, "_LISTEN", head_address._LISTEN.replace("sys.argv[1]", "'other'"))
         with pytest.raises(HostError, match=f"cannot reach {first} from {first} at 127.0.0.1, "):
             head_address.rank_network(first, [second])

@@ -1,4 +1,4 @@
-"""The patched config of a far checkpoint, over a real ssh connection on loopback; the far machine is this one."""
+"""Tests of patching the config of a checkpoint on a remote host, over a real ssh connection on loopback."""
 
 import json
 from collections.abc import Iterator
@@ -42,22 +42,22 @@ CONFIG = {
 
 
 @pytest.fixture
-def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostRef]:
-    """A far machine with a home of its own, seen from a home that holds nothing."""
-    here, there = tmp_path / "here", tmp_path / "there"
-    (there / "models").mkdir(parents=True)
-    here.mkdir()
+def host_ref(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostRef]:
+    """Return a remote host with a home of its own; the local home is empty."""
+    local, remote = tmp_path / "local", tmp_path / "remote"
+    (remote / "models").mkdir(parents=True)
+    local.mkdir()
     ssh = tmp_path / "ssh"
     ssh.mkdir()
-    with ssh_server(ssh, deploy_home=there, monkeypatch=monkeypatch) as url:
-        yield HostRef(home=Home(here), remote=url)
+    with ssh_server(ssh, deploy_home=remote, monkeypatch=monkeypatch) as url:
+        yield HostRef(home=Home(local), remote=url)
 
 
 @pytest.fixture
 def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkpoint on the far machine whose MTP layer has its experts in bf16."""
-    unverified(monkeypatch)
-    folder = tmp_path / "there/models" / PLAN.model.name
+    """Return a remote checkpoint whose MTP layer has bf16 experts."""
+    skip_verification(monkeypatch)
+    folder = tmp_path / "remote/models" / PLAN.model.name
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(CONFIG))
     for name, dtypes in TENSORS.items():
@@ -67,8 +67,8 @@ def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def unverified(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take a checkpoint as it is: these have a few tensors only."""
+def skip_verification(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accept every remote checkpoint: those of these tests have only a few tensors."""
 
     def verify(mirror: Path, _model: Model, **_: object) -> VerifiedCheckpoint:
         receipt_path(mirror).write_text("{}")
@@ -79,72 +79,72 @@ def unverified(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_download, "verify_checkpoint", verify)
 
 
-def test_patched_config_is_copied_to_remote_host(far: HostRef, checkpoint: Path, tmp_path: Path) -> None:
-    """What is written there is what the same command would have written there itself."""
+def test_patched_config_is_copied_to_remote_host(host_ref: HostRef, checkpoint: Path, tmp_path: Path) -> None:
+    """The file equals the one that the command writes when it runs on the remote host."""
     before = {path.name: path.read_bytes() for path in checkpoint.iterdir()}
 
-    prepare.ensure_checkpoint(PLAN, far, stage=False)
-    prepare.prepare_overlay(PREPARED, far)
-    with closing(DockerHost(far.home, far.remote)) as host:
+    prepare.ensure_checkpoint(PLAN, host_ref, stage=False)
+    prepare.prepare_overlay(PREPARED, host_ref)
+    with closing(DockerHost(host_ref.home, host_ref.remote)) as host:
         host.copy_files(container_spec(PLAN, "image"))
 
-    carried = tmp_path / "there" / OVERLAY
-    patched = json.loads(carried.read_text())["quantization_config"]["exclude"]
+    copied = tmp_path / "remote" / OVERLAY
+    patched = json.loads(copied.read_text())["quantization_config"]["exclude"]
     assert patched == [f"{LAYER}.eh_proj", "model.eh_proj", "model.decoder.mlp.experts"]
-    text = carried.read_text()
-    prepare.prepare_overlay(PREPARED, HostRef(home=Home(tmp_path / "there")))
-    assert carried.read_text() == text
+    text = copied.read_text()
+    prepare.prepare_overlay(PREPARED, HostRef(home=Home(tmp_path / "remote")))
+    assert copied.read_text() == text
     assert {path.name: path.read_bytes() for path in checkpoint.iterdir()} == before
-    made = far.home.for_remote(far.remote) / OVERLAY
-    assert [path.name for path in made.parent.iterdir()] == ["config.json"]  # no link to nowhere
+    local_copy = host_ref.home.for_remote(host_ref.remote) / OVERLAY
+    assert [path.name for path in local_copy.parent.iterdir()] == ["config.json"]  # no links to missing weights
 
 
-def test_overlays_of_other_hosts_are_not_used(far: HostRef, checkpoint: Path, tmp_path: Path) -> None:
-    """Two machines, and this one, may hold other checkpoints under one name; two commands may prepare them at once."""
-    prepare.ensure_checkpoint(PLAN, far, stage=False)
-    prepare.prepare_overlay(PREPARED, far)
-    for other in (HostRef(home=far.home, remote=f"{far.remote}/other.sock"), HostRef(home=far.home)):
-        elsewhere = far.home.for_remote(other.remote) / OVERLAY
-        elsewhere.parent.mkdir(parents=True)
-        elsewhere.write_text("{}")
+def test_overlays_of_other_hosts_are_not_used(host_ref: HostRef, checkpoint: Path, tmp_path: Path) -> None:
+    """Several hosts may hold different checkpoints under one name, and commands may prepare them at the same time."""
+    prepare.ensure_checkpoint(PLAN, host_ref, stage=False)
+    prepare.prepare_overlay(PREPARED, host_ref)
+    for other in (HostRef(home=host_ref.home, remote=f"{host_ref.remote}/other.sock"), HostRef(home=host_ref.home)):
+        other_overlay = host_ref.home.for_remote(other.remote) / OVERLAY
+        other_overlay.parent.mkdir(parents=True)
+        other_overlay.write_text("{}")
 
-    with closing(DockerHost(far.home, far.remote)) as host:
+    with closing(DockerHost(host_ref.home, host_ref.remote)) as host:
         host.copy_files(container_spec(PLAN, "image"))
 
-    theirs, ours = (json.loads(path.read_text()) for path in (checkpoint / "config.json", tmp_path / "there" / OVERLAY))
-    assert ours.keys() == theirs.keys()
+    original, overlay = (checkpoint / "config.json", tmp_path / "remote" / OVERLAY)
+    assert json.loads(overlay.read_text()).keys() == json.loads(original.read_text()).keys()
 
 
-def test_missing_remote_checkpoint_is_reported(far: HostRef) -> None:
+def test_missing_remote_checkpoint_is_reported(host_ref: HostRef) -> None:
     with pytest.raises(CheckpointNotFoundError, match=f"no checkpoint of `{PLAN.model.name}`") as caught:
-        prepare.ensure_checkpoint(PLAN, far, stage=False)
+        prepare.ensure_checkpoint(PLAN, host_ref, stage=False)
     assert "deploy stage" in caught.value.hint
-    assert not [path for path in far.home.root.rglob("*") if path.is_file()]
+    assert not [path for path in host_ref.home.root.rglob("*") if path.is_file()]
 
 
-def test_incomplete_remote_checkpoint_leaves_no_mirror(far: HostRef, tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path / "there/models" / PLAN.model.name, layers=4, mtp_layer=78)
+def test_incomplete_remote_checkpoint_leaves_no_mirror(host_ref: HostRef, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "remote/models" / PLAN.model.name, layers=4, mtp_layer=78)
     (folder / "tokenizer.json").unlink()
     with pytest.raises(CheckpointError, match="incomplete or modified"):
-        prepare.ensure_checkpoint(PLAN, far, stage=False)
-    assert not [path for path in far.home.root.rglob("*") if path.is_file()]
+        prepare.ensure_checkpoint(PLAN, host_ref, stage=False)
+    assert not [path for path in host_ref.home.root.rglob("*") if path.is_file()]
 
 
 @pytest.mark.parametrize(("recipe", "is_reported"), [("wafer", True), ("amd52", False)])
 def test_separate_shared_experts_of_remote_checkpoint_disable_fusion(
-    far: HostRef, tmp_path: Path, recipe: str, is_reported: bool, monkeypatch: pytest.MonkeyPatch
+    host_ref: HostRef, tmp_path: Path, recipe: str, is_reported: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By its own headers, read over there before a start; unread, nothing is said of it."""
-    unverified(monkeypatch)
+    """The plan is unchanged until the headers have been read on the remote host."""
+    skip_verification(monkeypatch)
     request = UpRequest(
-        profile=PLAN.profile, name=None, overrides=(), host=far.remote, image=None, replace=False, keep_failed=False,
-        stage=True, allow_untuned=False, strict_kernels=False, timeout=None,
+        profile=PLAN.profile, name=None, overrides=(), host=host_ref.remote, image=None, replace=False,
+        keep_failed=False, stage=True, allow_untuned=False, strict_kernels=False, timeout=None,
     )  # fmt: skip
-    write_tiny(tmp_path / "there/models" / PLAN.model.name, *Tiny(experts=256).quantized(recipe))
-    source = request.source(far.home)
-    assert decide_beforehand(request, source, far).plan == PLAN
-    prepare.ensure_checkpoint(PLAN, far, stage=False)
-    flags = {flag.name: flag for flag in decide_beforehand(request, source, far).plan.flags}
+    write_tiny(tmp_path / "remote/models" / PLAN.model.name, *Tiny(experts=256).quantized(recipe))
+    source = request.source(host_ref.home)
+    assert decide_beforehand(request, source, host_ref).plan == PLAN
+    prepare.ensure_checkpoint(PLAN, host_ref, stage=False)
+    flags = {flag.name: flag for flag in decide_beforehand(request, source, host_ref).plan.flags}
     assert ("disable-shared-experts-fusion" in flags) == is_reported
     if is_reported:
         assert "shared" in flags["disable-shared-experts-fusion"].source

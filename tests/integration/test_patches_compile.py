@@ -1,7 +1,7 @@
-"""The guard before a real compiler: clang's HIP front end for gfx950, both passes, real HIP and tvm-ffi headers.
+"""Tests that the guard patch compiles with clang's HIP front end for gfx950, with real HIP and tvm-ffi headers.
 
-The unit is the one sglang's loader hands to hipcc (tvm-ffi 0.1.9). Nothing is run on a GPU, and no code is generated:
-clang-tidy stops after semantic analysis, templates included.
+The compiled file is the one that sglang's loader passes to hipcc (tvm-ffi 0.1.9). Nothing runs on a GPU, and no code is
+generated: clang-tidy stops after semantic analysis, which includes templates.
 """
 
 import shutil
@@ -36,7 +36,7 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(fused_metadata_copy_multi, (FusedMetadataCopyMulti
 
 @pytest.fixture(scope="module")
 def tools() -> Path:
-    """clang-tidy and tvm-ffi from the package index, HIP headers from Debian experimental; unpacked, not installed."""
+    """Unpack clang-tidy and tvm-ffi from the package index and HIP headers from Debian experimental into a folder."""
     tree = CACHE / "tree"
     if not (tree / "usr/include/hip").is_dir():
         CACHE.mkdir(parents=True, exist_ok=True)
@@ -53,9 +53,9 @@ def _pip(package: str, tree: Path) -> None:
 
 
 def _headers() -> Path:
-    """The .deb, through apt with a source list of its own: nothing of the machine's is changed."""
+    """Download the .deb through apt with a separate source list, without changing this machine's apt."""
     if shutil.which("apt-get") is None:
-        pytest.skip("the HIP headers come as a Debian package, and there is no apt here")
+        pytest.skip("the HIP headers are a Debian package, and there is no apt here")
     apt = CACHE / "apt"
     for folder in ("lists/partial", "cache/archives/partial"):
         (apt / folder).mkdir(parents=True, exist_ok=True)
@@ -73,32 +73,32 @@ def _headers() -> Path:
 
 
 def _mirror() -> str:
-    """The mirror this machine takes Debian's main section from; experimental lies beside it."""
-    asked = ["apt-get", "indextargets", "--format", "$(SITE)", "Component: main"]
-    known = subprocess.run(asked, check=False, capture_output=True, text=True).stdout.split()
-    sites = [site for site in known if site.rstrip("/").endswith("/debian")]
-    if not sites:
+    """Return the Debian mirror that this machine uses; it also has experimental."""
+    argv = ["apt-get", "indextargets", "--format", "$(SITE)", "Component: main"]
+    sites = subprocess.run(argv, check=False, capture_output=True, text=True).stdout.split()
+    mirrors = [site for site in sites if site.rstrip("/").endswith("/debian")]
+    if not mirrors:
         pytest.skip("this machine's apt knows no mirror of Debian, which has the HIP headers")
-    return sites[0]
+    return mirrors[0]
 
 
 @pytest.fixture
 def sources(tmp_path: Path) -> Path:
-    """The kernels of 0.5.14 as they are."""
+    """Return the unpatched kernels of 0.5.14."""
     return unpack("0.5.14", tmp_path, below="jit_kernel/") / "sglang"
 
 
-def guard(sources: Path) -> None:
+def apply_guard(sources: Path) -> None:
     subprocess.run(["git", "apply", "-"], cwd=sources, input=GUARD, text=True, check=True)
 
 
-def compiled(tools: Path, sources: Path, side: str) -> tuple[int, str]:
-    """Exit code and messages of one pass over the metadata copy kernel."""
-    return compiled_unit(tools, sources, UNIT, [sources / "jit_kernel/include", (sources / CUH).parent], side)
+def compile_kernel(tools: Path, sources: Path, side: str) -> tuple[int, str]:
+    """Return exit code and messages of one compiler pass over the metadata copy kernel."""
+    return compile_unit(tools, sources, UNIT, [sources / "jit_kernel/include", (sources / CUH).parent], side)
 
 
-def compiled_unit(tools: Path, sources: Path, text: str, folders: list[Path], side: str) -> tuple[int, str]:
-    """Exit code and messages of one pass over a unit, with the flags sglang's JIT gives on ROCm."""
+def compile_unit(tools: Path, sources: Path, text: str, folders: list[Path], side: str) -> tuple[int, str]:
+    """Return exit code and messages of one pass over a source text, with the flags of sglang's JIT on ROCm."""
     unit = sources / "cuda.cu"
     unit.write_text(text)
     hip = ["-x", "hip", f"--cuda-{side}-only", "--offload-arch=gfx950", "-nogpulib"]
@@ -133,13 +133,13 @@ def compiled_unit(tools: Path, sources: Path, text: str, folders: list[Path], si
 
 @pytest.mark.parametrize("side", ["device", "host"])
 def test_only_patched_kernel_compiles(tools: Path, sources: Path, side: str) -> None:
-    code, messages = compiled(tools, sources, side)
+    code, messages = compile_kernel(tools, sources, side)
     assert code != 0
     assert "fused_metadata_copy.cuh:38:10" in messages
     assert "'cuda_runtime.h' file not found" in messages
 
-    guard(sources)
-    code, messages = compiled(tools, sources, side)
+    apply_guard(sources)
+    code, messages = compile_kernel(tools, sources, side)
     assert code == 0, messages[-3000:]
 
 
@@ -151,17 +151,17 @@ def test_only_patched_kernel_compiles(tools: Path, sources: Path, side: str) -> 
         ("threadIdx.q", "threadIdx.x", "device"),
         ("no_such_function(", "LaunchKernel(", "host"),
     ],
+    ids=["wrong guard", "broken kernel", "broken launcher"],
 )
 def test_deliberately_broken_kernel_does_not_compile(
     tools: Path, sources: Path, wrong: str, right: str, side: str
 ) -> None:
-    """A proof that passes everything proves nothing: a wrong guard, a broken kernel, a broken launcher."""
-    guard(sources)
+    apply_guard(sources)
     text = (sources / CUH).read_text()
     assert right in text
     (sources / CUH).write_text(text.replace(right, wrong))
 
-    code, _ = compiled(tools, sources, side)
+    code, _ = compile_kernel(tools, sources, side)
 
     assert code != 0
 
@@ -170,7 +170,7 @@ def test_deliberately_broken_kernel_does_not_compile(
 def test_upstream_file_compiles(tools: Path, sources: Path) -> None:
     (sources / CUH).write_text(read("0.5.15.post1", CUH))
 
-    assert compiled(tools, sources, "device")[0] == 0
+    assert compile_kernel(tools, sources, "device")[0] == 0
 
 
 @pytest.mark.parametrize("side", ["device", pytest.param("host", marks=pytest.mark.slow)])
@@ -178,11 +178,11 @@ def test_upstream_file_compiles(tools: Path, sources: Path) -> None:
 def test_top_k_kernel_compiles_in_versions_given_by_ledger(
     tools: Path, tmp_path: Path, version: str, compiles: bool, side: str
 ) -> None:
-    """`dsa-topk-v2-off` reads it off the kernel's own include; 0.5.18 turns the kernel off, 0.5.20 turns it on."""
+    """`dsa-topk-v2-off` depends on the kernel's include; sglang 0.5.18 turns the kernel off, 0.5.20 turns it on."""
     package = unpack(version, tmp_path, below="kernels/jit/") / "sglang"
     jit = package / "kernels/jit"
 
-    code, messages = compiled_unit(
+    code, messages = compile_unit(
         tools, package, f'{HEAD}#include "deepseek_v4/topk_v2.cuh"\n', [jit / "include", jit / "csrc"], side
     )
 

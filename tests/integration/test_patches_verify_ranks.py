@@ -1,4 +1,4 @@
-"""Two ranks with different drafts, through the wheels' own verify step: only with the patch do they stay together."""
+"""Tests that two ranks with different drafts accept the same tokens in sglang's verify step only with the patch."""
 
 import json
 import shutil
@@ -22,16 +22,13 @@ DIFF = SourceChecker.of_ledger().diffs[PATCH]
 RANKS = Path(__file__).parents[1] / "support" / "eagle_ranks.py"
 RANK_0 = {"length": 3, "accepted": [0, 1, 2], "tokens": [5, 7, 11]}
 RANK_1 = {"length": 1, "accepted": [0], "tokens": [5]}
-
-
 VERSIONS = ("0.5.14", "0.5.16")
-
-Held = dict[str, object]  # what a rank holds to be accepted
+Result = dict[str, object]  # the part of the draft that a rank accepted
 
 
 @pytest.fixture(scope="module")
-def verified(cpu_environment: venv.Venv, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[Held]]:
-    """What each rank holds, by the folder that was named for it: all in one process, which imports torch once."""
+def results(cpu_environment: venv.Venv, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[Result]]:
+    """Return both ranks' results by the name of a package; one process runs all packages, to import torch once."""
     directory = tmp_path_factory.mktemp("ranks")
     packages = {f"{version} without": unpacked(version) for version in VERSIONS}
     packages |= {f"{version} with": patched(version, directory / f"{version} patched") for version in VERSIONS}
@@ -44,7 +41,7 @@ def verified(cpu_environment: venv.Venv, tmp_path_factory: pytest.TempPathFactor
 
 
 def patched(version: str, folder: Path) -> Path:
-    """A copy of the version's package with the patch."""
+    """Copy the package of a version and apply the patch."""
     program = "import sys, pathlib, apply_patches as a; a.apply_diff(pathlib.Path(sys.argv[1]), sys.stdin.read())"
     package = Path(shutil.copytree(unpacked(version), folder))
     argv = [sys.executable, "-B", "-c", program, package / "sglang"]
@@ -53,6 +50,6 @@ def patched(version: str, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_patch_keeps_diverging_ranks_in_sync(verified: Callable[[str], list[Held]], version: str) -> None:
-    assert verified(f"{version} without") == [RANK_0, RANK_1]
-    assert verified(f"{version} with") == [RANK_0, RANK_0]
+def test_patch_keeps_diverging_ranks_in_sync(results: Callable[[str], list[Result]], version: str) -> None:
+    assert results(f"{version} without") == [RANK_0, RANK_1]
+    assert results(f"{version} with") == [RANK_0, RANK_0]

@@ -1,4 +1,4 @@
-"""The states of all patches over real releases of sglang, and what the guard makes of the real file."""
+"""Tests of the states of all patches in real releases of sglang, and of the guard patch in the real file."""
 
 import ast
 import json
@@ -21,7 +21,7 @@ CHECKER = SourceChecker.of_ledger()
 LEDGER, DIFFS = CHECKER.patches, CHECKER.diffs
 
 NEEDED, PRESENT, ABSENT = "needed", "upstream", "not applicable"
-# version: (guard, exclude list, top-k v2, broadcast); the wheels hold no aiter: its table is not applicable everywhere.
+# version: (guard, exclude list, top-k v2, broadcast). The wheels lack aiter: its table is never applicable.
 STATES = {
     "0.5.10": (NEEDED, NEEDED, ABSENT, ABSENT),
     "0.5.12.post1": (NEEDED, NEEDED, ABSENT, ABSENT),
@@ -42,10 +42,10 @@ CUH = "jit_kernel/csrc/elementwise/fused_metadata_copy.cuh"
 
 @pytest.mark.parametrize("version", STATES)
 def test_patch_states_of_each_release(version: str) -> None:
-    found = {state.id: state.state for state in CHECKER.check_wheel(wheel(version))}
+    states = {state.id: state.state for state in CHECKER.check_wheel(wheel(version))}
 
     guard, exclude, topk, broadcast = STATES[version]
-    assert found == {
+    assert states == {
         "aiter-fp4-moe-table": ABSENT,
         "dsa-topk-v2-off": topk,
         "eagle-verify-broadcast": broadcast,
@@ -73,28 +73,27 @@ def test_evidence_names_file_and_line() -> None:
     ],
 )
 def test_top_k_kernel_evidence_is_the_deciding_line(version: str, evidence: str) -> None:
-    """0.5.20 turns the kernel off for DSA on HIP, and eight lines on turns it on again for GLM: the kernel builds."""
-    (found,) = (state for state in CHECKER.check_wheel(wheel(version)) if state.id == "dsa-topk-v2-off")
+    """0.5.20 turns the kernel off for DSA on HIP, and on again for GLM eight lines below: the kernel compiles."""
+    (state,) = (state for state in CHECKER.check_wheel(wheel(version)) if state.id == "dsa-topk-v2-off")
 
-    assert len(found.evidence) == 1
-    assert found.evidence[0].endswith(evidence)
+    assert len(state.evidence) == 1
+    assert state.evidence[0].endswith(evidence)
 
 
 def test_patch_state_survives_reformatting(tmp_path: Path) -> None:
-    """As another formatter, or `ast.unparse`, would write 0.5.14's `model_config.py`."""
     package = unpack("0.5.14", tmp_path, below="srt/configs/model_config.py") / "sglang"
     file = package / "srt/configs/model_config.py"
     text = ast.unparse(ast.parse(file.read_text()))
-    file.write_text(text.replace("'GlmMoeDsaForCausalLM'", '"GlmMoeDsaForCausalLM"'))  # a form of neither
+    file.write_text(text.replace("'GlmMoeDsaForCausalLM'", '"GlmMoeDsaForCausalLM"'))  # mixed quotes
 
-    found = {state.id: state.state for state in CHECKER.check_directory(tmp_path)}
+    states = {state.id: state.state for state in CHECKER.check_directory(tmp_path)}
 
-    assert found["mtp-shared-expert-exclude"] == NEEDED
+    assert states["mtp-shared-expert-exclude"] == NEEDED
 
 
 @pytest.fixture
 def patched(tmp_path: Path) -> Path:
-    """The kernels of 0.5.14 after the guard, applied by git, which knows nothing of our applier."""
+    """Return the kernels of 0.5.14 with the guard, applied by git instead of our own program."""
     package = unpack("0.5.14", tmp_path, below="jit_kernel/csrc/") / "sglang"
     subprocess.run(["git", "apply", "-"], cwd=package, input=DIFFS["rocm-cuda-runtime-guard"], text=True, check=True)
     return package
@@ -110,7 +109,7 @@ def test_patched_file_preprocesses_like_upstream_file(patched: Path, define: str
 
 
 def preprocessed(text: str, define: str) -> str:
-    """What the preprocessor leaves of a file, its includes standing as they are instead of being followed."""
+    """Return the preprocessor's output for a file, without following its includes."""
     text = re.sub(r"//.*|^#pragma once", "", text, flags=re.MULTILINE)
     without_includes = re.sub(r"^#include (.*)$", r"INCLUDED(\1)", text, flags=re.MULTILINE)
     argv = ["g++", "-E", "-P", "-x", "c++", define, "-"]
@@ -128,7 +127,7 @@ def test_only_unpatched_file_includes_cuda_on_rocm(patched: Path, tmp_path: Path
 
 
 def dependencies(file: Path) -> str:
-    """The headers a file includes on ROCm; those that are not on this machine are listed by name."""
+    """Return the names of the headers that a file includes on ROCm, also of headers that this machine lacks."""
     argv = ["g++", "-x", "c++", "-std=c++20", "-DUSE_ROCM", "-M", "-MG", str(file)]
     return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
 
@@ -149,7 +148,7 @@ def test_patch_applier_output_matches_git(patched: Path, tmp_path: Path) -> None
 
 
 def test_patch_program_needs_only_standard_library(tmp_path: Path) -> None:
-    """As in an image: `-E -S` leaves the interpreter nothing else but the folder the program lies in."""
+    """`-E -S` limits imports to the standard library and the program's folder, as in an image."""
     package = unpack("0.5.14", tmp_path, below="jit_kernel/csrc/") / "sglang"
     argv = [
         sys.executable,

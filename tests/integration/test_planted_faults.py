@@ -1,7 +1,7 @@
-"""Each check of the smoke test, and the soak, against a fault planted in a real sglang on this CPU.
+"""Tests each check of the smoke test, and the soak, with a fault planted in a real sglang on this CPU.
 
-Checks whose fault is none of a CPU's are in docs/how-to/smoke-test.md. What a plan promises and a server lacks, wrong
-answers and a stalled scheduler: test_real_smoke.py.
+docs/how-to/smoke-test.md lists the checks whose faults a CPU cannot have. test_real_smoke.py tests servers that lack
+features of their plan, wrong answers, and a stalled scheduler.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from orchestrator.verify.target import target_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 PLANTED = Path(__file__).parents[1] / "support" / "planted"
-FAULTS = {  # planted: the check, what it says
+FAULTS = {  # fault: (check, evidence)
     "temperature ignored": ("sampling varies", "rank 0 returns the same 32 tokens twice at temperature 2"),
     "greedy ignored": ("greedy deterministic", "two greedy answers differ at token "),
     "a chunk is lost": ("streaming matches", "streaming gives "),
@@ -42,8 +42,8 @@ FAULTS = {  # planted: the check, what it says
     "nothing is counted": ("metrics", r"`sglang:generation_tokens_total` went from (\d+) to \1 over 17 tokens"),
     "a fault in the log": ("clean log", ""),
 }
-RIGHT = {"calls by qwen25": "calls by glm47", "thinks by kimi": "thinks by glm45"}  # the fault's own control
-SOAKED = {
+CONTROLS = {"calls by qwen25": "calls by glm47", "thinks by kimi": "thinks by glm45"}  # the same with the right parser
+SOAK_FAULTS = {  # fault: (minimum seconds, evidence)
     "requests fail": (10, r"\d+ of \d+ requests failed, the first one of kind \w+: .*500"),
     "cache tokens are held": (5, r"[\d,]+ cache tokens are in use without a request, \d+ before"),
     "host memory leaks": (MIN_SECONDS, r"host memory keeps growing: [\d,]+(, [\d,]+){3} MiB at least"),
@@ -51,14 +51,14 @@ SOAKED = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Planted:
+class FaultyServer:
     """A server with a fault that can be switched on."""
 
     server: CpuServer
     file: Path
 
-    def outcome(self, check: str, name: str = "", *, minutes: float = 0.0) -> CheckOutcome:
-        """What the check concludes while the fault is on."""
+    def run_check(self, check: str, fault: str = "", *, minutes: float = 0.0) -> CheckOutcome:
+        """Run a check while a fault is on."""
         handle = RunningServer.of(self.server.handle)
         target = dataclasses.replace(
             target_of(self.server.plan, url=self.server.url, api_key=None),
@@ -67,52 +67,52 @@ class Planted:
             soak_seconds=minutes * 60,
             memory=memory_gauges(handle, ServerGroup(self.server.runtime), self.server.plan),
         )
-        self.file.write_text(name)
+        self.file.write_text(fault)
         try:
             with EngineClient(self.server.url, key=None) as client:
                 log = self.server.log
                 faults = lambda: diagnose(log.read_text().splitlines()).degraded  # noqa: E731
-                asked = SmokeClient(target, client, seed=len(name), faults=faults)
+                smoke_client = SmokeClient(target, client, seed=len(fault), faults=faults)
                 if check == "clean log":
-                    asked.usage("once", tokens=1)  # for the server to log its fault
-                return dict(CHECKS)[check](asked)
+                    smoke_client.usage("once", tokens=1)  # makes the server log its fault
+                return dict(CHECKS)[check](smoke_client)
         finally:
             self.file.write_text("")
 
 
 @pytest.fixture(scope="module")
-def planted(cpu_engine: CpuEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planted]:
+def faulty(cpu_engine: CpuEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyServer]:
     file = tmp_path_factory.mktemp("planted") / "fault"
     server = cpu_engine.start("planted", f"env.PYTHONPATH={PLANTED}", f"env.PLANTED_FAULT={file}")
     try:
         server.wait_until_ready()
-        yield Planted(server, file)
+        yield FaultyServer(server, file)
     finally:
         server.runtime.stop(server.handle, grace=0)
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_check_fails_only_with_its_planted_fault(planted: Planted, name: str) -> None:
+def test_check_fails_only_with_its_planted_fault(faulty: FaultyServer, name: str) -> None:
     check, evidence = FAULTS[name]
-    without, found = planted.outcome(check, RIGHT.get(name, "")), planted.outcome(check, name)
-    print(f"{check}: {without.verdict}: {without.evidence}\n{name}: {found.verdict}: {found.evidence}")
-    assert without.verdict is Verdict.PASSED
-    assert found.verdict is Verdict.FAILED
-    assert re.search(evidence, found.evidence)
+    control, outcome = faulty.run_check(check, CONTROLS.get(name, "")), faulty.run_check(check, name)
+    print(f"{check}: {control.verdict}: {control.evidence}\n{name}: {outcome.verdict}: {outcome.evidence}")
+    assert control.verdict is Verdict.PASSED
+    assert outcome.verdict is Verdict.FAILED
+    assert re.search(evidence, outcome.evidence)
 
 
-def test_soak_passes_and_monitors_memory(planted: Planted) -> None:
-    found = planted.outcome("soak", minutes=1.05 * MIN_SECONDS / 60)
-    print(found.evidence)
-    assert found.verdict is Verdict.PASSED
-    assert re.search(r"; host memory [\d,]+, then [\d,]+ MiB$", found.evidence)
+def test_soak_passes_and_monitors_memory(faulty: FaultyServer) -> None:
+    outcome = faulty.run_check("soak", minutes=1.05 * MIN_SECONDS / 60)
+    print(outcome.evidence)
+    assert outcome.verdict is Verdict.PASSED
+    assert re.search(r"; host memory [\d,]+, then [\d,]+ MiB$", outcome.evidence)
 
 
-@pytest.mark.parametrize("name", SOAKED)
-def test_soak_fails_with_its_planted_fault(planted: Planted, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", SOAK_FAULTS)
+def test_soak_fails_with_its_planted_fault(faulty: FaultyServer, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(soak, "_DRAIN_SECONDS", 15.0)  # aborted requests end later on a busy machine
-    seconds, evidence = SOAKED[name]
-    found = planted.outcome("soak", name, minutes=1.05 * seconds / 60)
-    print(found.evidence)
-    assert found.verdict is Verdict.FAILED
-    assert re.match(evidence, found.evidence)
+    seconds, evidence = SOAK_FAULTS[name]
+    outcome = faulty.run_check("soak", name, minutes=1.05 * seconds / 60)
+    print(outcome.evidence)
+    assert outcome.verdict is Verdict.FAILED
+    assert re.match(evidence, outcome.evidence)

@@ -1,6 +1,6 @@
-"""The bytes of a token and of a request that are computed beforehand, against sglang's own pool code.
+"""Tests that the predicted bytes per token and per request equal those of sglang's own pool code.
 
-That of 0.5.23, and for DeepSeek-V4.1 of 0.5.21.
+The pool code is of sglang 0.5.23, for DeepSeek-V4.1 of 0.5.21.
 """
 
 import json
@@ -25,7 +25,7 @@ NO_DRAFTS = tuple(
 )
 TILELANG = ("flags.dsa-prefill-backend=tilelang", "flags.dsa-decode-backend=tilelang")
 FP8 = "flags.kv-cache-dtype=fp8_e4m3"
-# config, tp, bytes of a value, draft tokens; the shipped profile with that model, and overrides
+# config, tp, bytes per value, draft tokens, shipped profile of that model, overrides
 CASES: Mapping[str, tuple[Config, int, int, int, str, tuple[str, ...]]] = {
     "glm": (GLM, 8, 1, 0, "mi355x-glm-5.3-tp8", (*NO_DRAFTS, *TILELANG)),
     "glm-drafts": (GLM, 8, 1, 6, "mi355x-glm-5.3-tp8", TILELANG),
@@ -42,7 +42,7 @@ CASES: Mapping[str, tuple[Config, int, int, int, str, tuple[str, ...]]] = {
     "minimax": (M3, 8, 1, 0, "mi355x-minimax-m3-tp8", (FP8,)),
     "minimax-bf16": (M3, 8, 2, 0, "mi355x-minimax-m3-tp8", ()),
 }  # fmt: skip
-STATES: Mapping[str, tuple[Config, int]] = {  # without a shipped profile: config and tp
+LINEAR_MODELS: Mapping[str, tuple[Config, int]] = {  # models without a shipped profile: config, tp
     "qwen3-next": (NEXT, 2),
     "kimi-linear": (LINEAR, 4),
     "nemotron-h": (NEMOTRON, 1),
@@ -52,20 +52,20 @@ ENGINE = ("engine.version=0.5.23", "engine.image=rocm/sgl-dev:mine")
 
 
 @pytest.fixture(scope="module")
-def real(cpu_environment: Venv) -> dict[str, dict[str, float]]:
-    """What sglang's code makes of each case."""
-    asked = {
+def sglang_sizes(cpu_environment: Venv) -> dict[str, dict[str, float]]:
+    """Return the sizes of each case by sglang's code."""
+    cases = {
         name: {"config": config, "tp": tp, "element": element, "drafts": drafts, "running": 64,
                "env": {"SGLANG_HACK_FLASHMLA_BACKEND": "unified_kv_triton"}}
         for name, (config, tp, element, drafts, _, _) in CASES.items()
     }  # fmt: skip
-    asked |= {name: {"config": config, "tp": tp, "element": 2, "drafts": 0, "running": 64, "env": {}}
-              for name, (config, tp) in STATES.items()}  # fmt: skip
-    return ask(cpu_environment, "0.5.23", asked)
+    cases |= {name: {"config": config, "tp": tp, "element": 2, "drafts": 0, "running": 64, "env": {}}
+              for name, (config, tp) in LINEAR_MODELS.items()}  # fmt: skip
+    return run_pool_code(cpu_environment, "0.5.23", cases)
 
 
-def ask(environment: Venv, version: str, cases: Mapping[str, object]) -> dict[str, dict[str, float]]:
-    """What the code of one version makes of cases."""
+def run_pool_code(environment: Venv, version: str, cases: Mapping[str, object]) -> dict[str, dict[str, float]]:
+    """Return the sizes of each case by the code of one version of sglang."""
     program = Program(program=str(SCRIPT), argv=(str(unpacked(version)),), stdin=json.dumps(cases))
     done = run_forked(environment.python, {"": program})[""]
     assert done.returncode == 0, done.stderr[-3000:]
@@ -76,29 +76,30 @@ def ask(environment: Venv, version: str, cases: Mapping[str, object]) -> dict[st
 @pytest.mark.parametrize("bounded", [True, False], ids=["bounded", "share"])
 def test_deepseek_v4_1_cache_size_matches_sglang(cpu_environment: Venv, bounded: bool) -> None:
     case = {"config": V41, "tp": 2, "element": 1, "running": 128, "env": {}} | ({"bounded": 1} if bounded else {})
-    answers = ask(cpu_environment, "0.5.21", {str(drafts): {**case, "drafts": drafts} for drafts in (0, 6)})
+    cases = {str(drafts): {**case, "drafts": drafts} for drafts in (0, 6)}
+    sizes = run_pool_code(cpu_environment, "0.5.21", cases)
     share = () if bounded else ("flags.swa-full-tokens-ratio=0.1",)
     for drafts, off in ((6, ()), (0, ("flags.speculative-algorithm=null", "flags.speculative-dspark-block-size=null"))):
         overrides = ["flags.chunked-prefill-size=8192", *share, *off]
         cache = load("mi355x-deepseek-v4.1-flash-tp2", overrides=overrides).valid.capacity.cache
         assert cache is not None
         assert cache.requests is not None
-        print(f"{drafts} drafts: {cache.token_bytes:,.2f} B a token, {cache.requests.bytes:,} B for 128 requests")
-        assert cache.token_bytes == pytest.approx(answers[str(drafts)]["token"], abs=0.01)
-        assert cache.requests.bytes == pytest.approx(answers[str(drafts)]["fixed"], abs=1)
+        print(f"{drafts} drafts: {cache.token_bytes:,.2f} B per token, {cache.requests.bytes:,} B for 128 requests")
+        assert cache.token_bytes == pytest.approx(sizes[str(drafts)]["token"], abs=0.01)
+        assert cache.requests.bytes == pytest.approx(sizes[str(drafts)]["fixed"], abs=1)
 
 
-def computed(name: str) -> KvCache:
+def predicted_cache(name: str) -> KvCache:
     *_, profile, overrides = CASES[name]
-    found = load(profile, overrides=[*ENGINE, *overrides]).valid.capacity.cache
-    assert found is not None
-    return found
+    cache = load(profile, overrides=[*ENGINE, *overrides]).valid.capacity.cache
+    assert cache is not None
+    return cache
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_cache_bytes_match_sglang_pool_code(real: dict[str, dict[str, float]], name: str) -> None:
-    measured, cache = real[name], computed(name)
-    print(f"{name}: computed {cache.token_bytes:,.2f} B, sglang {measured['token']:,.2f} B a token")
+def test_cache_bytes_match_sglang_pool_code(sglang_sizes: dict[str, dict[str, float]], name: str) -> None:
+    measured, cache = sglang_sizes[name], predicted_cache(name)
+    print(f"{name}: predicted {cache.token_bytes:,.2f} B, sglang {measured['token']:,.2f} B per token")
     assert cache.token_bytes == pytest.approx(measured["token"], abs=0.01)
     if "state" in measured:
         assert cache.requests is not None
@@ -108,13 +109,13 @@ def test_cache_bytes_match_sglang_pool_code(real: dict[str, dict[str, float]], n
         assert cache.requests.bytes == measured["fixed"]
 
 
-@pytest.mark.parametrize("name", STATES)
+@pytest.mark.parametrize("name", LINEAR_MODELS)
 def test_linear_state_size_from_config_matches_sglang(
-    real: dict[str, dict[str, float]], name: str, tmp_path: Path
+    sglang_sizes: dict[str, dict[str, float]], name: str, tmp_path: Path
 ) -> None:
-    config, tp = STATES[name]
+    config, tp = LINEAR_MODELS[name]
     state = described(tmp_path, config).facts["kv_cache.linear"].value
     assert isinstance(state, dict)
     size = LinearState(**state).bytes(ranks=tp, element=4)
-    print(f"{name}: computed {size:,} B, sglang {real[name]['state']:,.0f} B a state")
-    assert size == real[name]["state"]
+    print(f"{name}: predicted {size:,} B, sglang {sglang_sizes[name]['state']:,.0f} B per state")
+    assert size == sglang_sizes[name]["state"]

@@ -1,4 +1,4 @@
-"""Preflight on the machine the tests run on: its real /proc, real ports, and tools that print recorded outputs."""
+"""Tests of preflight on this machine: its real /proc and ports, and a GPU tool that prints recorded output."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def deploy(tmp_path: Path) -> CommandLine:
 
 @pytest.fixture
 def listener() -> Iterator[tuple[int, int]]:
-    """A process that listens: its pid and its port."""
+    """Start a process that listens on a port; return its pid and the port."""
     port = free_port()
     program = f"import socket, time; s = socket.create_server(('127.0.0.1', {port})); print('up'); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-u", "-c", program], stdout=subprocess.PIPE) as process:
@@ -110,10 +110,7 @@ def test_cpu_profile_preflight_fails_only_for_occupied_port(deploy: CommandLine,
     assert f"`kill {pid}`" in taken.stdout
 
 
-@pytest.mark.parametrize(
-    "machine",
-    ["mi355x-healthy", "mi355x-warnings"],
-)
+@pytest.mark.parametrize("machine", ["mi355x-healthy", "mi355x-warnings"])
 def test_survey_script_uses_gpu_tool_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str) -> None:
     if shutil.which("amd-smi"):
         pytest.skip("this machine has the real tool")

@@ -1,4 +1,4 @@
-"""images/read_sources.py beside the real preprocessor: the same lines, whatever the macros it does not know are."""
+"""Tests that images/read_sources.py selects the same lines as the real preprocessor, whatever unknown macros are."""
 
 import shutil
 import subprocess
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not
 
 
 def real(text: str, *options: str) -> list[str] | None:
-    """The words that the real preprocessor leaves, None for a text that it refuses; `#include` is written INCLUDED."""
+    """Return the words of the real preprocessor's output, None after an error; `#include` is replaced by INCLUDED."""
     without_includes = text.replace("#include", "INCLUDED")
     argv = ["g++", "-E", "-P", "-x", "c++", "-std=c++20", *options, "-"]
     done = subprocess.run(argv, input=without_includes, capture_output=True, text=True, check=False)
@@ -24,7 +24,7 @@ def real(text: str, *options: str) -> list[str] | None:
 
 
 def ours(text: str) -> tuple[set[str], set[str]] | None:
-    """The words that certainly count given USE_ROCM, and those that may; None for a text that is refused."""
+    """Return the words that are certainly active with USE_ROCM, and all that may be; None for a rejected text."""
     try:
         reading = preprocessed(text, {"USE_ROCM": "1"})
     except Refusal:
@@ -33,11 +33,11 @@ def ours(text: str) -> tuple[set[str], set[str]] | None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_guard_form_is_judged_like_the_compiler(form: str) -> None:
+def test_state_of_every_guard_form_matches_real_preprocessor(form: str) -> None:
     text, state = FORMS[form]
-    given_rocm = real(text, "-DUSE_ROCM")
+    output = real(text, "-DUSE_ROCM")
 
-    works = given_rocm is not None and "<hip/hip_runtime.h>" in given_rocm and "<cuda_runtime.h>" not in given_rocm
+    works = output is not None and "<hip/hip_runtime.h>" in output and "<cuda_runtime.h>" not in output
     if form == "for another macro":
         assert not works
     assert works == (state in {"upstream", "applied"})
@@ -89,15 +89,15 @@ BALANCED = st.recursive(
 @given(st.one_of(BALANCED, st.lists(LINES, max_size=8)))
 @settings(max_examples=150)
 def test_active_lines_match_real_preprocessor(lines: list[str]) -> None:
-    """OTHER is what a header might define: certain lines are there with and without it, and no others than possible."""
+    """A header may define OTHER: certain lines must be active with and without it, and active lines possible."""
     text = "".join(f"{line}\nmark{number}\n" for number, line in enumerate(lines))
-    found = ours(text)
+    selected = ours(text)
     outcomes = [real(text, "-DUSE_ROCM", *options) for options in ((), ("-DOTHER=1",), ("-DOTHER=0",))]
 
-    if found is None:
-        assert None in outcomes, "refused, and the preprocessor takes it"
+    if selected is None:
+        assert None in outcomes, "rejected, although the preprocessor accepts it"
         return
-    certain, possible = found
+    certain, possible = selected
     for outcome in outcomes:
         if outcome is not None:
             marks = {word for word in outcome if word.startswith("mark")}
@@ -105,7 +105,7 @@ def test_active_lines_match_real_preprocessor(lines: list[str]) -> None:
 
 
 def test_inlined_image_program_runs_standalone(tmp_path: Path) -> None:
-    """As `check_image` gives it to an image's Python, which has nothing of ours."""
+    """`check_image` runs it with an image's Python, which lacks this package."""
     from orchestrator.images.patch_check import SourceChecker, inline_modules
 
     program = inline_modules(*SourceChecker.of_ledger().programs)

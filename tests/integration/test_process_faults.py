@@ -1,4 +1,4 @@
-"""What goes wrong with a server of the process runtime, the scripted engine, and that nothing of it is left."""
+"""Tests of failing servers of the process runtime, with the scripted engine: no process may be left."""
 
 import os
 import signal
@@ -29,15 +29,15 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> CpuEngine:
     return CpuEngine(home=Home(tmp_path_factory.mktemp("home")), python=ENGINE)
 
 
-def wait_for_nothing_left(server: CpuServer) -> None:
-    """The supervisor goes last, a moment after it has recorded the end."""
+def wait_until_no_process_is_left(server: CpuServer) -> None:
+    """Wait for the supervisor too: it exits a moment after it has recorded the end."""
     wait_for(lambda: not processes_of(server.handle))
     assert not healthy(server.url)
 
 
 @pytest.fixture(scope="module")
 def broken(scripted: CpuEngine) -> Iterator[CpuServer]:
-    """A server that has exited while it loaded."""
+    """Return a server that has exited during load."""
     server = scripted.start("broken", "env.SCRIPTED_BROKEN=1")
     try:
         wait_for(lambda: server.runtime.state(server.handle).status is Status.EXITED)
@@ -49,14 +49,14 @@ def broken(scripted: CpuEngine) -> Iterator[CpuServer]:
 def test_server_exiting_during_load_keeps_exit_code_and_log(broken: CpuServer) -> None:
     assert broken.runtime.state(broken.handle).exit_code == 1
     assert any("broken, as it was told" in line for line in broken.runtime.logs(broken.handle, follow=False))
-    wait_for_nothing_left(broken)
+    wait_until_no_process_is_left(broken)
 
 
 @pytest.fixture(scope="module")
-def locked(scripted: CpuEngine) -> Iterator[CpuServer]:
-    """A server that serves whoever has its key."""
+def server_with_key(scripted: CpuEngine) -> Iterator[CpuServer]:
+    """Return a server that requires an API key."""
     artifacts = scripted.artifacts("server.api_key_env=DEPLOY_API_KEY")
-    server = scripted.start("locked", artifacts=artifacts, secrets={"DEPLOY_API_KEY": Secret(KEY)})
+    server = scripted.start("with-key", artifacts=artifacts, secrets={"DEPLOY_API_KEY": Secret(KEY)})
     try:
         server.wait_until_ready()
         yield server
@@ -64,28 +64,28 @@ def locked(scripted: CpuEngine) -> Iterator[CpuServer]:
         server.runtime.stop(server.handle, grace=0)
 
 
-def test_api_key_leaves_no_trace(locked: CpuServer) -> None:
-    shown = [
+def test_api_key_leaves_no_trace(server_with_key: CpuServer) -> None:
+    proc_files = [
         Path(f"/proc/{process.pid}/{file}")
-        for process in processes_of(locked.handle)
+        for process in processes_of(server_with_key.handle)
         for file in ("cmdline", "environ")
     ]
 
-    assert locked.complete().status_code == 401
-    assert "api_key='[REDACTED]'" in locked.log.read_text()
-    assert all(KEY.encode() not in path.read_bytes() for path in shown)
-    assert all(KEY not in path.read_text() for path in Path(locked.handle.run_dir).iterdir())
+    assert server_with_key.complete().status_code == 401
+    assert "api_key='[REDACTED]'" in server_with_key.log.read_text()
+    assert all(KEY.encode() not in path.read_bytes() for path in proc_files)
+    assert all(KEY not in path.read_text() for path in Path(server_with_key.handle.run_dir).iterdir())
 
 
-def test_killed_supervisor_leaves_no_orphans(locked: CpuServer) -> None:
-    """It ends the server: the last test that asks it."""
-    assert healthy(locked.url)
-    os.kill(int(locked.handle.runtime_id.split("/")[1]), signal.SIGKILL)
-    wait_for(lambda: not processes_of(locked.handle))
+def test_killed_supervisor_leaves_no_orphans(server_with_key: CpuServer) -> None:
+    """This must be the last test with `server_with_key`: it ends the server."""
+    assert healthy(server_with_key.url)
+    os.kill(int(server_with_key.handle.runtime_id.split("/")[1]), signal.SIGKILL)
+    wait_for(lambda: not processes_of(server_with_key.handle))
 
-    state = locked.runtime.state(locked.handle)
+    state = server_with_key.runtime.state(server_with_key.handle)
     assert (state.status, state.exit_code) == (Status.EXITED, None)
-    wait_for_nothing_left(locked)
+    wait_until_no_process_is_left(server_with_key)
 
 
 def test_server_survives_killed_cli_and_is_found(scripted: CpuEngine) -> None:

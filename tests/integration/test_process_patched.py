@@ -1,4 +1,4 @@
-"""A patched copy of an interpreter's sglang: what is installed stays as it is, and nothing half-made stays at all."""
+"""Tests of patched copies of an installed sglang: the installation stays unchanged, and no incomplete copy is left."""
 
 import dataclasses
 import json
@@ -38,7 +38,7 @@ BUILT = SimpleNamespace(path="", coverage=SimpleNamespace(summary=""))
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An sglang and an aiter that this Python imports, with what the patches look for."""
+    """Write an sglang and an aiter to which the patches apply, and add them to PYTHONPATH."""
     site = tmp_path / "site"
     texts = {
         "sglang/__init__.py": "",
@@ -60,16 +60,16 @@ def snapshot(folder: Path) -> dict[str, tuple[bytes, int]]:
     return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
 
 
-def copy_in(home: Home, inputs: dict[str, bytes] | None = None) -> patched.PatchedCopy:
+def make_copy(home: Home, inputs: dict[str, bytes] | None = None) -> patched.PatchedCopy:
     return patched.patched_copy(sys.executable, source_patches(PLAN, inputs or {}), home.packages)
 
 
 def test_python_imports_the_patched_copy(installed: Path, tmp_path: Path) -> None:
     home, before = Home(tmp_path / "home"), snapshot(installed)
 
-    copy = copy_in(home)
+    copy = make_copy(home)
 
-    assert snapshot(installed) == before, "what is installed was changed"
+    assert snapshot(installed) == before, "the installation was changed"
     assert {record.id: record.state for record in copy.receipt.patches} == {
         "aiter-fp4-moe-table": "needed",
         "dsa-topk-v2-off": "not applicable",
@@ -82,17 +82,17 @@ def test_python_imports_the_patched_copy(installed: Path, tmp_path: Path) -> Non
     imported, header = done.stdout.splitlines()
     assert Path(imported) == copy.folder / "python/sglang/__init__.py"
     assert "hip_runtime.h" in Path(header).read_text()
-    assert Path(imported).stat().st_ino == (installed / "sglang/__init__.py").stat().st_ino  # no second copy on disk
+    assert Path(imported).stat().st_ino == (installed / "sglang/__init__.py").stat().st_ino  # a hard link
     assert [path.name for path in home.packages.iterdir() if path.is_dir()] == [copy.folder.name]
 
 
 @pytest.mark.usefixtures("installed")
 def test_existing_patched_copy_is_reused(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
-    first = copy_in(home)
+    first = make_copy(home)
     before = snapshot(first.folder)
 
-    second = copy_in(home)
+    second = make_copy(home)
 
     assert (first.made, second.made) == (True, False)
     assert second.receipt == first.receipt
@@ -102,22 +102,22 @@ def test_existing_patched_copy_is_reused(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("installed")
 def test_modified_patched_copy_is_rebuilt(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
-    header = copy_in(home).folder / "python/sglang" / GUARD
+    header = make_copy(home).folder / "python/sglang" / GUARD
     header.write_text(UNPATCHED)
 
-    assert copy_in(home).made
+    assert make_copy(home).made
     assert "hip_runtime.h" in header.read_text()
 
 
 def test_changed_sources_get_a_new_copy(installed: Path, tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
-    first = copy_in(home)
+    first = make_copy(home)
     version = installed / "sglang/_version.py"
     text = version.read_text()
-    version.unlink()  # as an installer does it: a new file in the place of the old one
+    version.unlink()  # an installer also writes a new file: the copy has a hard link to the old one
     version.write_text(text.replace("0.5.14", "0.5.15"))
 
-    second = copy_in(home)
+    second = make_copy(home)
 
     assert second.receipt.sources["sglang"].version == "0.5.15"  # type: ignore[union-attr]
     assert second.folder != first.folder
@@ -127,7 +127,7 @@ def test_changed_sources_get_a_new_copy(installed: Path, tmp_path: Path) -> None
 def test_concurrent_calls_create_one_copy(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     copies: list[patched.PatchedCopy] = []
-    threads = [threading.Thread(target=lambda: copies.append(copy_in(home)), daemon=True) for _ in range(3)]
+    threads = [threading.Thread(target=lambda: copies.append(make_copy(home)), daemon=True) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -146,13 +146,13 @@ def test_interrupted_copy_leaves_nothing(
     def fail(*_: object) -> None:
         raise failure
 
-    with monkeypatch.context() as broken:
-        broken.setattr(patched, "_require_tables", fail)
+    with monkeypatch.context() as context:
+        context.setattr(patched, "_require_tables", fail)
         with pytest.raises(BuildError if isinstance(failure, OSError) else KeyboardInterrupt):
-            copy_in(home)
+            make_copy(home)
     assert [path for path in home.packages.iterdir() if path.is_dir()] == []
 
-    assert copy_in(home).made
+    assert make_copy(home).made
 
 
 def test_patch_conflict_shows_expected_context(installed: Path, tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_patch_conflict_shows_expected_context(installed: Path, tmp_path: Path) 
     header.write_text(UNPATCHED.replace("  // for std::min", ""))
 
     with pytest.raises(PatchError) as caught:
-        copy_in(Home(tmp_path / "home"))
+        make_copy(Home(tmp_path / "home"))
 
     assert "patch `rocm-cuda-runtime-guard` neither applies nor is present" in caught.value.details
     assert "expected near line" in caught.value.details
@@ -176,7 +176,7 @@ def test_kernel_table_without_aiter_is_rejected(
     monkeypatch.setenv("PYTHONPATH", str(bare))
 
     with pytest.raises(PatchError, match="`aiter-fp4-moe-table` is not applicable") as caught:
-        copy_in(Home(tmp_path / "home"), {"moe-table": b"gfx,cu_num\n"})
+        make_copy(Home(tmp_path / "home"), {"moe-table": b"gfx,cu_num\n"})
 
     assert "no sources of aiter found" in caught.value.details
 
@@ -184,10 +184,10 @@ def test_kernel_table_without_aiter_is_rejected(
 def test_patch_to_aiter_is_rejected_without_changing_installation(installed: Path, tmp_path: Path) -> None:
     before, sources = snapshot(installed), source_patches(PLAN, {})
     patches = tuple(patch.model_copy(update={"target": "aiter"}) for patch in sources.patches)
-    elsewhere = dataclasses.replace(sources, patches=patches)
+    aiter_patches = dataclasses.replace(sources, patches=patches)
 
     with pytest.raises(PatchError, match="changes aiter, which the process runtime does not copy"):
-        patched.patched_copy(sys.executable, elsewhere, Home(tmp_path / "home").packages)
+        patched.patched_copy(sys.executable, aiter_patches, Home(tmp_path / "home").packages)
 
     assert snapshot(installed) == before
 
@@ -195,17 +195,17 @@ def test_patch_to_aiter_is_rejected_without_changing_installation(installed: Pat
 def test_interpreter_without_sglang_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONPATH", raising=False)
     with pytest.raises(BuildError, match="has no sglang to patch"):
-        copy_in(Home(tmp_path / "home"))
+        make_copy(Home(tmp_path / "home"))
 
 
 @pytest.mark.usefixtures("installed")
 def test_files_are_copied_without_hard_link_support(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
+    def fail(*_: object) -> None:
         raise OSError(18, "Invalid cross-device link")
 
-    monkeypatch.setattr(patched.os, "link", refuse)
+    monkeypatch.setattr(patched.os, "link", fail)
 
-    copy = copy_in(Home(tmp_path / "home"))
+    copy = make_copy(Home(tmp_path / "home"))
 
     assert (copy.folder / "python/sglang/__init__.py").is_file()
 
@@ -226,20 +226,20 @@ def test_server_uses_patched_copy_and_kernel_table(installed: Path, tmp_path: Pa
     shutil.rmtree(table.parents[1])
     script = tmp_path / "server.sh"
     script.write_bytes(written.content)
-    refused = run(["sh", str(script)], env={"DEPLOY_HOME": str(home.root)})
-    assert (refused.code, "the patched copy was deleted" in refused.stderr) == (1, True)
-    assert prepared.not_needed >= {"mtp-shared-expert-exclude"}  # its sources turned out to do it themselves
-    record = json.loads(json.dumps(prepared.records["patches.json"]))  # as the run directory keeps it
+    result = run(["sh", str(script)], env={"DEPLOY_HOME": str(home.root)})
+    assert (result.code, "the patched copy was deleted" in result.stderr) == (1, True)
+    assert prepared.not_needed >= {"mtp-shared-expert-exclude"}  # the installed sources include this change
+    record = json.loads(json.dumps(prepared.records["patches.json"]))
     assert {entry["id"]: entry["state"] for entry in record["patches"]}["aiter-fp4-moe-table"] == "applied"
 
 
 def test_builtin_rows_come_from_interpreters_aiter(
     installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is no image to ask on a pod; without them the server would lose what its aiter ships."""
+    """A pod has no image to read the rows from; without them the server would lose the tuned rows of its aiter."""
     plan = plan_of("mi355x-tp8", "runtime=process", f"engine.python={sys.executable}")
-    host_ref, asked = HostRef(home=Home(tmp_path / "home")), list[RowSources]()
-    monkeypatch.setattr(plan_table, "build_table", lambda _plan, given, *_, **__: asked.append(given) or BUILT)
+    host_ref, received = HostRef(home=Home(tmp_path / "home")), list[RowSources]()
+    monkeypatch.setattr(plan_table, "build_table", lambda _plan, rows, *_, **__: received.append(rows) or BUILT)
     with pytest.raises(KernelsError, match="has no aiter with tuned tables") as caught:
         plan_table.make_table(
             plan, host_ref.home, partial(builtin_tables, plan, host_ref.home, host_ref), allow_untuned=False
@@ -248,21 +248,21 @@ def test_builtin_rows_come_from_interpreters_aiter(
 
     configs = installed / "aiter/configs"
     (configs / "model_configs").mkdir(parents=True)
-    read = [configs / "tuned_fmoe.csv", configs / "model_configs/a8_tuned_fmoe.csv"]
-    for path in (*read, configs / "model_configs/a8_untuned_fmoe.csv", configs / "tuned_gemm.csv"):
+    tables = [configs / "tuned_fmoe.csv", configs / "model_configs/a8_tuned_fmoe.csv"]
+    for path in (*tables, configs / "model_configs/a8_untuned_fmoe.csv", configs / "tuned_gemm.csv"):
         path.touch()
     assert plan_table.make_table(
         plan, host_ref.home, partial(builtin_tables, plan, host_ref.home, host_ref), allow_untuned=False
     )
-    assert [given.tables for given in asked] == [tuple(read)]
+    assert [rows.tables for rows in received] == [tuple(tables)]
 
 
 @pytest.mark.usefixtures("installed")
 def test_prune_keeps_patched_copies_in_use(tmp_path: Path) -> None:
-    """On a pod: there is no Docker engine to ask."""
+    """No Docker engine runs, as on a pod."""
     home, plan = Home(tmp_path / "home"), plan_of("cpu-tiny")
     deploy = CommandLine(home, {"DOCKER_HOST": f"unix://{tmp_path}/no.sock"})
-    copy = copy_in(home)
+    copy = make_copy(home)
     run_dir = open_run(home, "sleeper", plan)
     run_dir.save("patches.json", dataclasses.asdict(copy.receipt))
     artifacts = rendered(plan, {})
@@ -282,4 +282,4 @@ def test_prune_keeps_patched_copies_in_use(tmp_path: Path) -> None:
     assert copy.folder.is_dir()
     assert deploy.run("prune", "--caches").returncode == 0
     assert not copy.folder.exists()
-    assert copy_in(home).made
+    assert make_copy(home).made

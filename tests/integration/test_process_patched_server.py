@@ -1,4 +1,4 @@
-"""What the processes of a server import: the real package of sglang 0.5.14, patched in a copy, alone and serving."""
+"""Tests that the processes of a server import the patched copy of the real package of sglang 0.5.14."""
 
 import difflib
 import json
@@ -26,14 +26,14 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 GUARD = "jit_kernel/csrc/elementwise/fused_metadata_copy.cuh"
 VERIFY = "srt/speculative/eagle_utils.py"
 MARKED = "srt/server_args.py"  # every process of a server imports it
-BEFORE = "logger = logging.getLogger(__name__)\n"
-SAYS = """\
+ANCHOR = "logger = logging.getLogger(__name__)\n"
+PRINT_PATHS = """\
 import os
-os.write(1, f"marked {os.getpid()} {__file__} {os.environ['AITER_CONFIG_FMOE']}\\n".encode())  # in one piece
+os.write(1, f"marked {os.getpid()} {__file__} {os.environ['AITER_CONFIG_FMOE']}\\n".encode())  # one write: whole lines
 """
 PATCH_YAML = """\
 id: marked
-title: every process says what it has imported
+title: every process prints the path of the imported file
 target: sglang
 symptom: {log: [], effect: none}
 upstream: {reference: example/marked#1, merged: null, released: null}
@@ -47,7 +47,7 @@ removed_when: never
 """
 TABLE_YAML = """\
 id: table
-title: a file that the server is led to
+title: a table for the server
 target: sglang
 symptom: {log: [], effect: none}
 upstream: {reference: example/table#1, merged: null, released: null}
@@ -63,11 +63,11 @@ apply:
 verify: []
 removed_when: never
 """
-# In a child that is spawned, as sglang's schedulers are: where it all comes from.
+# Prints what a spawned process imports; sglang spawns its schedulers.
 CHILD = """\
 import importlib.metadata, inspect, json, multiprocessing, pathlib
 
-def look(queue):
+def report(queue):
     import sglang, sglang.srt.speculative.eagle_utils as verify
     import torch
     kernels = pathlib.Path(sglang.__file__).parent.resolve() / "jit_kernel"
@@ -82,7 +82,7 @@ def look(queue):
 if __name__ == "__main__":
     spawn = multiprocessing.get_context("spawn")
     queue = spawn.Queue()
-    child = spawn.Process(target=look, args=(queue,))
+    child = spawn.Process(target=report, args=(queue,))
     child.start()
     print(json.dumps(queue.get(timeout=300)))
     child.join()
@@ -91,13 +91,13 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def package(cpu_environment: venv.Venv) -> Path:
-    """sglang 0.5.14 as it is installed."""
+    """Return the folder of the installed sglang 0.5.14."""
     return next(cpu_environment.python.parents[1].glob("lib/python3*/site-packages/sglang"))
 
 
 @pytest.fixture
 def home(tmp_path: Path, cpu_engine: CpuEngine) -> Home:
-    """A home of the test's own, with the environments and the checkpoint that are there."""
+    """Return a new home that shares the environments and the checkpoint of the engine's home."""
     home = Home(tmp_path / "home")
     home.root.mkdir()
     home.environments.symlink_to(cpu_engine.home.environments)
@@ -106,7 +106,7 @@ def home(tmp_path: Path, cpu_engine: CpuEngine) -> Home:
 
 
 def test_child_process_imports_patched_files(cpu_environment: venv.Venv, package: Path, tmp_path: Path) -> None:
-    """The patches of `mi355x-tp8` on the real package: Python and kernel sources both come from the copy."""
+    """With the patches of `mi355x-tp8-july`, both Python and kernel sources come from the copy."""
     before = {name: (package / name).read_bytes() for name in (GUARD, VERIFY)}
     python = str(cpu_environment.python)
     plan = plan_of("mi355x-tp8-july", "runtime=process", f"engine.python={python}")
@@ -126,21 +126,21 @@ def test_child_process_imports_patched_files(cpu_environment: venv.Venv, package
     env = {"PYTHONPATH": copy.python_path, "TORCHDYNAMO_DISABLE": "1", "SGLANG_USE_CPU_ENGINE": "1"}
     done = run([python, "-P", str(script)], env=env, timeout=TIMEOUT)
     assert done.ok, done.stderr[-2000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["sglang"] == f"{copy.python_path}/sglang/__init__.py"
-    assert found["verify"].count("tp_group.broadcast(predict, src=0)") == 2
-    assert "#ifdef USE_ROCM\n#include <hip/hip_runtime.h>" in found["header"]
-    assert found["version"] == "0.5.14"
-    assert found["torch"].startswith(str(package.parent))  # everything else is what is installed
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["sglang"] == f"{copy.python_path}/sglang/__init__.py"
+    assert report["verify"].count("tp_group.broadcast(predict, src=0)") == 2
+    assert "#ifdef USE_ROCM\n#include <hip/hip_runtime.h>" in report["header"]
+    assert report["version"] == "0.5.14"
+    assert report["torch"].startswith(str(package.parent))  # all other packages are the installed ones
     assert {name: (package / name).read_bytes() for name in before} == before
 
 
 @pytest.fixture
 def marked(home: Home, package: Path) -> Iterator[CommandLine]:
-    """`deploy`, with a ledger that has two more patches and a table; what it has started is taken down."""
+    """Return `deploy` with two additional patches, one of them a table; stop its server after the test."""
     text = (package / MARKED).read_text()
-    assert text.count(BEFORE) == 1
-    lines = (part.splitlines(keepends=True) for part in (text, text.replace(BEFORE, BEFORE + SAYS)))
+    assert text.count(ANCHOR) == 1
+    lines = (part.splitlines(keepends=True) for part in (text, text.replace(ANCHOR, ANCHOR + PRINT_PATHS)))
     diff = "".join(difflib.unified_diff(*lines, f"a/{MARKED}", f"b/{MARKED}"))  # type: ignore[call-arg]
     for name, files in {
         "marked": {"patch.yaml": PATCH_YAML, "marked.patch": diff},
@@ -153,7 +153,7 @@ def marked(home: Home, package: Path) -> Iterator[CommandLine]:
     table = Store.of(home, plan).table(plan)
     table.parent.mkdir(parents=True)
     table.write_text("rows\n")
-    command = CommandLine(home, {"SPAWNED_RANKS": "1"})  # each imports anew
+    command = CommandLine(home, {"SPAWNED_RANKS": "1"})  # not forked: every rank imports sglang itself
     yield command
     command.run("down", "marked")
 
@@ -170,12 +170,12 @@ def test_every_server_process_uses_patched_copy(marked: CommandLine, package: Pa
     run_dir = Path(json.loads(done.stdout)["run_dir"])
     [copy] = [path for path in marked.home.packages.iterdir() if path.is_dir()]
 
-    says = re.findall(r"^marked (\d+) (\S+) (\S+)$", (run_dir / "server.log").read_text(), re.MULTILINE)
-    assert {file for _, file, _ in says} == {f"{copy}/python/sglang/{MARKED}"}
-    assert [Path(table).read_text() for table in {table for _, _, table in says}] == ["rows\n"]
-    living = [Path("/proc", pid, "cmdline") for pid, _, _ in says if Path("/proc", pid).exists()]
-    titles = " ".join(path.read_bytes().replace(b"\0", b" ").decode() for path in living)
-    assert all(part in titles for part in ("launch_server", "sglang::scheduler", "sglang::detokenizer")), titles
+    printed = re.findall(r"^marked (\d+) (\S+) (\S+)$", (run_dir / "server.log").read_text(), re.MULTILINE)
+    assert {file for _, file, _ in printed} == {f"{copy}/python/sglang/{MARKED}"}
+    assert [Path(table).read_text() for table in {table for _, _, table in printed}] == ["rows\n"]
+    running = [Path("/proc", pid, "cmdline") for pid, _, _ in printed if Path("/proc", pid).exists()]
+    cmdlines = " ".join(path.read_bytes().replace(b"\0", b" ").decode() for path in running)
+    assert all(part in cmdlines for part in ("launch_server", "sglang::scheduler", "sglang::detokenizer")), cmdlines
 
     receipt = json.loads((run_dir / "patches.json").read_text())
     assert {patch["id"]: patch["state"] for patch in receipt["patches"]} == {"marked": "applied", "table": "applied"}
@@ -185,6 +185,6 @@ def test_every_server_process_uses_patched_copy(marked: CommandLine, package: Pa
     again = marked.run(*argv)
     assert json.loads(again.stdout)["already_up"], again.stderr
     with marked.running(*argv, "--replace") as replacing:
-        replacing.wait_for(f"patched sglang found at {copy}")  # from here on it is as the first time
+        replacing.wait_for(f"patched sglang found at {copy}")  # the rest is the same as in the first start
         code, output = replacing.end(signal.SIGINT)
     assert code == 130, output

@@ -1,4 +1,4 @@
-"""The supervisor with small programs in place of sglang: what it writes, hides, forwards and ends."""
+"""Tests of the supervisor, with small programs in place of sglang."""
 
 import os
 import random
@@ -41,19 +41,19 @@ engine.start(sys.argv[2], artifacts=engine.artifacts(argv=("sleep", "600")))
 
 @pytest.fixture
 def engine(tmp_path: Path) -> CpuEngine:
-    """This interpreter as the engine."""
+    """Return an engine that runs this interpreter."""
     return CpuEngine(home=Home(tmp_path), python=Path(sys.executable))
 
 
 @pytest.fixture
 def start(engine: CpuEngine) -> Iterator[Start]:
-    """Start a Python program as if it were a server; it is taken down after the test."""
+    """Return a function that starts a Python program as a server; stop all of them after the test."""
     started: list[CpuServer] = []
 
     def run(program: str, secrets: dict[str, str] | None = None) -> CpuServer:
         artifacts = engine.artifacts("server.api_key_env=KEY", argv=(sys.executable, "-c", program))
-        held = {name: Secret(value) for name, value in (secrets or {}).items()}
-        started.append(engine.start(f"server-{len(started)}", artifacts=artifacts, secrets=held))
+        wrapped = {name: Secret(value) for name, value in (secrets or {}).items()}
+        started.append(engine.start(f"server-{len(started)}", artifacts=artifacts, secrets=wrapped))
         return started[-1]
 
     yield run
@@ -62,7 +62,7 @@ def start(engine: CpuEngine) -> Iterator[Start]:
 
 
 def output(server: CpuServer) -> list[str]:
-    """Everything it writes until it ends."""
+    """Return all that a server writes until it ends."""
     return list(server.runtime.logs(server.handle, follow=True))
 
 
@@ -79,7 +79,7 @@ def test_stdout_stderr_and_progress_bars_become_log_lines(start: Start) -> None:
 
 
 def test_output_burst_does_not_block_server(start: Start) -> None:
-    """Lookalikes in every line are read at a few MB/s; a pipe of 64 KiB made the server wait for that."""
+    """Lines full of secret matches are redacted at a few MB/s; a pipe of 64 KiB made the server wait for that."""
     line = "Authorization: Bearer abc.def-1 api_key='wJ4-zTq8-mMv2'"
     server = start(f"""
 import fcntl, os, time
@@ -125,7 +125,7 @@ def test_missing_interpreter_fails_and_leaves_name_free(engine: CpuEngine) -> No
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 256 KiB; needs root."""
+    """Mount a file system of 256 KiB; needs root."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=700,size=256k", "none", disk], check=False)
@@ -155,7 +155,7 @@ import errno, sys, time
 from orchestrator.runtimes.supervisor import main
 write = supervisor.write_record
 def fill_up(run_dir, record):
-    if record.server is not None:  # it runs by now, and has started others
+    if record.server is not None:  # the server runs and has started a child process
         time.sleep(1)
         raise OSError(errno.ENOSPC, "No space left on device", str(run_dir))
     write(run_dir, record)
@@ -185,7 +185,7 @@ def test_children_in_other_sessions_end_with_server(start: Start, seconds: int) 
     else:
         wait_for(lambda: server.runtime.state(server.handle).status is Status.EXITED)
 
-    wait_for(lambda: processes_of(server.handle) == ())  # the supervisor goes last
+    wait_for(lambda: processes_of(server.handle) == ())  # the supervisor exits last
 
 
 ORPHANS = """
@@ -193,7 +193,7 @@ import os, subprocess, sys, time
 def detached(**more):
     subprocess.Popen(["sleep", "600"], start_new_session=True, **more)
 detached()
-detached(env={})                                    # as setproctitle leaves it: no token to be seen
+detached(env={})                                    # setproctitle also overwrites the environment and its marker
 detached(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 print("up", flush=True)
 time.sleep(600)
@@ -239,7 +239,7 @@ def test_exit_code_is_kept_despite_many_orphans(start: Start) -> None:
     wait_for(lambda: server.runtime.state(server.handle).exit_code == 5)
 
 
-@pytest.mark.timeout(300)  # who opens a FIFO may wait for ever
+@pytest.mark.timeout(300)  # opening a FIFO may block forever
 @pytest.mark.parametrize("spoil", [lambda path: path.write_text("{"), lambda path: (path.unlink(), os.mkfifo(path))])
 def test_server_with_unreadable_record_can_be_stopped(start: Start, spoil: Callable[[Path], object]) -> None:
     server = start("import time; time.sleep(600)")
@@ -250,7 +250,7 @@ def test_server_with_unreadable_record_can_be_stopped(start: Start, spoil: Calla
 
     server.runtime.stop(lost, grace=0)
 
-    assert [found for found in map(read_process, (process.pid for process in processes)) if found in processes] == []
+    assert not any(read_process(process.pid) in processes for process in processes)
     assert server.runtime.find(server.handle.name) == ()
 
 
@@ -262,7 +262,7 @@ def environments_of(server: CpuServer) -> list[dict[str, str]]:
 def test_caller_secrets_are_absent_from_server_environments(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("KEY", "COPY", "HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "sk-12345")
-    monkeypatch.setenv("WANDB_API_KEY", "sk-another")  # told by its name, the others by their value as well
+    monkeypatch.setenv("WANDB_API_KEY", "sk-another")  # recognized by its name only; the others also by their value
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     server = start("import time; time.sleep(600)", {"KEY": "sk-12345"})
 
@@ -287,13 +287,13 @@ def test_hub_token_is_passed_to_downloading_server(engine: CpuEngine, monkeypatc
 def test_run_files_are_owner_only_despite_umask(start: Start, engine: CpuEngine) -> None:
     before = os.umask(0)
     try:
-        server = start("import time; time.sleep(600)", {"KEY": "sk-12345"})  # with the FIFO that hands it over
+        server = start("import time; time.sleep(600)", {"KEY": "sk-12345"})  # a FIFO passes the key
     finally:
         os.umask(before)
 
     run_dir = Path(server.handle.run_dir)
-    made = [engine.home.runs, *engine.home.runs.rglob("*")]
-    assert [path for path in made if path.stat().st_mode & 0o077] == []
+    paths = [engine.home.runs, *engine.home.runs.rglob("*")]
+    assert [path for path in paths if path.stat().st_mode & 0o077] == []
     assert run_dir.is_dir()
 
 
@@ -319,7 +319,7 @@ def test_stale_handle_does_not_affect_current_server(start: Start) -> None:
 @pytest.mark.usefixtures("hears_ctrl_c")
 def test_ctrl_c_during_start_stops_server(engine: CpuEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*arguments: object, **options: object) -> subprocesses.CompletedProgram:
-        signal.raise_signal(signal.SIGINT)  # waits until it is known what was started
+        signal.raise_signal(signal.SIGINT)  # handled only after the started process is known
         return run(*arguments, **options)  # type: ignore[arg-type]
 
     run = subprocesses.run
@@ -364,19 +364,19 @@ def test_server_of_starter_killed_during_handover_is_found(engine: CpuEngine) ->
 
 
 def test_randomly_killed_starter_leaves_no_untracked_server(engine: CpuEngine) -> None:
-    """The moments cover imports, the handover, and the time after."""
-    moments = random.Random(7)
+    """The random times cover imports, the handover, and the time after it."""
+    random_times = random.Random(7)
     runtime = ProcessRuntime(engine.home)
     for attempt in range(8):
-        named = {"ATTEMPT": f"{engine.home.root}/{attempt}"}
-        with starter(STARTER, engine, f"killed-{attempt}", **named) as killed:
-            time.sleep(moments.uniform(0.2, 0.9))
+        marker = f"{engine.home.root}/{attempt}"
+        with starter(STARTER, engine, f"killed-{attempt}", ATTEMPT=marker) as killed:
+            time.sleep(random_times.uniform(0.2, 0.9))
             killed.kill()
 
         for handle in running(runtime):
             runtime.stop(handle, grace=0)
 
-        wait_for(lambda: not programs_with("ATTEMPT", named["ATTEMPT"]))  # noqa: B023
+        wait_for(lambda: not programs_with("ATTEMPT", marker))  # noqa: B023
 
 
 def starter(program: str, engine: CpuEngine, *words: str, **environ: str) -> "subprocess.Popen[bytes]":

@@ -1,4 +1,4 @@
-"""`deploy quantize` end to end, with Quark's stand-in, whose bytes are real Quark's: made, killed, taken up again."""
+"""Tests of `deploy quantize`, with a fake Quark that writes the same bytes as the real one."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from orchestrator.images.client import DockerCli
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A source, and a home with an environment of nothing."""
+    """Return a folder with a source checkpoint, and with a home whose environment has only the fake Quark."""
     directory = tmp_path_factory.mktemp("quantize")
     write_source(directory / "tiny")
     stand_in_home(directory / "home")
@@ -39,33 +39,33 @@ def test_every_recipe_produces_same_bytes_as_quark(directory: Path, recipe: str)
     assert {path.stat().st_mode & 0o777 for path in quantizing.target.iterdir()} == {0o644}
     receipt = json.loads(quantizing.target.with_name(f"{recipe}.receipt.json").read_text())
     assert (receipt["shards"], receipt["mtp_layer"], receipt["location"]) == (5, 4, str(quantizing.target))
-    assert Catalog((directory / "home",)).find(EntryKind.MODEL, recipe), "a model's file"
+    assert Catalog((directory / "home",)).find(EntryKind.MODEL, recipe), "the catalog lacks the model"
     assert not quantizing.target.with_name(f"{recipe}.quantizing").exists()
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_killed_quantization_resumes_with_same_bytes(directory: Path, how: signal.Signals) -> None:
     target = f"killed-{how.name.lower()}"
-    cut = Quantizing(directory, target, "--workers", "2", does="sleep 0.4")
-    cut.wait_for_shards(1)
-    assert len(cut.workers()) == 2
-    os.kill(cut.process.pid, how)
-    code, output = cut.end()
-    poll_until(lambda left: not left, cut.workers, timeout=10, interval=0.05)
-    assert not cut.workers(), "a worker lives on"
+    killed = Quantizing(directory, target, "--workers", "2", does="sleep 0.4")
+    killed.wait_for_shards(1)
+    assert len(killed.workers()) == 2
+    os.kill(killed.process.pid, how)
+    code, output = killed.end()
+    poll_until(lambda workers: not workers, killed.workers, timeout=10, interval=0.05)
+    assert not killed.workers(), "a worker is still running"
     assert code == (-9 if how is signal.SIGKILL else 130)
-    finished = {path.name: path.stat().st_mtime_ns for path in cut.shards()}
+    finished = {path.name: path.stat().st_mtime_ns for path in killed.shards()}
     assert 1 <= len(finished) < 5
     if how is not signal.SIGKILL:
         assert f"{len(finished)} of 5 shards are done and saved" in output
-    assert not cut.target.exists()
+    assert not killed.target.exists()
 
     again = Quantizing(directory, target)
     code, output = again.end()
     assert code == 0, output
     assert f"{len(finished)} of 5 shards are done" in output
     assert files_digest(again.target) == REAL_FILES["glm-5.2-amd"]
-    assert {name: (again.target / name).stat().st_mtime_ns for name in finished} == finished, "made once"
+    assert {name: (again.target / name).stat().st_mtime_ns for name in finished} == finished, "a shard was rewritten"
 
 
 def test_failed_worker_ends_others_and_keeps_finished_shards(directory: Path) -> None:
@@ -86,7 +86,7 @@ def test_failed_worker_ends_others_and_keeps_finished_shards(directory: Path) ->
 
 
 def test_output_not_matching_recipe_is_rejected(directory: Path) -> None:
-    """As where the tool that quantizes leaves out what it should write, without a word."""
+    """The quantizer may omit tensors without an error."""
     shard = "model-00002-of-00005.safetensors"
     wrong = Quantizing(directory, "wrong", does=f"skip {shard}")
     code, output = wrong.end()
@@ -97,7 +97,7 @@ def test_output_not_matching_recipe_is_rejected(directory: Path) -> None:
 
 @pytest.fixture
 def quark_image(docker_daemon: DockerCli, docker_image: str, tmp_path: Path) -> Iterator[str]:
-    """An image whose Python has the stand-in."""
+    """Build an image whose Python has the fake Quark."""
     tag, context = f"deploy-standin/quark:{os.getpid()}", tmp_path / "context"
     shutil.copytree(STAND_IN, context)
     for folder in ("numpy", "numpy.libs"):
@@ -117,17 +117,20 @@ def docker(daemon: DockerCli, *words: str) -> str:
 def test_quantization_in_image_resumes_without_leftover_container(
     directory: Path, quark_image: str, docker_daemon: DockerCli
 ) -> None:
-    cut = Quantizing(directory, "in-image", "--profile", "cpu-tiny", "--image", quark_image)
-    cut.wait_for_shards(1, interval=0.01)
-    cut.process.kill()
-    assert cut.end()[0] == -signal.SIGKILL
-    named = ["ps", "--all", "--quiet", "--filter", f"name=deploy-quantize-{cut.process.pid}"]
-    assert not poll_until(lambda left: not left, lambda: docker(docker_daemon, *named), timeout=20, interval=0.1)
-    finished = len(cut.shards())
+    killed = Quantizing(directory, "in-image", "--profile", "cpu-tiny", "--image", quark_image)
+    killed.wait_for_shards(1, interval=0.01)
+    killed.process.kill()
+    assert killed.end()[0] == -signal.SIGKILL
+    list_containers = ["ps", "--all", "--quiet", "--filter", f"name=deploy-quantize-{killed.process.pid}"]
+    containers = poll_until(
+        lambda output: not output, lambda: docker(docker_daemon, *list_containers), timeout=20, interval=0.1
+    )
+    assert not containers
+    finished = len(killed.shards())
     assert 1 <= finished < 5
 
     code, output = Quantizing(directory, "in-image", "--profile", "cpu-tiny", "--image", quark_image).end()
     assert code == 0, output
     assert f"{finished} of 5 shards are done" in output
     assert f"note: amd-quark 0.13 of `{quark_image}`" in output
-    assert files_digest(cut.target) == REAL_FILES["glm-5.2-amd"]
+    assert files_digest(killed.target) == REAL_FILES["glm-5.2-amd"]

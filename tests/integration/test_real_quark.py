@@ -1,7 +1,7 @@
-"""`deploy quantize` with AMD Quark itself: what it makes, killed and taken up again, and what sglang loads of it.
+"""Tests of `deploy quantize` with the real AMD Quark, also killed and resumed, and of loading the results in sglang.
 
-`make quark` runs it: 1.5 GB of packages, built once, and some minutes, most of them Quark's imports. What runs always
-is `test_quantize.py`, whose stand-in is held here against the real one.
+`make quark` runs them: 1.5 GB of packages, installed once, and some minutes, mostly for Quark's imports. All other runs
+of the tests use the fake Quark of `test_quantize.py`, whose output is compared with the real one here.
 """
 
 import os
@@ -26,8 +26,8 @@ KILLED = "glm-5.2-amd"
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What real Quark makes by each recipe, in environments of the user's home; one was killed in the middle."""
+def quantized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Quantize with each recipe, in environments of the user's home; one run is killed and resumed."""
     directory = tmp_path_factory.mktemp("real-quark")
     write_source(directory / "tiny")
     (directory / "home").mkdir()
@@ -36,7 +36,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (directory / "home" / "environments").symlink_to(users)
     for recipe in REAL_FILES:
         if recipe == KILLED:
-            _kill_in_the_middle(Quantizing(directory, recipe, "--workers", "1", recipe=recipe, real=True))
+            _kill_after_first_shard(Quantizing(directory, recipe, "--workers", "1", recipe=recipe, real=True))
         code, output = Quantizing(directory, recipe, "--workers", "1", recipe=recipe, real=True).end()
         print(output)
         assert code == 0, output
@@ -45,26 +45,26 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def _kill_in_the_middle(quantizing: Quantizing) -> None:
+def _kill_after_first_shard(quantizing: Quantizing) -> None:
     quantizing.wait_for_shards(1, within=600, interval=0.002)
     quantizing.process.send_signal(signal.SIGKILL)
     code, output = quantizing.end()
-    print(output, f"killed; left are {[path.name for path in quantizing.shards()]}")
+    print(output, f"killed; finished shards: {[path.name for path in quantizing.shards()]}")
     assert code == -signal.SIGKILL
     assert 1 <= len(quantizing.shards()) < 5
     assert not quantizing.workers()
 
 
 @pytest.mark.parametrize("recipe", REAL_FILES)
-def test_quark_output_matches_recorded_digests(made: Path, recipe: str) -> None:
-    assert files_digest(made / recipe) == REAL_FILES[recipe]
+def test_quark_output_matches_recorded_digests(quantized: Path, recipe: str) -> None:
+    assert files_digest(quantized / recipe) == REAL_FILES[recipe]
 
 
-def test_sglang_loads_draft_and_target_of_each_recipe(made: Path, cpu_environment: Venv) -> None:
-    """As it is the draft is built wrongly, and with our overlay it loads; the target does, with 8 experts unfused."""
-    folders = [str(made / name) for recipe in REAL_FILES for name in (recipe, f"{recipe}-ours")]
+def test_sglang_loads_draft_and_target_of_each_recipe(quantized: Path, cpu_environment: Venv) -> None:
+    """The draft loads only with our overlay. The target has 8 experts, which sglang does not fuse."""
+    folders = [str(quantized / name) for recipe in REAL_FILES for name in (recipe, f"{recipe}-ours")]
     drafts = run_lines(cpu_environment, "load", *folders)
-    targets = run_lines(cpu_environment, "target", "on", *(str(made / recipe) for recipe in REAL_FILES))
+    targets = run_lines(cpu_environment, "target", "on", *(str(quantized / recipe) for recipe in REAL_FILES))
     for recipe in REAL_FILES:
         loaded = [drafts[recipe]["loaded"], drafts[f"{recipe}-ours"]["loaded"], targets[recipe]["loaded"]]
         print(recipe, loaded, drafts[recipe]["errors"])

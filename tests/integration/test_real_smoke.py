@@ -1,4 +1,4 @@
-"""Waiting, the smoke test, the diagnosis and the metrics stack against real sglang on CPU."""
+"""Tests of readiness, smoke test, diagnosis, logprobs and monitoring with real sglang on a CPU."""
 
 import dataclasses
 import json
@@ -59,13 +59,13 @@ def started(engine: CpuEngine, name: str, *overrides: str) -> Iterator[CpuServer
         server.runtime.stop(server.handle, grace=0)
 
 
-def probed(server: CpuServer) -> ProbeSide:
+def probe_side(server: CpuServer) -> ProbeSide:
     target = target_of(server.plan, url=server.url, api_key=None)
     return ProbeSide(name="tiny", engines=(("", target),), source=None, run=None)
 
 
-def perturbed(engine: CpuEngine, target: Path, *, factor: float) -> Path:
-    """A copy of the tiny model with one matrix of its last layer scaled."""
+def scaled_model(engine: CpuEngine, target: Path, *, factor: float) -> Path:
+    """Copy the tiny model and scale one matrix of its last layer."""
     shutil.copytree(engine.home.models / "tiny", target)
     program = Program(program=SCALE, argv=(str(target / "model.safetensors"), str(factor)))
     done = run_forked(engine.python, {"": program})[""]
@@ -75,9 +75,8 @@ def perturbed(engine: CpuEngine, target: Path, *, factor: float) -> Path:
 
 def reload_weights(server: CpuServer, model: Path) -> None:
     body = {"model_path": str(model), "flush_cache": True}
-    assert httpx.post(f"{server.url}/update_weights_from_disk", json=body, timeout=TIMEOUT, trust_env=False).json()[
-        "success"
-    ]
+    response = httpx.post(f"{server.url}/update_weights_from_disk", json=body, timeout=TIMEOUT, trust_env=False)
+    assert response.json()["success"]
 
 
 def failures(report: SmokeReport) -> dict[str, str]:
@@ -89,8 +88,8 @@ def test_real_server_passes_smoke_test(server: CpuServer) -> None:
     report = smoke.smoke_test(target, faults=lambda: diagnose(server.log.read_text().splitlines()).degraded)
     print(report.to_table())
     verdicts = {check.name: check.verdict for check in report.checks}
-    absent = {name for name, verdict in verdicts.items() if verdict is Verdict.SKIPPED}
-    assert absent == {
+    skipped = {name for name, verdict in verdicts.items() if verdict is Verdict.SKIPPED}
+    assert skipped == {
         "API key required",
         "cache tiers",
         "DP ranks",
@@ -106,7 +105,7 @@ def test_real_server_passes_smoke_test(server: CpuServer) -> None:
 
 @pytest.mark.slow
 def test_soak_detects_hung_scheduler(server: CpuServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That a soak of a server without a fault passes: test_planted_faults.py."""
+    """test_planted_faults.py tests that a soak of a healthy server passes."""
     target = dataclasses.replace(target_of(server.plan, url=server.url, api_key=None), soak_seconds=600)
     monkeypatch.setattr(soak, "_STALL_SECONDS", 5.0)
     scheduler = next(process for process in processes_of(server.handle) if "scheduler" in read_cmdline(process.pid))
@@ -114,22 +113,22 @@ def test_soak_detects_hung_scheduler(server: CpuServer, monkeypatch: pytest.Monk
     timer.start()
     try:
         with EngineClient(server.url, key=None) as client:
-            found = soak.soak(SmokeClient(target, client, seed=2, faults=None))
+            outcome = soak.soak(SmokeClient(target, client, seed=2, faults=None))
     finally:
         timer.join()
         os.kill(scheduler.pid, signal.SIGCONT)
-        # Only a server without a request flushes its cache: the next test begins after the aborted ones.
+        # A server flushes its cache only when no request runs: wait until the aborted requests have ended.
         wait_for(lambda: httpx.post(f"{server.url}/flush_cache", timeout=TIMEOUT, trust_env=False).is_success)
-    assert found.verdict is Verdict.FAILED
-    assert found.evidence.startswith("no request of rank 0 ended within 5 s; ")
+    assert outcome.verdict is Verdict.FAILED
+    assert outcome.evidence.startswith("no request of rank 0 ended within 5 s; ")
 
 
 def test_test_summary_counts_real_server(
     server: CpuServer, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
 ) -> None:
     run = tmp_path_factory.getbasetemp()
-    found = {int(pid) for pid, _ in real_servers(run)}
-    assert len(found & {process.pid for process in processes_of(server.handle)}) == 1
+    pids = {int(pid) for pid, _ in real_servers(run)}
+    assert len(pids & {process.pid for process in processes_of(server.handle)}) == 1
     assert not real_servers(tmp_path)
 
 
@@ -144,11 +143,11 @@ def test_smoke_test_by_url_passes_on_real_server(server: CpuServer) -> None:
 def test_smoke_test_fails_on_missing_profile_features(server: CpuServer) -> None:
     target = target_of(server.plan, url=server.url, api_key=Secret("sk-0123456789"))
     claims = dataclasses.replace(target, served_name="glm-5.2", dp=2, speculative=True, context_length=40_000)
-    found = failures(smoke.smoke_test(claims, faults=None))
-    assert found["served model"] == f"serves `{target.served_name}`, not `glm-5.2`"
-    assert found["API key required"] == "a request without the key returns status 200"
-    assert "out of range" in found["DP ranks"]
-    assert "speculation is off" in found["speculative decoding"] or "out of range" in found["speculative decoding"]
+    failed = failures(smoke.smoke_test(claims, faults=None))
+    assert failed["served model"] == f"serves `{target.served_name}`, not `glm-5.2`"
+    assert failed["API key required"] == "a request without the key returns status 200"
+    assert "out of range" in failed["DP ranks"]
+    assert "speculation is off" in failed["speculative decoding"] or "out of range" in failed["speculative decoding"]
 
 
 def test_random_weights_fail_correct_answers_check(server: CpuServer) -> None:
@@ -156,38 +155,38 @@ def test_random_weights_fail_correct_answers_check(server: CpuServer) -> None:
     own = target_of(server.plan, url=server.url, api_key=None)
     claims = dataclasses.replace(own, questions=trained.model.questions, wrong_answers=trained.wrong_answers)
     with EngineClient(server.url, key=None) as client:
-        found = correct_answers(SmokeClient(claims, client, seed=1, faults=None))
-    assert found.verdict is Verdict.FAILED
-    assert found.evidence.startswith("3 of 3 answers wrong; rank 0: after ")
-    assert any("#40084" in cause for cause in found.causes)
+        outcome = correct_answers(SmokeClient(claims, client, seed=1, faults=None))
+    assert outcome.verdict is Verdict.FAILED
+    assert outcome.evidence.startswith("3 of 3 answers wrong; rank 0: after ")
+    assert any("#40084" in cause for cause in outcome.causes)
 
 
 @pytest.mark.slow
 def test_logprobs_detect_perturbed_models_only(server: CpuServer, cpu_engine: CpuEngine, tmp_path: Path) -> None:
-    """A rope that turns 1 % too fast is wrong the more the further; a matrix of a layer is wrong everywhere."""
-    report, reference = run_probe(probed(server), None, PROBE, reference_name=None)
+    """A `rope_theta` 1 % too high causes errors that grow with the position; a scaled matrix causes them everywhere."""
+    report, reference = run_probe(probe_side(server), None, PROBE, reference_name=None)
     assert report.ok
-    again, _ = run_probe(probed(server), reference, PROBE, reference_name="itself")
+    again, _ = run_probe(probe_side(server), reference, PROBE, reference_name="itself")
     assert again.ok, again.to_table()
     rope = json.dumps({"rope_theta": 10100.0, "rope_parameters": {"rope_theta": 10100.0, "rope_type": "default"}})
     with started(cpu_engine, "rope", f"flags.json-model-override-args={rope}") as other:
         other.wait_until_ready()
-        turned, its_own = run_probe(probed(other), reference, PROBE, reference_name="another rope")
-        print(turned.to_table())
-        longest = next(row for row in turned.rows if (row.what, row.length) == ("the reference", 2048))
+        other_rope, other_reference = run_probe(probe_side(other), reference, PROBE, reference_name="another rope")
+        print(other_rope.to_table())
+        longest = next(row for row in other_rope.rows if (row.what, row.length) == ("the reference", 2048))
         assert [band.mean for band in longest.bands] == sorted(band.mean for band in longest.bands)
-        assert {row.what for row in turned.rows if row.above_limit} == {"the reference"}
+        assert {row.what for row in other_rope.rows if row.above_limit} == {"the reference"}
         assert [band.first for band in longest.above_limit] == [64, 512]
 
-        reload_weights(other, perturbed(cpu_engine, tmp_path / "tiny", factor=1.3))
-        scaled, _ = run_probe(probed(other), its_own, PROBE, reference_name="its own weights")
+        reload_weights(other, scaled_model(cpu_engine, tmp_path / "tiny", factor=1.3))
+        scaled, _ = run_probe(probe_side(other), other_reference, PROBE, reference_name="its own weights")
         assert all(row.above_limit for row in scaled.rows if row.what == "the reference"), scaled.to_table()
 
 
 @missing
 def test_every_dashboard_panel_has_data_from_real_server(server: CpuServer, tmp_path: Path) -> None:
-    asked = monitoring_request(profile="cpu-tiny", workload="smoke-tiny", target=server.url.removeprefix("http://"))
-    for file in monitoring_files(monitored(asked, Home(tmp_path))):
+    request = monitoring_request(profile="cpu-tiny", workload="smoke-tiny", target=server.url.removeprefix("http://"))
+    for file in monitoring_files(monitored(request, Home(tmp_path))):
         (tmp_path / file.path).write_bytes(file.content)
     every_second(tmp_path)
     panels = json.loads((tmp_path / "cpu-tiny.dashboard.json").read_text())["panels"]
@@ -195,7 +194,7 @@ def test_every_dashboard_panel_has_data_from_real_server(server: CpuServer, tmp_
     assert len(queries) == 13
 
     def without_data() -> set[str]:
-        assert server.complete(stream=True).status_code == 200  # what lies between tokens is seen in a stream
+        assert server.complete(stream=True).status_code == 200  # the time between tokens is measured only in streams
         return {query for query in queries if not prometheus.ask(query)}
 
     with scraping(tmp_path) as prometheus:
@@ -204,7 +203,7 @@ def test_every_dashboard_panel_has_data_from_real_server(server: CpuServer, tmp_
 
 
 def test_port_used_by_other_process_is_diagnosed(cpu_engine: CpuEngine) -> None:
-    """The scripted engine ends of it with sglang's own words."""
+    """The scripted engine exits with sglang's own message."""
     port, scripted = free_port(), dataclasses.replace(cpu_engine, python=ENGINE)
     with socket.create_server(("127.0.0.1", port)), started(scripted, "unlucky", f"server.port={port}") as server:
         with pytest.raises(NotReadyError, match="is in use by another process") as caught:

@@ -1,8 +1,8 @@
-"""A real vLLM of two data-parallel ranks: its smoke test, two measurements of which none is of its own cache.
+"""Tests of smoke test, benchmark and comparison with a real vLLM of two data-parallel ranks.
 
-It does not speculate: vLLM 0.32.0 with `--speculative-config '{"method": "ngram", …}'` on a CPU answers greedy requests
-and counts its drafts, and its engine ends at a sampled one, in v1/sample/ops/topk_topp_sampler.py:529, `k.max()` of
-an empty tensor.
+The server does not use speculative decoding. With `--speculative-config '{"method": "ngram", …}'` on a CPU, vLLM 0.32.0
+answers greedy requests and counts drafts, but crashes at a sampled request: `k.max()` of an empty tensor in
+v1/sample/ops/topk_topp_sampler.py:529.
 """
 
 import json
@@ -19,7 +19,7 @@ from orchestrator.core.paths import Home
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 LOAD = ("--input-tokens", "500", "--output-tokens", "8", "--request-rate", "4", "--requests", "20")
-NOT_THERE = {
+SKIPPED = {
     "API key required",
     "speculative decoding",
     "clean log",
@@ -29,7 +29,7 @@ NOT_THERE = {
     "tool call parsed",
     "reasoning separated",
     "soak",
-}  # in this server, or for a URL
+}  # this server lacks the feature, or the check needs more than a URL
 
 
 def test_vllm_is_smoke_tested_benchmarked_and_compared(tiny_model: Path, tmp_path: Path) -> None:
@@ -38,10 +38,10 @@ def test_vllm_is_smoke_tested_benchmarked_and_compared(tiny_model: Path, tmp_pat
         smoke = deploy.run("smoke", url, "--profile", "cpu-tiny", "--json")
         assert smoke.returncode == 0, smoke.stderr
         checks = json.loads(smoke.stdout)["checks"]
-        assert {check["name"] for check in checks if check["verdict"] == "skipped"} == NOT_THERE
-        others = {check["name"]: check for check in checks if check["name"] not in NOT_THERE}
-        assert others.pop("DP ranks")["evidence"].startswith("all ranks answered")  # vLLM does not say which one did
-        assert {check["verdict"] for check in others.values()} == {"passed"}
+        assert {check["name"] for check in checks if check["verdict"] == "skipped"} == SKIPPED
+        answered = {check["name"]: check for check in checks if check["name"] not in SKIPPED}
+        assert answered.pop("DP ranks")["evidence"].startswith("all ranks answered")  # vLLM does not report which
+        assert {check["verdict"] for check in answered.values()} == {"passed"}
 
         for name in ("one", "two"):
             done = deploy.run("bench", url, *LOAD, "--output", str(tmp_path / name))
@@ -59,5 +59,5 @@ def test_vllm_is_smoke_tested_benchmarked_and_compared(tiny_model: Path, tmp_pat
 
     compared = deploy.run("compare", str(tmp_path / "one"), str(tmp_path / "two"))
     assert compared.returncode == 0, compared.stderr
-    verdict = compared.stdout.splitlines()[0]  # none where the client was late in one of them alone: a busy machine
+    verdict = compared.stdout.splitlines()[0]  # on a busy machine the client may be late in one run: no verdict
     assert verdict.startswith(("At 4 rps, ", "No verdict on two and one: "))

@@ -1,7 +1,7 @@
-"""The commands of docs/how-to/rented-machines.md, in their order, as the page prints them.
+"""Tests that the commands of docs/how-to/rented-machines.md work in the order of the page.
 
-The lines that the page marks `not run` go to a stand-in of `sky`, and the ssh tunnel to a sshd on loopback, which is
-the node. The profile, the publication and the port are the test's own; an engine from a script stands in for the GPUs.
+A fake `sky` runs the lines that the page marks `not run`. The node is this machine, through a sshd on loopback. The
+tests use their own profile, publication and port, and the scripted engine instead of GPUs.
 """
 
 import json
@@ -35,7 +35,7 @@ NEEDS_A_NODE = ("uv tool install skypilot", "sky launch", "sky down", "ssh -N", 
 
 
 def blocks() -> list[list[str]]:
-    """The commands of each block of the page, with their marks."""
+    """Return the commands of each code block of the page, with their marks."""
     texts = re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)
     return [re.split(r"\n(?! )", text.strip()) for text in texts]
 
@@ -49,15 +49,15 @@ def test_page_marks_only_commands_that_need_a_node() -> None:
 
 
 def write_profile(home: Path, port: int) -> None:
-    """A profile, a workload and a publication of the user, which `render` brings along."""
+    """Write a profile, a workload and a publication of the user, which `render` includes."""
     shipped, profiles = data_root() / "profiles", home / "profiles"
     (profiles / "workloads").mkdir(parents=True)
     (profiles / "published").mkdir()
-    own = (shipped / "cpu-tiny.yaml").read_text().replace("port: 30010", f"port: {port}")
-    own = own.replace("model: tiny", "model: {use: tiny, questions: null}")
+    profile = (shipped / "cpu-tiny.yaml").read_text().replace("port: 30010", f"port: {port}")
+    profile = profile.replace("model: tiny", "model: {use: tiny, questions: null}")
     engine = f"{{use: sglang-0.5.14-cpu, python: {SUPPORT / 'scripted_engine.py'}}}"
-    own = own.replace("engine: sglang-0.5.14-cpu", f"engine: {engine}")
-    (profiles / f"{NAME}.yaml").write_text(own)
+    profile = profile.replace("engine: sglang-0.5.14-cpu", f"engine: {engine}")
+    (profiles / f"{NAME}.yaml").write_text(profile)
     load = (shipped / "workloads/smoke-tiny.yaml").read_text()
     load = load.replace("request_rates: [1.0, 2.0, 4.0]", "request_rates: [4.0]").replace("requests: 40", "requests: 8")
     (profiles / "workloads/short.yaml").write_text(load)
@@ -67,7 +67,7 @@ def write_profile(home: Path, port: int) -> None:
 
 
 def write_programs(programs: Path) -> None:
-    """`deploy` and `sky` of the user."""
+    """Write the user's `deploy` and `sky`."""
     programs.mkdir()
     scripts = {
         programs / "sky": f'exec {sys.executable} {SUPPORT}/sky_standin.py "$@"',
@@ -78,8 +78,8 @@ def write_programs(programs: Path) -> None:
         file.chmod(0o755)
 
 
-def clone_into(folder: Path) -> None:
-    """The files of this repository: what `--package .` brings to the node."""
+def copy_repository(folder: Path) -> None:
+    """Copy the tracked files of this repository, which `--package .` copies to the node."""
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.decode()
     for file in filter(None, tracked.split("\0")):
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ def clone_into(folder: Path) -> None:
 
 
 def page_script(local: int, port: int) -> str:
-    """The first block of the page, for the test's own names and ports."""
+    """Return the first code block of the page with the name and the ports of this test."""
     lines = [command.partition(MARK)[0].strip() for command in blocks()[0] if not command.startswith("uv tool")]
     script = "\n".join(["set -eux", f"trap 'kill %1; sky down {NAME}' EXIT", *lines])
     script = script.replace(f"{PORT}:127.0.0.1:{PORT}", f"{local}:127.0.0.1:{port}").replace(PORT, str(local))
@@ -96,7 +96,7 @@ def page_script(local: int, port: int) -> str:
 
 def test_dstack_commands_build_wheel_and_render_service(tmp_path: Path) -> None:
     clone, programs = tmp_path / "clone", tmp_path / "programs"
-    clone_into(clone)
+    copy_repository(clone)
     write_programs(programs)
     lines = [command.partition("#")[0] for command in blocks()[1] if MARK not in command]
     path = f"{programs}:{Path(uv.find_uv_bin()).parent}:{os.environ['PATH']}"
@@ -113,12 +113,12 @@ def test_dstack_commands_build_wheel_and_render_service(tmp_path: Path) -> None:
 def test_page_commands_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     port, local = free_port(), free_port()
     node, home, programs, ssh = (tmp_path / name for name in ("node", "home", "programs", "ssh"))
-    clone = tmp_path / f"clone-{os.getpid()}"  # its name is that of a folder in /tmp of the node
+    clone = tmp_path / f"clone-{os.getpid()}"  # a folder in /tmp of the node gets the same name
     for folder in (node, ssh):
         folder.mkdir()
     write_profile(home, port)
     write_programs(programs)
-    clone_into(clone)
+    copy_repository(clone)
     with ssh_server(ssh, deploy_home=node / ".local/share/deploy", home=node, monkeypatch=monkeypatch) as url:
         address, number = url.removeprefix("ssh://").split(":")
         with (ssh / "client").open("a") as client:
@@ -130,7 +130,7 @@ def test_page_commands_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         }  # fmt: skip
         try:
             done = subprocess.run(
-                ["timeout", "450", "bash", "-c", page_script(local, port)],  # and what it began
+                ["timeout", "450", "bash", "-c", page_script(local, port)],  # also ends its child processes
                 cwd=clone, env=environ, capture_output=True, text=True, check=False, timeout=TIMEOUT,
             )  # fmt: skip
         finally:
@@ -140,6 +140,6 @@ def test_page_commands_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert done.returncode == 0, output
     assert '"id":"tiny"' in done.stdout.replace('": "', '":"')
     assert f"`{NAME}` is up" in output
-    (measured,) = json.loads((clone / "results/wafer-glm52/report.json").read_text())["comparisons"]
-    assert [row["rate_rps"] for row in measured["rows"]] == [4.0]
+    (comparison,) = json.loads((clone / "results/wafer-glm52/report.json").read_text())["comparisons"]
+    assert [row["rate_rps"] for row in comparison["rows"]] == [4.0]
     wait_for(lambda: not processes_with(f"--port {port}"))

@@ -1,4 +1,4 @@
-"""The report in a real browser: it renders, asks for nothing, its plots hold data, it fits a phone and paper."""
+"""Tests of the report in a real browser: layout on screens and paper, data in plots, and no network requests."""
 
 import html
 import json
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 PHONE, TABLET, DESKTOP = 375, 768, 1280
 
-# The page in three frames of its own origin, and a script outside them that measures what was laid out.
+# Shows the page in three frames and measures the layout of each.
 MEASURE = """<!doctype html><body>
 <iframe width="375" height="800" srcdoc="PAGE"></iframe><iframe width="768" height="800" srcdoc="PAGE"></iframe>
 <iframe width="1280" height="800" srcdoc="PAGE"></iframe>
@@ -43,18 +43,18 @@ addEventListener("load", () => {
             background: frame.contentWindow.getComputedStyle(page.body).backgroundColor,
             alarms: page.querySelectorAll(".alarm").length, text: page.body.innerText.length};
   });
-  document.body.innerHTML = "<pre id=found></pre>";
-  document.getElementById("found").textContent = JSON.stringify(frames);
+  document.body.innerHTML = "<pre id=frames></pre>";
+  document.getElementById("frames").textContent = JSON.stringify(frames);
 });
 </script></body>"""
 
 
 @pytest.fixture(scope="module")
 def chromium() -> str:
-    found = shutil.which("chromium") or shutil.which("google-chrome")
-    if found is None:
+    program = shutil.which("chromium") or shutil.which("google-chrome")
+    if program is None:
         pytest.skip("no headless Chromium on this machine: apt-get install chromium")
-    return found
+    return program
 
 
 def browse(chromium: str, profile: Path, *arguments: str) -> str:
@@ -72,20 +72,20 @@ def page_of(directory: Path, *results: BenchResult) -> Path:
     return write_report(make_report(find_results([directory]), published="wafer-glm52", prices=()), directory)[0]
 
 
-def measured(chromium: str, page: Path, *arguments: str) -> list[dict[str, object]]:
+def measure_layout(chromium: str, page: Path, *arguments: str) -> list[dict[str, object]]:
     frame = page.with_name("measure.html")
     frame.write_text(MEASURE.replace("PAGE", html.escape(page.read_text())))
     dom = browse(chromium, page.parent / "profile", "--dump-dom", *arguments, frame.as_uri())
-    found = re.search(r'<pre id="found">(.*?)</pre>', dom, re.DOTALL)
-    assert found is not None
-    frames = json.loads(html.unescape(found[1]))
+    match = re.search(r'<pre id="frames">(.*?)</pre>', dom, re.DOTALL)
+    assert match is not None
+    frames = json.loads(html.unescape(match[1]))
     assert [frame["width"] for frame in frames] == [PHONE, TABLET, DESKTOP]
     return list(frames)
 
 
 def test_report_fits_phone_and_plots_contain_data(chromium: str, tmp_path: Path) -> None:
     page = page_of(tmp_path, tp4dp2(), tp8(), single_stream(), b200())
-    for frame in measured(chromium, page):
+    for frame in measure_layout(chromium, page):
         assert frame["needed"] == frame["width"], "the page is wider than the window"
         plots = frame["plots"]
         assert isinstance(plots, list)
@@ -93,24 +93,23 @@ def test_report_fits_phone_and_plots_contain_data(chromium: str, tmp_path: Path)
         assert marks == {"frontier": 13, "ttft-p95": 19, "tpot": 13, "throughput": 19, "energy": 6}
         assert [plot["stray"] + plot["cut"] for plot in plots] == [0] * 5
         assert frame["alarms"] == 0
-        assert frame["tips"] == ["none", "block"], "keyboard focus shows the exact values of a point"
+        assert frame["tips"] == ["none", "block"], "keyboard focus does not show the exact values of a point"
         assert isinstance(frame["text"], int)
         assert frame["text"] > 5000
 
 
 def test_report_with_long_names_fits(chromium: str, tmp_path: Path) -> None:
-    """Long names of directories, requests over time, errors and changes: nothing is cut and nothing is too wide."""
     failed = FailureCount(kind="stream-error", count=4, example="x" * 300)
     for index in range(2):
         result = tp4dp2()
         points = tuple(replace(point, failures=(failed,)) for point in result.points)
         plan = {"flags": [{"name": "a-setting-of-quite-some-length", "values": [f"/a/long/path/{index}" * 6]}]}
-        location = replace(result.run.provenance, plan=plan, plan_digest=str(index))
-        own = replace(result, run=replace(result.run, provenance=location), points=points)
-        save(own, tmp_path / f"a-directory-with-a-rather-long-name-{index}")
+        provenance = replace(result.run.provenance, plan=plan, plan_digest=str(index))
+        changed = replace(result, run=replace(result.run, provenance=provenance), points=points)
+        save(changed, tmp_path / f"a-directory-with-a-rather-long-name-{index}")
     results = find_results([tmp_path])
-    made = make_report(results, published="none", prices=())
-    for frame in measured(chromium, write_report(made, tmp_path)[0]):
+    report = make_report(results, published="none", prices=())
+    for frame in measure_layout(chromium, write_report(report, tmp_path)[0]):
         assert frame["needed"] == frame["width"], "the page is wider than the window"
         plots = frame["plots"]
         assert isinstance(plots, list)
@@ -120,13 +119,13 @@ def test_report_with_long_names_fits(chromium: str, tmp_path: Path) -> None:
 
 def test_alarm_is_visible(chromium: str, tmp_path: Path) -> None:
     page = page_of(tmp_path, marked(tp4dp2(), IssueKind.SIMULATED_ACCEPTANCE, IssueKind.KERNEL_MISS))
-    assert [frame["alarms"] for frame in measured(chromium, page)] == [1, 1, 1]
+    assert [frame["alarms"] for frame in measure_layout(chromium, page)] == [1, 1, 1]
 
 
 def test_dark_mode_has_dark_background(chromium: str, tmp_path: Path) -> None:
     page = page_of(tmp_path, tp4dp2())
     light, dark = (
-        measured(chromium, page, *arguments)[0]["background"]
+        measure_layout(chromium, page, *arguments)[0]["background"]
         for arguments in ((), ("--blink-settings=preferredColorScheme=0",))
     )
     assert light == "rgb(253, 253, 251)"
@@ -134,7 +133,7 @@ def test_dark_mode_has_dark_background(chromium: str, tmp_path: Path) -> None:
 
 
 def requests_of(chromium: str, page: Path) -> list[str]:
-    """What a page asked the network for, by the browser's own log (its own requests have no origin)."""
+    """Return the URLs that a page requests, from the browser's log, in which its own requests have no origin."""
     log = page.parent / "net.json"
     browse(chromium, page.parent / "profile", f"--log-net-log={log}", "--dump-dom", page.as_uri())
     events = (event.get("params", {}) for event in json.loads(log.read_text())["events"])
@@ -142,9 +141,9 @@ def requests_of(chromium: str, page: Path) -> list[str]:
 
 
 def test_report_makes_no_network_requests(chromium: str, tmp_path: Path) -> None:
-    telltale = tmp_path / "telltale.html"
-    telltale.write_text('<img src="http://somewhere.invalid/pixel.png">')
-    assert requests_of(chromium, telltale) == ["http://somewhere.invalid/pixel.png"]  # the instrument works
+    control = tmp_path / "control.html"
+    control.write_text('<img src="http://somewhere.invalid/pixel.png">')
+    assert requests_of(chromium, control) == ["http://somewhere.invalid/pixel.png"]  # the log contains requests
     assert requests_of(chromium, page_of(tmp_path, tp4dp2(), b200())) == []
 
 

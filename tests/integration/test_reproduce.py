@@ -1,4 +1,4 @@
-"""`deploy reproduce`, of servers of the scripted engine: interrupted in the middle, taken up again, ended."""
+"""Tests of `deploy reproduce` with servers of the scripted engine."""
 
 import json
 import signal
@@ -18,7 +18,7 @@ SHIPPED = data_root() / "profiles"
 
 @dataclass(frozen=True)
 class Publication:
-    """Published figures in a file of the user, measured again by a profile and a workload of the user."""
+    """A user's file of published results, with a profile and a workload of the user."""
 
     file: Path
     profile: Path
@@ -28,12 +28,12 @@ class Publication:
 @pytest.fixture
 def publication(tmp_path: Path) -> Publication:
     port, profile, workload = free_port(), tmp_path / "tiny-again.yaml", tmp_path / "two-rates.yaml"
-    own = (
+    changes = (
         ("port: 30010", f"port: {port}"),
         ("engine: sglang-0.5.14-cpu", f"engine: {{use: sglang-0.5.14-cpu, python: {ENGINE}}}"),
         ("model: tiny", "model: {use: tiny, questions: null}"),
     )
-    profile.write_text(changed(SHIPPED / "cpu-tiny.yaml", *own))
+    profile.write_text(changed(SHIPPED / "cpu-tiny.yaml", *changes))
     workload.write_text(
         changed(
             SHIPPED / "workloads" / "smoke-tiny.yaml",
@@ -50,7 +50,7 @@ def publication(tmp_path: Path) -> Publication:
 
 
 def changed(file: Path, *changes: tuple[str, str]) -> str:
-    """The text of a file with these changes, each of which must be found."""
+    """Return the text of a file with replacements; fail if an old text is missing."""
     text = file.read_text()
     for old, new in changes:
         assert old in text
@@ -59,67 +59,67 @@ def changed(file: Path, *changes: tuple[str, str]) -> str:
 
 
 def commands(text: str) -> list[str]:
-    """The commands in the order they were begun: `[2/4] deploy bench …`."""
+    """Return the commands in the order of their start, from lines like `[2/4] deploy bench …`."""
     return [line.partition("] deploy ")[2] for line in text.splitlines() if "] deploy " in line]
 
 
 def test_interrupted_reproduction_is_resumed(publication: Publication, tmp_path: Path) -> None:
     deploy, results = CommandLine(Home(tmp_path / "home")), tmp_path / "results"
-    again = ["reproduce", str(publication.file), "--output", str(results)]
+    words = ["reproduce", str(publication.file), "--output", str(results)]
 
-    with deploy.running(*again) as first:
+    with deploy.running(*words) as first:
         first.wait_for("no step `stage` for `tiny-again`")
         first.wait_for(r"^\[4/6\] deploy bench")
         first.wait_for("5 rps: 10 requests")
         code, output = first.end(signal.SIGINT)
     assert code == 130, output
     assert "repeat the command to continue" in output
-    nothing_is_left(deploy, publication.port)
+    assert_no_server_is_left(deploy, publication.port)
 
-    second = deploy.run(*again)
+    second = deploy.run(*words)
     assert second.returncode == 0, second.stderr
     assert [command.split()[0] for command in commands(second.stderr)] == ["up", "bench", "report", "down"]
     assert commands(second.stderr)[1].endswith("--resume")
-    assert "4 rps: 10 requests" not in second.stderr, "what was measured is not measured again"
-    nothing_is_left(deploy, publication.port)
-    (measured,) = json.loads((results / "report.json").read_text())["comparisons"]
-    assert [row["rate_rps"] for row in measured["rows"]] == [4.0, 5.0]
-    assert {"another-workload", "another-machine"} <= {reason["kind"] for reason in measured["reasons"]}
+    assert "4 rps: 10 requests" not in second.stderr, "a finished rate was measured again"
+    assert_no_server_is_left(deploy, publication.port)
+    (comparison,) = json.loads((results / "report.json").read_text())["comparisons"]
+    assert [row["rate_rps"] for row in comparison["rows"]] == [4.0, 5.0]
+    assert {"another-workload", "another-machine"} <= {reason["kind"] for reason in comparison["reasons"]}
     assert "NOT COMPARABLE" in second.stderr
     assert "not comparable" in (results / "report.html").read_text().lower()
 
-    third = deploy.run(*again)
+    third = deploy.run(*words)
     assert (third.returncode, commands(third.stderr)) == (0, [])
 
 
 def test_reproduce_from_running_server_keeps_it_running(publication: Publication, tmp_path: Path) -> None:
     deploy, results = CommandLine(Home(tmp_path / "home")), tmp_path / "results"
-    measure = ["reproduce", str(publication.file), "--from", "tiny-again", "--output", str(results)]
-    missing = deploy.run(*measure)
+    words = ["reproduce", str(publication.file), "--from", "tiny-again", "--output", str(results)]
+    missing = deploy.run(*words)
     assert (missing.returncode, "no server `tiny-again` found" in missing.stderr) == (6, True), missing.stderr
 
     assert deploy.run("up", str(publication.profile), "--set", "env.OF_THE_USER=1").returncode == 0
-    other = deploy.run(*measure)
+    other = deploy.run(*words)
     assert other.returncode == 2, other.stderr
-    same = deploy.run(*measure, "--set", "env.OF_THE_USER=1")
+    same = deploy.run(*words, "--set", "env.OF_THE_USER=1")
     assert same.returncode == 0, same.stderr
     assert [command.split()[0] for command in commands(same.stderr)] == ["smoke", "bench", "report"]
     (status,) = json.loads(deploy.run("status", "--json").stdout)
     assert status["name"] == "tiny-again"
     assert processes_with(f"--port {publication.port}")
 
-    own = deploy.run(
-        "bench", "tiny-again", "--request-rate", "5", "--requests", "10", "--output", str(tmp_path / "own")
+    bench = deploy.run(
+        "bench", "tiny-again", "--request-rate", "5", "--requests", "10", "--output", str(tmp_path / "bench")
     )
-    assert own.returncode == 0, own.stderr
-    assert "note: workload `smoke-tiny`: 500 in / 24 out" in own.stderr  # that of the profile
+    assert bench.returncode == 0, bench.stderr
+    assert "note: workload `smoke-tiny`: 500 in / 24 out" in bench.stderr  # the profile's workload
 
     assert deploy.run("down", "tiny-again").returncode == 0
-    nothing_is_left(deploy, publication.port)
+    assert_no_server_is_left(deploy, publication.port)
 
 
-def nothing_is_left(deploy: CommandLine, port: int) -> None:
-    """No record and no process of the server."""
+def assert_no_server_is_left(deploy: CommandLine, port: int) -> None:
+    """Assert that the server has neither a record nor a process."""
     servers = json.loads(deploy.run("status", "--json").stdout)
     assert "tiny-again" not in [server["name"] for server in servers]
     assert not processes_with(f"--port {port}")

@@ -1,4 +1,4 @@
-"""`bench --resume` over a result that somebody or something has changed: nothing measured is lost, and no traceback."""
+"""Tests of `bench --resume` with a damaged result: no measured point is lost, and there is no traceback."""
 
 import json
 from collections.abc import Iterator
@@ -45,40 +45,40 @@ def request_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BenchReques
 
 
 @pytest.fixture(scope="module")
-def measured(request_of: BenchRequest) -> str:
-    """A result of two points, as it is on disk."""
-    measure(request_of, lambda _point, _far: None)
+def result_text(request_of: BenchRequest) -> str:
+    """Return the saved text of a result with two points."""
+    measure(request_of, lambda *_: None)
     return (request_of.directory / RESULT_FILE).read_text()
 
 
 def paths(data: object, at: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """Every key and index in a document."""
+    """Yield the path of every key and index in a document."""
     for key, value in data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ():
         yield (*at, key)
         yield from paths(value, (*at, key))
 
 
-def damaged(text: str, dice: Random) -> str:
-    """Another value, one that is missing, a point twice or in another place, or another text."""
-    at, kind = dice.randrange(len(text)), dice.randrange(8)
+def damaged(text: str, rng: Random) -> str:
+    """Cut the text, change a character, shuffle or repeat points, or change or delete a value."""
+    at, kind = rng.randrange(len(text)), rng.randrange(8)
     if kind == 0:
         return text[:at]
     if kind == 1:
-        return text[:at] + dice.choice('{}[]",:0-e\x00\udc80x') + text[at + dice.randrange(2) :]
+        return text[:at] + rng.choice('{}[]",:0-e\x00\udc80x') + text[at + rng.randrange(2) :]
     data = json.loads(text)
     if kind == 2:
-        dice.shuffle(data["points"])
-        data["points"] += dice.choices(data["points"], k=dice.randrange(3))
+        rng.shuffle(data["points"])
+        data["points"] += rng.choices(data["points"], k=rng.randrange(3))
         return json.dumps(data)
-    # half of them in a point: that is what would be lost
-    *way, last = dice.choice([keys for keys in paths(data) if kind < 5 or keys[0] == "points"])
-    inside = data
-    for step in way:
-        inside = inside[step]
-    if dice.random() < 0.3:
-        del inside[last]
+    # half of these changes are in a point, which could be lost
+    *path, last = rng.choice([keys for keys in paths(data) if kind < 5 or keys[0] == "points"])
+    parent = data
+    for key in path:
+        parent = parent[key]
+    if rng.random() < 0.3:
+        del parent[last]
     else:
-        inside[last] = dice.choice(UNEXPECTED)
+        parent[last] = rng.choice(UNEXPECTED)
     return json.dumps(data)
 
 
@@ -87,25 +87,25 @@ def finished(result: BenchResult) -> set[Point]:
 
 
 def test_damaged_result_is_resumed_or_rejected_without_loss(
-    request_of: BenchRequest, measured: str, tmp_path: Path
+    request_of: BenchRequest, result_text: str, tmp_path: Path
 ) -> None:
-    file, dice, ends = tmp_path / RESULT_FILE, Random(20261122), {"refused": 0, "gone on with": 0}
+    file, rng, outcomes = tmp_path / RESULT_FILE, Random(20261122), {"rejected": 0, "resumed": 0}
     for _ in range(ROUNDS):
-        text = damaged(measured, dice)
+        text = damaged(result_text, rng)
         file.write_text(text, errors="surrogateescape")
         before = file.read_bytes()
-        refused, earlier, result = None, None, None
+        error, earlier, result = None, None, None
         try:
             earlier = _previous_result(tmp_path, resume=True)
-            result = measure(replace(request_of, directory=tmp_path, previous=earlier), lambda _point, _far: None)
-        except DeployError as error:
-            refused = error
-        ends["refused" if refused else "gone on with"] += 1
-        if refused:
-            assert file.read_bytes() == before, refused.message
-            assert refused.location == str(file) or refused.hint, refused.message
+            result = measure(replace(request_of, directory=tmp_path, previous=earlier), lambda *_: None)
+        except DeployError as raised:
+            error = raised
+        outcomes["rejected" if error else "resumed"] += 1
+        if error:
+            assert file.read_bytes() == before, error.message
+            assert error.location == str(file) or error.hint, error.message
         if earlier and result:
             assert finished(earlier) <= finished(result), "a measured point is lost"
             assert {point.label for point in result.points} >= {"40", "41"}
             assert load_result(tmp_path) == result
-    assert min(ends.values()) > ROUNDS / 10, ends
+    assert min(outcomes.values()) > ROUNDS / 10, outcomes

@@ -1,4 +1,4 @@
-"""What every runtime keeps to, run against each one of the registry with small programs in place of sglang."""
+"""Tests of the contract of all runtimes, with small programs in place of sglang."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -23,15 +23,15 @@ FAILS = "import sys; print('going', flush=True); sys.exit(3)"
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One runtime, and how a program is started in it."""
+    """A runtime, and how to start a program in it."""
 
     start_argv: Callable[[str, tuple[str, ...]], CpuServer]
     python: str
-    restarts: bool = False  # whatever ends is started again, until it is stopped
+    restarts: bool = False  # whether the runtime restarts a program that has exited
     started: list[CpuServer] = field(default_factory=list)
 
     def start(self, name: str, program: str) -> CpuServer:
-        """Start a Python program as if it were a server."""
+        """Start a Python program as a server."""
         self.started.append(self.start_argv(name, (self.python, "-c", program)))
         return self.started[-1]
 
@@ -73,10 +73,10 @@ CASES = {"docker": docker_case, "kubernetes": kubernetes_case, "process": proces
     ]
 )
 def case(request: pytest.FixtureRequest) -> Iterator[Case]:
-    """Each runtime in turn; what was started is taken down after the test."""
-    made = CASES[request.param](request)
-    yield made
-    for server in made.started:
+    """Return the case of each runtime; stop its servers after the test."""
+    case = CASES[request.param](request)
+    yield case
+    for server in case.started:
         server.runtime.stop(server.handle, grace=0)
 
 
@@ -93,9 +93,9 @@ def test_contract_covers_every_runtime() -> None:
 
 
 def test_started_server_is_discoverable_until_stopped(case: Case) -> None:
-    """One test: a start in a cluster takes seconds."""
+    """This is one test because a start in a cluster takes seconds."""
     server = case.start("found", SERVES)
-    wait_for(lambda: has_logged(server, "serving"))  # a kubelet may take a minute to end what it is just starting
+    wait_for(lambda: has_logged(server, "serving"))  # a kubelet may need a minute to stop a starting container
 
     assert server.runtime.find("never-was") == ()
     assert server.runtime.find(server.handle.name) == (server.handle,)
@@ -103,9 +103,7 @@ def test_started_server_is_discoverable_until_stopped(case: Case) -> None:
     assert status(server) is Status.RUNNING
     assert server.handle.plan_digest == server.plan.digest
     port = int(server.handle.url.removeprefix("http://127.0.0.1:"))
-    assert bool(server.handle.forward_command) != (
-        port == server.plan.server.port
-    )  # whose own port, or any that leads there
+    assert bool(server.handle.forward_command) != (port == server.plan.server.port)
 
     assert list(server.runtime.logs(server.handle, follow=False)) == ["serving"]
 
@@ -114,7 +112,7 @@ def test_started_server_is_discoverable_until_stopped(case: Case) -> None:
     assert status(server) is Status.RUNNING
     assert server.runtime.find(server.handle.name) == (server.handle,)
 
-    for _ in range(2):  # the second one finds nothing to do
+    for _ in range(2):  # the second call has nothing to stop
         server.runtime.stop(server.handle, grace=5)
         assert status(server) is Status.NOT_FOUND
         assert server.runtime.find(server.handle.name) == ()
@@ -128,18 +126,18 @@ def test_exited_server_reports_exit_code(case: Case) -> None:
 
     assert server.runtime.state(server.handle).exit_code == 3
     assert has_logged(server, "going")
-    assert server.runtime.find(server.handle.name) == (server.handle,)  # until somebody stops it
+    assert server.runtime.find(server.handle.name) == (server.handle,)  # until it is stopped
 
 
 def test_process_cmdlines_exclude_zombies_and_memory_is_reported(case: Case) -> None:
     server = case.start(
         "titled",
-        "import os, time; held = b'x' * (200 << 20); os.fork() or os._exit(0); print('forked', flush=True);"
+        "import os, time; data = b'x' * (200 << 20); os.fork() or os._exit(0); print('forked', flush=True);"
         "time.sleep(600)",
     )
     wait_for(lambda: has_logged(server, "forked"))
 
-    wait_for(lambda: len(forked(server)) == 1)
+    wait_for(lambda: len(program_cmdlines(server)) == 1)
     used = server.runtime.host_memory(server.handle)
     assert used is None if server.runtime.name in {"kubernetes", "slurm"} else used is not None
     assert used is None or 200 << 20 < used < 400 << 20
@@ -148,17 +146,15 @@ def test_process_cmdlines_exclude_zombies_and_memory_is_reported(case: Case) -> 
     assert server.runtime.process_cmdlines(server.handle) == ()
 
 
-def forked(server: CpuServer) -> list[str]:
-    """The program's own processes, without the init of a container."""
-    titles = server.runtime.process_cmdlines(server.handle)
-    return [title for title in titles if ("os.fork" in title or "defunct" in title) and "docker-init" not in title]
+def program_cmdlines(server: CpuServer) -> list[str]:
+    """Return the command lines of the program's processes, without that of a container's init."""
+    lines = server.runtime.process_cmdlines(server.handle)
+    return [line for line in lines if ("os.fork" in line or "defunct" in line) and "docker-init" not in line]
 
 
 def test_followed_log_ends_with_the_server(case: Case) -> None:
     if case.restarts:
-        pytest.skip(
-            "a pod of a Deployment is always started again: `test_kubernetes_node.py` follows one until its stop"
-        )
+        pytest.skip("a pod of a Deployment is always started again; `test_kubernetes_node.py` follows its log")
     server = case.start("followed", "print('one', flush=True); import time; time.sleep(1); print('two', flush=True)")
 
     assert list(server.runtime.logs(server.handle, follow=True)) == ["one", "two"]

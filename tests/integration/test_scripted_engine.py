@@ -1,6 +1,6 @@
-"""The engine of the attacks stands in for sglang: asked the same, both give this project the same to read.
+"""Tests that the scripted engine behaves like real sglang.
 
-Both are started as equals, by the same plan, behind one gateway: what that does with real sglang is seen here as well.
+Both run as replicas of one plan behind one gateway, so these tests also cover the gateway with real sglang.
 """
 
 import json
@@ -44,32 +44,33 @@ COUNTED = {"stream_options": {"include_usage": True, "continuous_usage_stats": T
 
 @pytest.fixture(scope="module")
 def pair(cpu_engine: CpuEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """Real sglang, and what stands in for it, as two servers of one plan; their gateway before them."""
-    with pair_in(tmp_path_factory.mktemp("pair")) as made:
-        mixed = made.with_real(cpu_engine)
-        mixed.up(f"timeouts.progress_deadline={TIMEOUT}")
-        yield mixed
+    """Start real sglang and the scripted engine as two replicas of one plan behind a gateway."""
+    with pair_in(tmp_path_factory.mktemp("pair")) as scripted_pair:
+        mixed_pair = scripted_pair.with_real(cpu_engine)
+        mixed_pair.up(f"timeouts.progress_deadline={TIMEOUT}")
+        yield mixed_pair
 
 
 def servers_of(pair: Pair) -> list[CpuServer]:
-    """The real one, and the other."""
+    """Return the real server and the scripted one, in this order."""
     plan = pair.handle.require_plan()
     runtime = ProcessRuntime(pair.deploy.home)
     return [CpuServer(handle=replica.unit, runtime=runtime, plan=plan) for replica in pair.handle.replicas]
 
 
 def test_scripted_engine_reports_same_version_as_sglang(cpu_engine: CpuEngine) -> None:
-    asked = [subprocesses.run([str(python), "-c", interpreter._ASK]) for python in (cpu_engine.python, ENGINE)]
-    real, scripted = (json.loads(done.stdout) for done in asked)
+    results = [subprocesses.run([str(python), "-c", interpreter._ASK]) for python in (cpu_engine.python, ENGINE)]
+    real, scripted = (json.loads(result.stdout) for result in results)
 
     assert (scripted.keys(), scripted["sglang"]) == (real.keys(), real["sglang"])
 
 
 def test_scripted_engine_responses_and_logs_match_sglang(pair: Pair) -> None:
-    real, scripted = (seen(server) for server in servers_of(pair))
-    assert {what: value for what, value in scripted.items() if value != real[what]} == {}, real
-    replacement, double = servers_of(pair)
-    wait_for(lambda: counters(replacement) == counters(double))  # sglang gathers them from its processes, by and by
+    real_server, scripted_server = servers_of(pair)
+    real, scripted = observe(real_server), observe(scripted_server)
+    assert {name: value for name, value in scripted.items() if value != real[name]} == {}, real
+    # sglang exports the metrics of its processes with a delay
+    wait_for(lambda: metric_names(real_server) == metric_names(scripted_server))
 
 
 def test_gateway_routes_prompts_to_cached_replica(pair: Pair) -> None:
@@ -84,9 +85,9 @@ def test_gateway_routes_prompts_to_cached_replica(pair: Pair) -> None:
 
 @missing
 def test_panels_have_data_and_faults_fire_only_their_alerts(pair: Pair, tmp_path: Path) -> None:
-    """It ends the servers: the last test that asks them."""
-    ended = pair.deploy.run("monitoring", NAME, "--output", str(tmp_path))
-    assert ended.returncode == 0, ended.stderr
+    """This must be the last test with `pair`: it ends the servers."""
+    done = pair.deploy.run("monitoring", NAME, "--output", str(tmp_path))
+    assert done.returncode == 0, done.stderr
     every_second(tmp_path)
     rules = tmp_path / f"{NAME}.rules.yml"
     rules.write_text(re.sub("for: [12]m", "for: 2s", rules.read_text()))
@@ -103,69 +104,68 @@ def test_panels_have_data_and_faults_fire_only_their_alerts(pair: Pair, tmp_path
         names = {'up{server="pair",job="deploy"}', 'deploy:generation_tokens:rate5m{server="pair"}'}
         return {query for query in queries if len(prometheus.ask(query)) < (2 if query in names else 1)}
 
-    def fires() -> set[str]:
+    def firing_alerts() -> set[str]:
         return {alert["labels"]["alertname"] for alert in prometheus.alerts() if alert["state"] == "firing"}
 
     with scraping(tmp_path) as prometheus:
         wait_for(lambda: not without_data())
-        assert fires() == set()
+        assert firing_alerts() == set()
         control = Path(pair.handle.run_dir, "gateway.key").read_text()
         with httpx.Client(base_url=pair.url, headers={"Authorization": f"Bearer {control}"}, trust_env=False) as client:
-            taken = next(worker for worker in client.get("/workers").json()["workers"] if worker["url"] == real.url)
-            assert client.delete(f"/workers/{taken['id']}").status_code == 202
-        wait_for(lambda: fires() == {"DeployReplicaNotRouted"})
-        its_end = ending_of(real, signal.SIGTERM)
-        wait_for(lambda: fires() == {"DeployReplicaDown"})
+            worker = next(worker for worker in client.get("/workers").json()["workers"] if worker["url"] == real.url)
+            assert client.delete(f"/workers/{worker['id']}").status_code == 202
+        wait_for(lambda: firing_alerts() == {"DeployReplicaNotRouted"})
+        real_exit = exit_after(real, signal.SIGTERM)
+        wait_for(lambda: firing_alerts() == {"DeployReplicaDown"})
         os.kill(pair.pid(pair.handle), signal.SIGKILL)
-        wait_for(lambda: fires() == {"DeployReplicaDown", "DeployGatewayDown"})
-        assert ending_of(scripted, signal.SIGTERM) == its_end
-        wait_for(lambda: fires() == {"DeployServerDown", "DeployGatewayDown"})
+        wait_for(lambda: firing_alerts() == {"DeployReplicaDown", "DeployGatewayDown"})
+        assert exit_after(scripted, signal.SIGTERM) == real_exit
+        wait_for(lambda: firing_alerts() == {"DeployServerDown", "DeployGatewayDown"})
 
 
 def test_scripted_engine_dies_with_its_scheduler_like_sglang(cpu_engine: CpuEngine) -> None:
-    """As `test_up.py` sees it of the real one."""
+    """`test_up.py` tests the same with real sglang."""
     server = replace(cpu_engine, python=ENGINE).start("orphaned")
     try:
         server.wait_until_ready()
         (scheduler,) = (process for process in processes_of(server.handle) if title(process) == "sglang::scheduler")
         os.kill(scheduler.pid, signal.SIGKILL)
-        assert ended(server) == (137, "killed by SIGKILL")
+        assert exit_of(server) == (137, "killed by SIGKILL")
     finally:
         server.runtime.stop(server.handle, grace=0)
 
 
 def without_memory(info: ServerInfo | None) -> ServerInfo | None:
-    """The scripted engine has no cache in memory."""
+    """Set the size of the cache to 0: the scripted engine has no cache."""
     return info and replace(info, cache_bytes=0.0)
 
 
-def seen(server: CpuServer) -> Mapping[str, object]:
-    """All that this project makes of a server that serves."""
+def observe(server: CpuServer) -> Mapping[str, object]:
+    """Return everything that this project reads from a ready server."""
     name = server.plan.model.served_name
-    asked = chat_body(name, "Count to ten.", tokens=8, ignore_eos=True)
+    chat_request = chat_body(name, "Count to ten.", tokens=8, ignore_eos=True)
     with EngineClient(server.url, key=KEY) as client:
         assert client.post_status(endpoints.FLUSH_CACHE, b"") == 200
         first, again = (
             read_generated(client.post(endpoints.GENERATE, generate_body([7] * 64, tokens=5))) for _ in "12"
         )
         chat, streamed = (
-            read_chat(client.post(endpoints.CHAT_COMPLETIONS, asked)),
-            client.events(endpoints.CHAT_COMPLETIONS, {**asked, **COUNTED}),
+            read_chat(client.post(endpoints.CHAT_COMPLETIONS, chat_request)),
+            client.events(endpoints.CHAT_COMPLETIONS, {**chat_request, **COUNTED}),
         )
         body = completion_body(name, [7] * 16, tokens=5, ignore_eos=True, **COUNTED)
         events = list(client.events(endpoints.COMPLETIONS, body))
         native = list(client.events(endpoints.GENERATE, generate_body([9] * 16, tokens=5)))
-        together = read_chat_events(streamed)
+        joined = read_chat_events(streamed)
         schema = {
             "type": "object",
             "properties": {"ready": {"const": True}},
             "required": ["ready"],
             "additionalProperties": False,
         }
-        wanted = {"type": "json_schema", "json_schema": {"name": "ready", "schema": schema}}
-        structured = read_chat(
-            client.post(endpoints.CHAT_COMPLETIONS, {**chat_body(name, "?", tokens=64), "response_format": wanted})
-        )
+        response_format = {"type": "json_schema", "json_schema": {"name": "ready", "schema": schema}}
+        schema_request = {**chat_body(name, "?", tokens=64), "response_format": response_format}
+        structured = read_chat(client.post(endpoints.CHAT_COMPLETIONS, schema_request))
         tokenized = client.post(endpoints.TOKENIZE, tokenize_body(name, "Once upon a time"))
         scoring = scoring_body([[7] * 16, [9] * 16], top=2, tokens=3, start=4)
         scored = [
@@ -193,10 +193,10 @@ def seen(server: CpuServer) -> Mapping[str, object]:
             "chat": (
                 chat.completion_tokens,
                 chat.finish_reason,
-                chat.text == together.text,
-                together.completion_tokens,
+                chat.text == joined.text,
+                joined.completion_tokens,
             ),
-            "chat in pieces": together.chunks > 1,
+            "chat in pieces": joined.chunks > 1,
             "tokens at the end": [tokens_so_far(stream[-1]) for stream in (events, native)],
             "structured": (structured.finish_reason, json.loads(structured.text)["ready"]),
             "tokens of a text": len(tokenized) > 0,
@@ -211,8 +211,8 @@ def seen(server: CpuServer) -> Mapping[str, object]:
         }
 
 
-def counters(server: CpuServer) -> set[str]:
-    """The names of the numbers that it exports, of those that this project reads."""
+def metric_names(server: CpuServer) -> set[str]:
+    """Return the names of the exported metrics that this project reads."""
     with EngineClient(server.url, key=KEY) as client:
         return {name for name in client.metrics() if name in set(Metric) or name.startswith((Metric.TTFT, Metric.E2E))}
 
@@ -225,14 +225,14 @@ def stages(server: CpuServer) -> list[str]:
 
 
 def title(process: Process) -> str:
-    """As setproctitle leaves it; no more than the program of others."""
+    """Return the first word of the command line: setproctitle replaces it by a title."""
     return Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")[0].decode()
 
 
 def tree(server: CpuServer) -> set[tuple[str, bool, bool, bool]]:
-    """Of the children with a title: whether they are in the session and the group, and what their environment shows."""
-    found = processes_of(server.handle)
-    leader = next(process for process in found if process.pid == process.session)
+    """Return each child with a title: the title, whether it shares session and group, whether it has our variable."""
+    processes = processes_of(server.handle)
+    leader = next(process for process in processes if process.pid == process.session)
     return {
         (
             title(process),
@@ -240,23 +240,23 @@ def tree(server: CpuServer) -> set[tuple[str, bool, bool, bool]]:
             os.getpgid(process.pid) == os.getpgid(process.parent),
             b"DEPLOY_SERVER" in Path(f"/proc/{process.pid}/environ").read_bytes(),
         )
-        for process in found
+        for process in processes
         if title(process).startswith("sglang::")
     }
 
 
-def ending_of(server: CpuServer, number: signal.Signals) -> object:
-    """How it ends by a signal to the server alone."""
+def exit_after(server: CpuServer, number: signal.Signals) -> object:
+    """Send a signal to the server process alone; return exit code and detail."""
     (child,) = (process for process in processes_of(server.handle) if process.parent == leader_of(server))
     os.kill(child.pid, number)
-    return ended(server)
+    return exit_of(server)
 
 
 def leader_of(server: CpuServer) -> int:
     return int(server.handle.runtime_id.split("/")[1])
 
 
-def ended(server: CpuServer) -> object:
+def exit_of(server: CpuServer) -> object:
     wait_for(lambda: server.runtime.state(server.handle).status is Status.EXITED)
     wait_for(lambda: not processes_of(server.handle))
     state = server.runtime.state(server.handle)

@@ -1,4 +1,4 @@
-"""A server that tells its API key in every answer and every line: nothing that was started, shown or written has it."""
+"""Tests that no output, file or process contains an API key, although the server repeats it in responses and logs."""
 
 import json
 from collections.abc import Iterator
@@ -14,49 +14,48 @@ from orchestrator.core.paths import Home
 
 ENGINE: Final = Path(__file__).parents[1] / "support" / "scripted_engine.py"
 KEY: Final = "sk-wJ4/Tq8+Mv2=nobody7"
-ENCODED: Final = [name for name in ENCODINGS if name not in {"is", "bearer"}]  # in these, words stand around it
+ENCODED: Final = [name for name in ENCODINGS if name not in {"is", "bearer"}]  # these two add words around the key
 TOKEN: Final = "hf_" + "q7Wn2" * 6
 
 
 @pytest.fixture
 def deploy(tmp_path: Path) -> Iterator[CommandLine]:
-    """`deploy`, with a key in its shell."""
-    secrets = {"TELLTALE": f"{KEY}\n", "HF_TOKEN": f"{TOKEN}\n", "COPY_OF_IT": f"{KEY}\r\n"}  # as read from files
+    """Return `deploy` with secrets in its environment."""
+    secrets = {"TELLTALE": f"{KEY}\n", "HF_TOKEN": f"{TOKEN}\n", "COPY_OF_KEY": f"{KEY}\r\n"}  # as read from files
     command = CommandLine(Home(tmp_path / "home"), secrets, fresh=True)
     yield command
     command.run("down", "telltale")
 
 
 def forms(secret: str) -> list[str]:
-    """The secret in every encoding, and broken up."""
+    """Return the secret in every encoding, and with escape sequences between its characters."""
     return [*(ENCODINGS[name](secret) for name in ENCODED), "\x1b[31m".join(secret)]
 
 
 def assert_not_in(text: str, location: str) -> None:
-    """Of no form of the key, eight characters in a row."""
+    """Assert that a text has no eight successive characters of any form of a secret."""
     text = "".join(text.split())
     for secret in (KEY, TOKEN):
         for form in forms(secret):
-            telling = "".join(form.split()).removeprefix("Authorization:Basic")[10:]
-            leaked = [telling[at : at + 8] for at in range(len(telling) - 7) if telling[at : at + 8] in text]
+            part = "".join(form.split()).removeprefix("Authorization:Basic")[10:]
+            leaked = [part[at : at + 8] for at in range(len(part) - 7) if part[at : at + 8] in text]
             assert not leaked, f"{location}: {leaked[0]!r} in {text[:2000]}"
 
 
-def texts_of_processes() -> dict[str, str]:
-    """What each process but this one was given that tells the key or the token, in its argv or its environment."""
-    found = {}
+def processes_with_secret() -> dict[str, str]:
+    """Return the arguments and environments in /proc that contain the key or the token."""
+    texts = {}
     for path in [folder / name for folder in Path("/proc").glob("[0-9]*") for name in ("environ", "cmdline")]:
         try:
             text = path.read_text(errors="replace")
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
         if KEY in text or TOKEN in text:
-            found[str(path)] = text
-    return found
+            texts[str(path)] = text
+    return texts
 
 
 def test_api_key_echoed_by_server_never_leaks(deploy: CommandLine, tmp_path: Path) -> None:
-    """`up`, `logs`, `diagnose`, `ask`, `smoke` and both ways of `bench`."""
     port, results = free_port(), tmp_path / "results"
     settings = ("server.api_key_env=TELLTALE", f"server.port={port}", f"engine.python={ENGINE}")
     settings += (f"env.SCRIPTED_ECHO={','.join(ENCODINGS)}", "env.SCRIPTED_LOG=OOMKilled", "model.questions=null")
@@ -81,7 +80,7 @@ def test_api_key_echoed_by_server_never_leaks(deploy: CommandLine, tmp_path: Pat
         assert_not_in(done.stdout + done.stderr, " ".join(words[:2]))
         if words[0] in {"ask", "logs", "diagnose"}:
             assert "[REDACTED]" in done.stdout
-    assert texts_of_processes() == {}
+    assert processes_with_secret() == {}
     running = json.loads(deploy.run("status", "--json").stdout)
     assert [server["status"] for server in running if server["name"] == "telltale"] == ["running"]
     deploy.run("down", "telltale")
@@ -95,7 +94,7 @@ def test_api_key_echoed_by_server_never_leaks(deploy: CommandLine, tmp_path: Pat
 
 @pytest.mark.parametrize("key", ["cpu-tiny", "null", "true"])
 def test_api_key_may_equal_command_or_json_word(key: str, tmp_path: Path) -> None:
-    """What `restart` reads is as it was written, and `--json` prints JSON."""
+    """Redaction must change neither the saved request that `restart` reads nor the syntax of `--json`."""
     deploy = CommandLine(Home(tmp_path / "home"), {"WORD": key, "DOCKER_HOST": "unix:///nonexistent"})
     settings = ("server.api_key_env=WORD", f"server.port={free_port()}", f"engine.python={ENGINE}")
     sets = [word for setting in (*settings, "model.questions=null") for word in ("--set", setting)]

@@ -1,6 +1,6 @@
-"""What a plan refuses of flags, against the real `ServerArgs` of three versions.
+"""Tests which values of flags a plan rejects, in comparison with the real `ServerArgs` of three versions of sglang.
 
-Wrong values are set on `mi355x-tp8`; the engine reads a config of GLM-5.2's shape on a machine told to have MI355X.
+The values are set on `mi355x-tp8`. sglang reads a config of GLM-5.2's shape, on a host with fake MI355X GPUs.
 """
 
 import json
@@ -26,10 +26,10 @@ VERSIONS: Mapping[str, tuple[str, ...]] = {
     "0.5.23": ("engine.version=0.5.23", "engine.image=lmsysorg/sglang:v0.5.23-rocm720-mi35x"),
 }
 SCRIPT = Path(__file__).parents[1] / "support" / "server_args.py"
-Ask = Callable[[str, str], dict[str, str]]  # version and platform, to the verdict of each profile and setting
+GetVerdicts = Callable[[str, str], dict[str, str]]  # from version and platform to the verdict on each profile, setting
 
-# What the plan refuses as the engine does: most of it is for the parser.
-REFUSED = (
+# Both the plan and sglang reject these, most of them in sglang's argument parser.
+REJECTED = (
     "mem-fraction-static=80%",
     "mem-fraction-static=auto",
     "max-running-requests=many",
@@ -63,37 +63,37 @@ REFUSED = (
     "trust-remote-code=yes",
     "enable-metrics=1",
 )
-# What the engine takes, and this tool does not.
+# sglang accepts these, and the plan rejects them for this reason.
 STRICTER = {
-    "mem-fraction-static=0": "nothing is left for weights and cache",
-    "mem-fraction-static=1": "nothing is left for activations",
-    "mem-fraction-static=1.5": "no GPU has one and a half times its memory",
-    "mem-fraction-static=-0.5": "no GPU has less than nothing",
-    "mem-fraction-static=nan": "nothing compares with it",
-    "max-running-requests=0": "a server that takes no request",
-    "max-running-requests=-5": "a pool of -5",
-    "max-total-tokens=-1": "a pool of -1",
+    "mem-fraction-static=0": "no memory is left for weights and cache",
+    "mem-fraction-static=1": "no memory is left for activations",
+    "mem-fraction-static=1.5": "more than the memory of a GPU",
+    "mem-fraction-static=-0.5": "less than no memory",
+    "mem-fraction-static=nan": "not a number",
+    "max-running-requests=0": "the server accepts no requests",
+    "max-running-requests=-5": "a pool of negative size",
+    "max-total-tokens=-1": "a pool of negative size",
     "context-length=-1": "no prompt fits",
-    "page-size=7": "DSA sets 64 and does not say so",
-    "page-size=0": "DSA sets 64 and does not say so",
-    "pp-size=0": "no rank is started",
-    "nnodes=2": "the second node is waited for",
-    "node-rank=1": "the first node is waited for",
+    "page-size=7": "DSA silently uses 64",
+    "page-size=0": "DSA silently uses 64",
+    "pp-size=0": "no rank starts",
+    "nnodes=2": "sglang waits for the second node",
+    "node-rank=1": "sglang waits for the first node",
     "base-gpu-id=4": "GPUs 8 to 11 do not exist",
     "gpu-id-step=2": "GPUs 8 to 14 do not exist",
-    "speculative-num-draft-tokens=9": "the engine makes it 6",
-    "speculative-num-steps=-1": "no draft is made",
+    "speculative-num-draft-tokens=9": "sglang changes it to 6",
+    "speculative-num-steps=-1": "there are no drafts",
     "cuda-graph-max-bs-decode=-1": "no graph is captured",
-    "watchdog-timeout=-1": "it fires at once",
-    "speculative-algorithm=eagle": "upper case is what the other rules know it by",
-    "speculative-algorithm=EAGLE3": "the MTP layer is no EAGLE3 draft",
-    "speculative-algorithm=STANDALONE": "no draft model is named",
-    "nccl-port=70000": "there is no such port",
-    "hicache-size=-1": "a pool of -1",
-    "disaggregation-mode=prefill": "half a server",
-    "config=more.yaml": "options that nobody here has looked at",
+    "watchdog-timeout=-1": "the watchdog fires immediately",
+    "speculative-algorithm=eagle": "other rules expect upper case",
+    "speculative-algorithm=EAGLE3": "the MTP layer is not an EAGLE3 draft model",
+    "speculative-algorithm=STANDALONE": "the draft model is missing",
+    "nccl-port=70000": "not a valid port",
+    "hicache-size=-1": "a pool of negative size",
+    "disaggregation-mode=prefill": "the decode server is missing",
+    "config=more.yaml": "the plan does not check the options in the file",
 }
-RIGHT = (
+ACCEPTED = (
     "mem-fraction-static=.80",
     "mem-fraction-static=8.0e-1",
     "speculative-algorithm=NEXTN",
@@ -104,37 +104,37 @@ RIGHT = (
     'preferred-sampling-params={"top_k": 1}',
     "kv-cache-dtype=bfloat16",
 )
-SETTINGS = (*REFUSED, *STRICTER, *RIGHT)
+SETTINGS = (*REJECTED, *STRICTER, *ACCEPTED)
 
 
 @pytest.fixture(scope="module")
-def ask(cpu_environment: Venv, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ask:
-    """What each engine says of all that is asked of it here: importing it takes seconds."""
+def get_verdicts(cpu_environment: Venv, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> GetVerdicts:
+    """Run all commands of a version and platform in one process, because the import of sglang takes seconds."""
     folders = {"cpu": tiny_model, **{platform: tmp_path_factory.mktemp(platform) for platform in ("rocm", "cuda")}}
     model_in(folders["rocm"])
     model_in(folders["cuda"], quantization_config={"quant_method": "modelopt", "quant_algo": "NVFP4"})
-    asked = {(version, "rocm"): wrong(folders["rocm"]) for version in VERSIONS}
+    commands = {(version, "rocm"): commands_with_settings(folders["rocm"]) for version in VERSIONS}
     for (version, platform), profiles in engines().items():
         shipped = {profile: command(profile, folders[platform]) for profile in profiles}
-        asked[version, platform] = {**asked.get((version, platform), {}), **shipped}
+        commands[version, platform] = {**commands.get((version, platform), {}), **shipped}
     programs = {
         (version, platform): Program(
-            program=str(SCRIPT), argv=(str(unpacked(version)), platform), stdin=json.dumps([*commands.values()])
+            program=str(SCRIPT), argv=(str(unpacked(version)), platform), stdin=json.dumps([*by_name.values()])
         )
-        for (version, platform), commands in asked.items()
+        for (version, platform), by_name in commands.items()
     }
-    ended = run_forked(cpu_environment.python, programs)
+    results = run_forked(cpu_environment.python, programs)
 
-    def help_of(version: str, platform: str) -> dict[str, str]:
-        answered = ended[version, platform]
-        assert answered.returncode == 0, answered.stderr[-2000:]
-        return dict(zip(asked[version, platform], json.loads(answered.stdout.splitlines()[-1]), strict=True))
+    def verdicts(version: str, platform: str) -> dict[str, str]:
+        result = results[version, platform]
+        assert result.returncode == 0, result.stderr[-2000:]
+        return dict(zip(commands[version, platform], json.loads(result.stdout.splitlines()[-1]), strict=True))
 
-    return help_of
+    return verdicts
 
 
-def wrong(model: Path) -> dict[str, tuple[str, ...]]:
-    """A command that is right, by the name "", and one with each setting, by that."""
+def commands_with_settings(model: Path) -> dict[str, tuple[str, ...]]:
+    """Return the correct command by the name "", and the command with each setting by that setting."""
     base = command("mi355x-tp8", model)
     return {"": base, **{setting: with_setting(base, setting) for setting in SETTINGS}}
 
@@ -143,8 +143,8 @@ def overrides_of(setting: str) -> list[str]:
     return [f"flags.{one}" for one in setting.split(" & ")]
 
 
-def ours(setting: str, *overrides: str) -> str:
-    """The first of what a plan says of a setting."""
+def plan_verdict(setting: str, *overrides: str) -> str:
+    """Return the first problem of a plan with the setting, or "accepted"."""
     try:
         load("mi355x-tp8", overrides=[*overrides, *overrides_of(setting)])
     except ProfileError as error:
@@ -152,42 +152,42 @@ def ours(setting: str, *overrides: str) -> str:
     return "accepted"
 
 
-def shown(rows: Sequence[tuple[str, str, str]]) -> Iterator[str]:
+def table_lines(rows: Sequence[tuple[str, str, str]]) -> Iterator[str]:
     yield "setting | engine | plan"
     yield from (" | ".join(row) for row in rows)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_wrong_value_is_rejected_by_plan_or_engine(version: str, ask: Ask) -> None:
-    verdicts = ask(version, "rocm")
-    rows = [(setting, verdicts[setting], ours(setting, *VERSIONS[version])) for setting in SETTINGS]
-    print("\n".join(shown(rows)))
+def test_every_wrong_value_is_rejected_by_plan_or_engine(version: str, get_verdicts: GetVerdicts) -> None:
+    verdicts = get_verdicts(version, "rocm")
+    rows = [(setting, verdicts[setting], plan_verdict(setting, *VERSIONS[version])) for setting in SETTINGS]
+    print("\n".join(table_lines(rows)))
 
     assert verdicts[""] == "accepted"
-    assert not [row for row in rows if row[0] in {*REFUSED, *STRICTER} and row[2] == "accepted"]
-    assert not [row for row in rows if row[0] in RIGHT and row[1:] != ("accepted", "accepted")]
+    assert not [row for row in rows if row[0] in {*REJECTED, *STRICTER} and row[2] == "accepted"]
+    assert not [row for row in rows if row[0] in ACCEPTED and row[1:] != ("accepted", "accepted")]
     if version == "0.5.14":
-        assert not [row for row in rows if row[0] in REFUSED and row[1] == "accepted"]
+        assert not [row for row in rows if row[0] in REJECTED and row[1] == "accepted"]
         assert not [row for row in rows if row[0] in STRICTER and row[1] != "accepted" and "config=" not in row[0]]
 
 
-# Their flags name what their own config.json has: MXFP8, and a DSpark draft inside the checkpoint.
+# Their flags depend on the config.json of their own model: MXFP8, and a DSpark draft inside the checkpoint.
 OTHER_CONFIG = ("minimax-m3-tp8", "deepseek-v4.1-flash-tp2")
 
 
 @cache
 def engines() -> dict[tuple[str, str], list[str]]:
-    """The shipped profiles by version and platform of their engine: one process answers for all of them."""
-    found: dict[tuple[str, str], list[str]] = {}
+    """Return the shipped profiles by version and platform of their engine."""
+    profiles: dict[tuple[str, str], list[str]] = {}
     for profile in profile_names(Catalog.shipped()):
         engine = load(profile).plan.engine
-        found.setdefault((engine.version, engine.platform), []).append(profile)
-    return found
+        profiles.setdefault((engine.version, engine.platform), []).append(profile)
+    return profiles
 
 
-def test_shipped_profiles_are_accepted_by_their_engines(ask: Ask) -> None:
+def test_shipped_profiles_are_accepted_by_their_engines(get_verdicts: GetVerdicts) -> None:
     verdicts = {
-        profile: ask(version, platform)[profile]
+        profile: get_verdicts(version, platform)[profile]
         for (version, platform), profiles in engines().items()
         for profile in profiles
         if not profile.endswith(OTHER_CONFIG)

@@ -1,4 +1,4 @@
-"""What a user is told of a server of the scripted engine: while it runs, when it was killed, and when it runs again."""
+"""Tests of commands about a server of the scripted engine: while it runs, after it was killed, and after a restart."""
 
 import json
 import os
@@ -51,7 +51,7 @@ def test_status_diagnose_and_logs_of_running_server(deploy: CommandLine, run_dir
     assert status.returncode == 0
     assert "running for " in status.stdout
     assert f"`{NAME}` took " in status.stderr
-    assert "docker" not in status.stderr  # nothing was started there: that there is no daemon concerns nobody
+    assert "docker" not in status.stderr  # the missing daemon is reported only after a start of a container
     assert diagnosis.stdout.startswith(f"`{NAME}` is healthy, and its log of ")
     assert last.stdout.splitlines() == (run_dir / "server.log").read_text().splitlines()[-2:]
 

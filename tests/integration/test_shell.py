@@ -1,4 +1,4 @@
-"""Programs as they are started: Ctrl-C reaches them once, and nothing of them is left."""
+"""Tests of the start and the end of child programs."""
 
 import signal
 import subprocess
@@ -45,8 +45,8 @@ sys.stdin.read()
 FOLLOWED = """
 import sys
 from orchestrator.core.subprocesses import follow
-telling = 'import os, time; print(os.getpid(), flush=True); time.sleep(600)'
-follow([sys.executable, '-c', telling], lambda line: print(line, flush=True))
+program = 'import os, time; print(os.getpid(), flush=True); time.sleep(600)'
+follow([sys.executable, '-c', program], lambda line: print(line, flush=True))
 """
 
 
@@ -60,7 +60,7 @@ def running(argv: list[str]) -> Iterator["subprocess.Popen[bytes]"]:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process is there and not a zombie that nobody collects."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
@@ -91,15 +91,15 @@ def test_program_ignoring_sigint_is_ended_by_sigterm(tmp_path: Path) -> None:
 
 
 def test_aborted_follow_ends_worker_processes() -> None:
-    seen: list[int] = []
+    pids: list[int] = []
 
-    def give_up(line: str) -> None:
-        seen.append(int(line))
+    def abort(line: str) -> None:
+        pids.append(int(line))
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        subprocesses.follow([sys.executable, "-c", WITH_WORKER], give_up)
-    wait_for(lambda: not is_running(seen[0]))
+        subprocesses.follow([sys.executable, "-c", WITH_WORKER], abort)
+    wait_for(lambda: not is_running(pids[0]))
 
 
 @pytest.mark.parametrize("script", [TIED, FOLLOWED], ids=["tied", "followed"])
@@ -113,19 +113,19 @@ def test_child_program_ends_with_its_parent(script: str) -> None:
 
 
 def test_environment_variables_are_added_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TAKEN_OUT", "1")
-    monkeypatch.setenv("KEPT", "2")
-    seen: list[str] = []
-    shown = "import os; print(*(os.environ.get(name) for name in ('TAKEN_OUT', 'KEPT', 'ADDED')))"
-    code = subprocesses.follow([sys.executable, "-c", shown], seen.append, env={"TAKEN_OUT": None, "ADDED": "3"})
-    assert (code, seen) == (0, ["None 2 3"])
+    monkeypatch.setenv("REMOVED", "1")
+    monkeypatch.setenv("UNCHANGED", "2")
+    lines: list[str] = []
+    program = "import os; print(*(os.environ.get(name) for name in ('REMOVED', 'UNCHANGED', 'ADDED')))"
+    code = subprocesses.follow([sys.executable, "-c", program], lines.append, env={"REMOVED": None, "ADDED": "3"})
+    assert (code, lines) == (0, ["None 2 3"])
 
 
 def test_program_reads_stdin_and_progress_updates_become_lines() -> None:
-    seen: list[str] = []
-    shown = "import sys; sys.stdout.write('10%\\r20%\\r' + sys.stdin.read())"
-    assert subprocesses.follow([sys.executable, "-c", shown], seen.append, stdin=b"done\n") == 0
-    assert seen == ["10%", "20%", "done"]
+    lines: list[str] = []
+    program = "import sys; sys.stdout.write('10%\\r20%\\r' + sys.stdin.read())"
+    assert subprocesses.follow([sys.executable, "-c", program], lines.append, stdin=b"done\n") == 0
+    assert lines == ["10%", "20%", "done"]
 
 
 def test_child_inherits_only_explicitly_passed_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,9 +133,9 @@ def test_child_inherits_only_explicitly_passed_secrets(monkeypatch: pytest.Monke
         monkeypatch.setenv(name, "sk-0123456789")
     monkeypatch.setenv("HF_TOKEN", "hf_not_known_to_be_one")
     Secret("sk-0123456789")
-    shown = (
+    program = (
         "import os; print(sorted(os.environ.keys() & {'API', 'COPY', 'HF_TOKEN', 'HUGGING_FACE_HUB_TOKEN', 'PATH'}))"
     )
-    assert subprocesses.run([sys.executable, "-c", shown]).stdout == "['PATH']\n"
-    given = subprocesses.run([sys.executable, "-c", shown], env={"API": "sk-0123456789"})
-    assert given.stdout == "['API', 'PATH']\n"
+    assert subprocesses.run([sys.executable, "-c", program]).stdout == "['PATH']\n"
+    result = subprocesses.run([sys.executable, "-c", program], env={"API": "sk-0123456789"})
+    assert result.stdout == "['API', 'PATH']\n"

@@ -1,4 +1,4 @@
-"""`deploy show` as a program: a summary for people, JSON for programs, and what each flag means."""
+"""Tests of `deploy show`: summary, JSON, and the descriptions of flags."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ def test_show_prints_only_a_summary(deploy: CommandLine) -> None:
     assert lines[0].startswith(f"profile     {PROFILE}: ")
     assert max(map(len, lines)) <= 80
     before = next(number for number, line in enumerate(lines) if line.startswith("warning "))
-    assert before <= 38  # one screen, and each known issue in at most seven lines
+    assert before <= 38  # one screen; each known issue takes at most seven lines
     plan = load(PROFILE).plan
     assert len(lines) - before <= 7 * len((*plan.warnings, *plan.wrong_answers, *plan.nondeterministic)) + 1
 

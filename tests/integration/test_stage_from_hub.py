@@ -1,4 +1,4 @@
-"""`deploy stage` against a real HTTP server that speaks the hub's protocol, and breaks as networks and disks do."""
+"""Tests of `deploy stage` with an HTTP server on loopback as the hub, and with failures of network and disk."""
 
 import fcntl
 import json
@@ -32,7 +32,7 @@ from orchestrator.cli.main import main
 atexit.register(lambda: print(re.search("VmHWM.*", open("/proc/self/status").read())[0]))
 main()
 """
-CHUNK = 10 << 20  # huggingface_hub writes a file in pieces of this size
+CHUNK = 10 << 20  # huggingface_hub writes files in chunks of this size
 
 
 @pytest.fixture
@@ -95,19 +95,19 @@ def test_interrupted_download_resumes(hub: Hub, tmp_path: Path) -> None:
 
 
 def test_ctrl_c_ends_staging_without_leftover_processes(hub: Hub, tmp_path: Path) -> None:
-    reached, go_on = threading.Event(), threading.Event()
+    requested, released = threading.Event(), threading.Event()
 
-    def hold() -> None:
-        reached.set()
-        go_on.wait()
+    def delay() -> None:
+        requested.set()
+        released.wait()
 
-    hub.before_body = hold
+    hub.before_body = delay
     with deploy(hub, tmp_path).running(*STAGE, "--dir", str(tmp_path / "glm")) as started:
         try:
-            assert reached.wait(TIMEOUT)
-            assert started.end(signal.SIGINT)[0] == 130  # while the hub holds the file back
+            assert requested.wait(TIMEOUT)
+            assert started.end(signal.SIGINT)[0] == 130  # while the hub delays the file
         finally:
-            go_on.set()
+            released.set()
     with pytest.raises(ProcessLookupError):
         os.killpg(started.pid, 0)
 
@@ -131,12 +131,12 @@ def test_truncated_local_shard_is_downloaded_again(hub: Hub, tmp_path: Path) -> 
 
 
 def test_same_size_file_with_different_content_is_replaced(hub: Hub, tmp_path: Path) -> None:
-    own = hub.directory / "config.json"
+    config = hub.directory / "config.json"
     (tmp_path / "glm").mkdir()
-    (tmp_path / "glm" / "config.json").write_bytes(own.read_bytes().replace(b"small", b"other"))
+    (tmp_path / "glm" / "config.json").write_bytes(config.read_bytes().replace(b"small", b"other"))
     shutil.copy(hub.directory / SECOND, tmp_path / "glm")
     assert stage(hub, tmp_path).returncode == 0
-    assert (tmp_path / "glm" / "config.json").read_bytes() == own.read_bytes()
+    assert (tmp_path / "glm" / "config.json").read_bytes() == config.read_bytes()
     assert SECOND not in hub.sent
 
 
@@ -148,11 +148,11 @@ def test_size_mismatch_with_hub_listing_fails(hub: Hub, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", ["missing", "header", "no-mtp"])
-def test_incomplete_repository_is_rejected(hub: Hub, tmp_path: Path, harm: str) -> None:
-    if harm == "missing":
+def test_incomplete_repository_is_rejected(hub: Hub, tmp_path: Path, damage: str) -> None:
+    if damage == "missing":
         (hub.directory / SECOND).unlink()
         expected = f"`{SECOND}` is missing"
-    elif harm == "header":
+    elif damage == "header":
         (hub.directory / SECOND).write_bytes(b"\xff" * 500)
         expected = f"`{SECOND}` has no safetensors header"
     else:
@@ -168,9 +168,9 @@ def test_incomplete_repository_is_rejected(hub: Hub, tmp_path: Path, harm: str) 
 
 def test_gated_repository_uses_token_without_leaking_it(hub: Hub, tmp_path: Path) -> None:
     hub.token = "hf_" + "a" * 34
-    refused = stage(hub, tmp_path)
-    assert refused.returncode == 4
-    assert "export HF_TOKEN" in refused.stderr
+    result = stage(hub, tmp_path)
+    assert result.returncode == 4
+    assert "export HF_TOKEN" in result.stderr
     done = stage(hub, tmp_path, HF_TOKEN=hub.token)
     assert done.returncode == 0, done.stderr
     assert hub.tokens == {f"Bearer {hub.token}"}
@@ -191,7 +191,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SIZE * 5},mode=0700", "none", disk], check=False)
     if mounted.returncode:
-        pytest.skip("a small file system takes the right to mount one")
+        pytest.skip("needs the right to mount a file system")
     try:
         yield disk
     finally:
@@ -231,30 +231,30 @@ def test_large_local_checkpoints_are_verified_in_bounded_memory(hub: Hub, tmp_pa
 
 
 def test_mismatched_model_aborts_download_early(hub: Hub, tmp_path: Path) -> None:
-    """Its config is here after a moment; 438 GB are not awaited to say that the profile speaks of another one."""
+    """The config is downloaded first, and a mismatch is reported before the download of 438 GB of weights."""
     (hub.directory / "config.json").write_text('{"num_hidden_layers": 61}')
     hub.withheld = SECOND
-    refused = stage(hub, tmp_path)
-    assert refused.returncode == 4
-    assert "`model.layers` is `78`, the checkpoint's `num_hidden_layers` is `61`" in refused.stderr
-    assert f"--> {tmp_path}/glm/config.json" in refused.stderr
-    assert "`deploy show mi355x-tp8 --explain`" in refused.stderr
+    result = stage(hub, tmp_path)
+    assert result.returncode == 4
+    assert "`model.layers` is `78`, the checkpoint's `num_hidden_layers` is `61`" in result.stderr
+    assert f"--> {tmp_path}/glm/config.json" in result.stderr
+    assert "`deploy show mi355x-tp8 --explain`" in result.stderr
 
 
 def test_unreachable_hub_is_reported_once(hub: Hub, tmp_path: Path) -> None:
-    """Its client asks six times for the list of commits, and says so each time."""
-    refused = stage(hub, tmp_path, HF_ENDPOINT="http://127.0.0.1:9")
-    assert refused.returncode == 4
-    assert refused.stderr.splitlines()[0].startswith("error: cannot reach the hub: ")
-    assert "--> http://127.0.0.1:9" in refused.stderr
+    """huggingface_hub requests the list of commits six times and logs each failure."""
+    result = stage(hub, tmp_path, HF_ENDPOINT="http://127.0.0.1:9")
+    assert result.returncode == 4
+    assert result.stderr.splitlines()[0].startswith("error: cannot reach the hub: ")
+    assert "--> http://127.0.0.1:9" in result.stderr
 
 
 def test_lockfile_contains_hub_hash_of_every_file(hub: Hub, tmp_path: Path) -> None:
     hub.token = "hf_abcdefghijklmnopqrstuvwx"
-    given = {"HF_ENDPOINT": hub.url, "HF_TOKEN": hub.token}
-    found = resolve("mi355x-tp8", ("engine.image_digest=sha256:" + 64 * "a",), Home(tmp_path), given)
-    known = {str(file["path"]): f"{file['size']} {file['oid']}" for file in hub.listing()}
-    assert found.checkpoint == {"commit": COMMIT, **known}
-    assert f"model.checkpoint.revision={COMMIT}" in found.overrides
+    environ = {"HF_ENDPOINT": hub.url, "HF_TOKEN": hub.token}
+    lockfile = resolve("mi355x-tp8", ("engine.image_digest=sha256:" + 64 * "a",), Home(tmp_path), environ)
+    hashes = {str(file["path"]): f"{file['size']} {file['oid']}" for file in hub.listing()}
+    assert lockfile.checkpoint == {"commit": COMMIT, **hashes}
+    assert f"model.checkpoint.revision={COMMIT}" in lockfile.overrides
     assert hub.tokens == {f"Bearer {hub.token}"}
-    assert hub.token not in found.text
+    assert hub.token not in lockfile.text

@@ -1,4 +1,4 @@
-"""`deploy stage --host`: a hub on loopback, a real ssh connection; the far machine is this one, under another home."""
+"""Tests of `deploy stage --host` with a hub on loopback, over a real ssh connection to this machine."""
 
 import ast
 import json
@@ -39,8 +39,8 @@ TOKEN = "hf_" + "b" * 34
 
 
 @pytest.fixture(scope="module")
-def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """One machine for all tests; each takes a directory of its own there."""
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Start one ssh server for all tests; each test uses its own directory."""
     folder = tmp_path_factory.mktemp("ssh")
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -58,52 +58,52 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         yield running
 
 
-def words_of(far: str, tmp_path: Path) -> list[str]:
-    return ["stage", "--profile", "mi355x-tp8", "--host", far, "--dir", str(tmp_path / "glm")]
+def words_of(host: str, tmp_path: Path) -> list[str]:
+    return ["stage", "--profile", "mi355x-tp8", "--host", host, "--dir", str(tmp_path / "glm")]
 
 
 def deploy(hub: Hub, tmp_path: Path) -> CommandLine:
-    return CommandLine(Home(tmp_path / "here"), {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path)})
+    return CommandLine(Home(tmp_path / "local"), {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path)})
 
 
-def stage(hub: Hub, tmp_path: Path, far: str, *words: str, **more: str) -> "subprocess.CompletedProcess[str]":
-    return deploy(hub, tmp_path).run(*words_of(far, tmp_path), *words, **more)
+def stage(hub: Hub, tmp_path: Path, host: str, *words: str, **more: str) -> "subprocess.CompletedProcess[str]":
+    return deploy(hub, tmp_path).run(*words_of(host, tmp_path), *words, **more)
 
 
-def test_remote_staging_is_complete_and_hides_token(hub: Hub, far: str, tmp_path: Path) -> None:
+def test_remote_staging_is_complete_and_hides_token(hub: Hub, host: str, tmp_path: Path) -> None:
     hub.token = TOKEN
     seen: list[str] = []
     hub.before_body = lambda: seen.extend(processes_with(TOKEN))
 
-    done = stage(hub, tmp_path, far, "--json", HF_TOKEN=TOKEN)
+    done = stage(hub, tmp_path, host, "--json", HF_TOKEN=TOKEN)
 
     assert done.returncode == 0, done.stderr
-    there = tmp_path / "glm"
+    directory = tmp_path / "glm"
     report = json.loads(done.stdout)
-    assert (report["revision"], report["directory"], report["shards"]) == (COMMIT, str(there), 3)
+    assert (report["revision"], report["directory"], report["shards"]) == (COMMIT, str(directory), 3)
     assert re.search(r"100% of [1-9][0-9.]* [kM]?B", done.stderr)
-    assert (there / SECOND).read_bytes() == (hub.directory / SECOND).read_bytes()
-    assert verify_checkpoint(there, PLAN.model, speculative=True).from_receipt, "its receipt holds over there"
+    assert (directory / SECOND).read_bytes() == (hub.directory / SECOND).read_bytes()
+    assert verify_checkpoint(directory, PLAN.model, speculative=True).from_receipt, "the receipt is invalid"
     assert hub.tokens == {f"Bearer {TOKEN}"}
     assert (seen, TOKEN in done.stdout + done.stderr) == ([], False)
     assert not any(TOKEN in path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file())
-    assert not (tmp_path / "here/models").exists(), "nothing is kept here"
+    assert not (tmp_path / "local/models").exists(), "files were left on the local host"
     sent = dict(hub.sent)
-    assert stage(hub, tmp_path, far, HF_TOKEN=TOKEN).returncode == 0
+    assert stage(hub, tmp_path, host, HF_TOKEN=TOKEN).returncode == 0
     assert hub.sent == sent
 
 
-def test_interrupted_remote_download_resumes(hub: Hub, far: str, tmp_path: Path) -> None:
+def test_interrupted_remote_download_resumes(hub: Hub, host: str, tmp_path: Path) -> None:
     write_checkpoint(hub.directory, size=6 * PIECE, layers=4, mtp_layer=78)
     hub.cuts[SECOND] = 4 * PIECE
-    broken = stage(hub, tmp_path, far)
+    broken = stage(hub, tmp_path, host)
     assert broken.returncode == 4
     assert "the download failed: HTTP Error 503" in broken.stderr
     assert "run the same command again: it resumes at" in broken.stderr
     before = hub.sent[SECOND]
     hub.cuts.clear()
     hub.down = False
-    again = stage(hub, tmp_path, far)
+    again = stage(hub, tmp_path, host)
     assert again.returncode == 0, again.stderr
     assert {name for name, _ in hub.ranges} == {SECOND}
     assert hub.sent[SECOND] - before < 3 * PIECE
@@ -119,46 +119,46 @@ def test_interrupted_remote_download_resumes(hub: Hub, far: str, tmp_path: Path)
     ],
 )
 def test_incomplete_remote_checkpoint_is_reported_with_host(
-    hub: Hub, far: str, tmp_path: Path, harm: str, message: str
+    hub: Hub, host: str, tmp_path: Path, damage: str, message: str
 ) -> None:
-    if harm == "room":
+    if damage == "room":
         hub.sizes[SECOND] = 10**16
-    elif harm == "header":
+    elif damage == "header":
         (hub.directory / SECOND).write_bytes(b"\xff" * 500)
     else:
         (hub.directory / SECOND).unlink()
-    done = stage(hub, tmp_path, far)
+    done = stage(hub, tmp_path, host)
     assert done.returncode == 4
     assert message in done.stderr
-    assert f"{far}: {tmp_path / 'glm'}" in done.stderr
+    assert f"{host}: {tmp_path / 'glm'}" in done.stderr
     assert read_receipt(tmp_path / "glm") is None
-    if harm == "room":
-        assert hub.sent == {}, "the disk is looked at first"
+    if damage == "room":
+        assert hub.sent == {}, "files were downloaded before the check of disk space"
 
 
-def bring(far: str, tmp_path: Path, *, allowed: bool = True) -> VerifiedCheckpoint:
-    """As an `up` does on its way."""
-    return staging.ensure_staged_remote(PLAN, str(tmp_path / "glm"), far, allowed=allowed, mirror=None)
+def ensure_staged(host: str, tmp_path: Path, *, allowed: bool = True) -> VerifiedCheckpoint:
+    """Stage the checkpoint as `up` does."""
+    return staging.ensure_staged_remote(PLAN, str(tmp_path / "glm"), host, allowed=allowed, mirror=None)
 
 
 def test_up_downloads_only_missing_remote_checkpoint(
-    hub: Hub, far: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: Hub, host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
-    there = tmp_path / "glm"
-    with pytest.raises(CheckpointNotFoundError, match="no checkpoint of") as refused:
-        bring(far, tmp_path, allowed=False)
-    assert (refused.value.location, hub.sent) == (f"{far}: {there}", {})
-    assert "`deploy stage PROFILE --host ssh://" in refused.value.hint
-    assert bring(far, tmp_path).shards == 3
-    hub.down = True  # from here on nobody is asked
-    assert bring(far, tmp_path, allowed=False).from_receipt
-    receipt_path(there).unlink()
-    assert not bring(far, tmp_path).from_receipt, "whole without a receipt, as its headers say"
-    (there / SECOND).write_bytes(b"")
+    directory = tmp_path / "glm"
+    with pytest.raises(CheckpointNotFoundError, match="no checkpoint of") as caught:
+        ensure_staged(host, tmp_path, allowed=False)
+    assert (caught.value.location, hub.sent) == (f"{host}: {directory}", {})
+    assert "`deploy stage PROFILE --host ssh://" in caught.value.hint
+    assert ensure_staged(host, tmp_path).shards == 3
+    hub.down = True  # the hub is not needed from here on
+    assert ensure_staged(host, tmp_path, allowed=False).from_receipt
+    receipt_path(directory).unlink()
+    assert not ensure_staged(host, tmp_path).from_receipt, "without a receipt, the headers must be read"
+    (directory / SECOND).write_bytes(b"")
     with pytest.raises(CheckpointModifiedError, match="incomplete or modified") as changed:
-        bring(far, tmp_path)
-    assert changed.value.problems_or_self()[0].location.startswith(f"{far}: {there}")
+        ensure_staged(host, tmp_path)
+    assert changed.value.problems_or_self()[0].location.startswith(f"{host}: {directory}")
 
 
 @pytest.mark.docker
@@ -166,9 +166,9 @@ def test_up_downloads_only_missing_remote_checkpoint(
 def test_up_runs_preflight_before_remote_staging(
     hub: Hub, tmp_path: Path, docker_daemon: DockerCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The remote host has no GPU of the profile: 438 GB were downloaded there before that was told."""
+    """The remote host lacks the GPUs of the profile; `up` used to report this only after a download of 438 GB."""
     (hub.directory / "config.json").write_text(json.dumps(WHOLE_CONFIG))
-    home, ssh = tmp_path / "there", tmp_path / "ssh"
+    home, ssh = tmp_path / "remote", tmp_path / "ssh"
     ssh.mkdir()
     base = base_image(wheel("0.5.16"), docker=docker_daemon.program)
     image = ("--set", f"engine.image={base}", "--profile", "mi355x-tp8", "--allow-untuned")
@@ -176,33 +176,33 @@ def test_up_runs_preflight_before_remote_staging(
         done = deploy(hub, tmp_path).run("up", "--host", url, *image)
     assert "error: the host is not ready for `mi355x-tp8`" in done.stderr
     assert (hub.sent, (home / "models").exists()) == ({}, False)
-    assert not (tmp_path / "here/models").exists()
+    assert not (tmp_path / "local/models").exists()
 
 
-def test_mismatched_remote_checkpoint_is_not_reported_as_incomplete(hub: Hub, far: str, tmp_path: Path) -> None:
+def test_mismatched_remote_checkpoint_is_not_reported_as_incomplete(hub: Hub, host: str, tmp_path: Path) -> None:
     (hub.directory / "config.json").write_text(json.dumps(WHOLE_CONFIG | {"num_hidden_layers": 61}))
-    done = stage(hub, tmp_path, far)
+    done = stage(hub, tmp_path, host)
     assert done.returncode == 4
     assert "`model.layers` is `78`, the checkpoint's `num_hidden_layers` is `61`" in done.stderr
-    assert f"--> {far}: {tmp_path}/glm/config.json" in done.stderr
+    assert f"--> {host}: {tmp_path}/glm/config.json" in done.stderr
     assert "downloads missing files" not in done.stderr
 
 
-def test_ctrl_c_ends_staging_on_both_hosts(hub: Hub, far: str, tmp_path: Path) -> None:
-    reached, go_on = threading.Event(), threading.Event()
+def test_ctrl_c_ends_staging_on_both_hosts(hub: Hub, host: str, tmp_path: Path) -> None:
+    requested, released = threading.Event(), threading.Event()
 
-    def hold() -> None:
-        reached.set()
-        go_on.wait()
+    def delay() -> None:
+        requested.set()
+        released.wait()
 
-    hub.before_body = hold
-    with deploy(hub, tmp_path).running(*words_of(far, tmp_path)) as started:
+    hub.before_body = delay
+    with deploy(hub, tmp_path).running(*words_of(host, tmp_path)) as started:
         try:
-            assert reached.wait(TIMEOUT)
-            assert started.end(signal.SIGINT)[0] == 130  # while the hub holds the file back
+            assert requested.wait(TIMEOUT)
+            assert started.end(signal.SIGINT)[0] == 130  # while the hub delays the file
             wait_for(lambda: not processes_with("sent to a far machine as text"))
         finally:
-            go_on.set()
+            released.set()
 
 
 def test_unreachable_staging_host_is_reported(hub: Hub, tmp_path: Path) -> None:
@@ -213,14 +213,15 @@ def test_unreachable_staging_host_is_reported(hub: Hub, tmp_path: Path) -> None:
     assert "check that ssh connects without a prompt" in done.stderr
 
 
-def test_existing_remote_checkpoint_is_verified_in_place(hub: Hub, far: str, tmp_path: Path) -> None:
-    there = write_checkpoint(tmp_path / "share", mtp_layer=78)
-    origin = ("--set", "model.checkpoint.source=local", "--set", f"model.checkpoint.path={there}", "--dir", str(there))
-    assert stage(hub, tmp_path, far, *origin).returncode == 0
-    assert read_receipt(there) is not None
-    (there / SECOND).unlink()
-    refused = stage(hub, tmp_path, far, *origin)
-    assert (refused.returncode, f"`{SECOND}` is missing" in refused.stderr) == (4, True)
+def test_existing_remote_checkpoint_is_verified_in_place(hub: Hub, host: str, tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "share", mtp_layer=78)
+    settings = ("--set", "model.checkpoint.source=local", "--set", f"model.checkpoint.path={directory}")
+    words = (*settings, "--dir", str(directory))
+    assert stage(hub, tmp_path, host, *words).returncode == 0
+    assert read_receipt(directory) is not None
+    (directory / SECOND).unlink()
+    result = stage(hub, tmp_path, host, *words)
+    assert (result.returncode, f"`{SECOND}` is missing" in result.stderr) == (4, True)
 
 
 @pytest.mark.parametrize("module", [remote_fetch, safe_paths])
@@ -229,5 +230,5 @@ def test_remote_program_supports_old_python(module: ModuleType) -> None:
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     ours = {"orchestrator.core.safe_paths"}
     assert imported <= {"__future__", "collections.abc", "concurrent.futures", "contextlib", "pathlib", "typing", *ours}
-    newer = {"is_relative_to", "removeprefix", "removesuffix", "readlink", "hardlink_to"}
-    assert not newer & {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    newer_methods = {"is_relative_to", "removeprefix", "removesuffix", "readlink", "hardlink_to"}
+    assert not newer_methods & {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}

@@ -1,4 +1,4 @@
-"""A reader that lives and does not read: what `deploy watch` says is dropped, and it goes on."""
+"""Tests that `deploy watch` drops its output while the reader stalls."""
 
 import os
 import subprocess
@@ -39,7 +39,7 @@ def test_output_to_active_reader_is_complete() -> None:
 
 
 def test_stalled_terminal_does_not_block_program() -> None:
-    """It says that it takes a line while it has room for a part of one."""
+    """A terminal reports that it is writable although only a part of a line fits."""
     master, terminal = os.openpty()
     lines = PROGRAM.replace("range(3)", "range(2000)")
     argv = [sys.executable, "-c", lines]

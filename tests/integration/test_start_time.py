@@ -1,4 +1,4 @@
-"""Commands that people repeat import nothing slow that they do not need."""
+"""Tests that frequent commands import no slow package that they do not need."""
 
 import subprocess
 import sys

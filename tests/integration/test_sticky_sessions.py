@@ -1,4 +1,4 @@
-"""The sessions of a load behind the real gateway: does each stay where its prompts are cached?"""
+"""Tests that the real gateway routes a session's requests to the replica that has cached its prompts."""
 
 import json
 from collections import defaultdict
@@ -21,35 +21,36 @@ concurrency: 3
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Pair]:
-    with pair_in(tmp_path) as made:
-        yield made
+    with pair_in(tmp_path) as pair:
+        yield pair
 
 
-def cached(pair: Pair, folder: Path) -> dict[str, list[int]]:
-    """The cached tokens of each session's requests, in their order."""
+def cached_tokens(pair: Pair, folder: Path) -> dict[str, list[int]]:
+    """Run a benchmark; return the cached tokens of each session's requests in order."""
     workload = folder / "w.yaml"
     workload.write_text(WORKLOAD)
-    ended = pair.deploy.run("bench", NAME, "-w", str(workload), "--output", str(folder / "out"))
-    assert ended.returncode == 0, ended.stderr
-    found = defaultdict[str, list[int]](list)
+    done = pair.deploy.run("bench", NAME, "-w", str(workload), "--output", str(folder / "out"))
+    assert done.returncode == 0, done.stderr
+    sessions = defaultdict[str, list[int]](list)
     for line in (folder / "out/requests-closed-3.jsonl").read_text().splitlines():
         record = json.loads(line)
         assert record["failure"] is None, record
-        found[record["session"]].append(record["cached_tokens"])
-    assert len(found) == SESSIONS
-    return found
+        sessions[record["session"]].append(record["cached_tokens"])
+    assert len(sessions) == SESSIONS
+    return sessions
 
 
-def tokens_of(port: int) -> float:
-    answer = httpx.get(f"http://127.0.0.1:{port}/metrics", headers={"Authorization": f"Bearer {KEY}"}, trust_env=False)
-    return read_metrics(answer.content)[Metric.PROMPT_TOKENS]
+def prompt_tokens(port: int) -> float:
+    headers = {"Authorization": f"Bearer {KEY}"}
+    response = httpx.get(f"http://127.0.0.1:{port}/metrics", headers=headers, trust_env=False)
+    return read_metrics(response.content)[Metric.PROMPT_TOKENS]
 
 
 @pytest.mark.parametrize("policy", ["consistent_hashing", "round_robin"])
 def test_consistent_hashing_keeps_session_on_cached_replica(pair: Pair, tmp_path: Path, policy: str) -> None:
     pair.up(f"gateway.policy={policy}")
-    found = cached(pair, tmp_path)
-    whole = [72, 96, 120]  # of each turn after the first, the prompt and the answer before it
-    sticky = [workers for workers in found.values() if workers[1:] == whole]
+    sessions = cached_tokens(pair, tmp_path)
+    expected = [72, 96, 120]  # after the first turn: the previous prompt and its answer
+    sticky = [tokens for tokens in sessions.values() if tokens[1:] == expected]
     assert len(sticky) == SESSIONS if policy == "consistent_hashing" else len(sticky) < SESSIONS
-    assert all(tokens_of(port) > 0 for port in pair.ports)
+    assert all(prompt_tokens(port) > 0 for port in pair.ports)

@@ -1,4 +1,4 @@
-"""The last lines of a run of the tests, and the order in which it runs them."""
+"""Tests of the summary of a test run, and of the order of the test files."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from schedule import GROUPS, LONGEST, group_of
 from summary import excuse_for
 
 ROOT = Path(__file__).parents[2]
-# A test or a fixture of the file takes `server`, which is the session's unless the file has a fixture of that name.
+# Tests and fixtures that take `server`: the fixture of the session, unless their file defines its own.
 SHARED = {
     "real server": re.compile(
         r"^(?:def test_\w+|@pytest\.fixture[^\n]*\ndef \w+)\([^)]*\bserver: CpuServer", re.MULTILINE
@@ -33,14 +33,14 @@ def test_excused(number):
     pass
 """
 NEEDLESS = """
-@pytest.mark.skip(reason="I did not feel like it")
+@pytest.mark.skip(reason="for no reason")
 def test_skipped_without_an_excuse():
     pass
 """
 
 
 def run(folder: Path, text: str, *options: str) -> tuple[int, str]:
-    """The exit code of a run of these tests with this project's own conftest, and what it printed."""
+    """Run these tests with this project's conftest; return exit code and output."""
     (folder / "test_it.py").write_text(text)
     (folder / "conftest.py").write_text((ROOT / "tests/conftest.py").read_text())
     environ = {**os.environ, "PYTHONPATH": str(ROOT / "tests/support")}
@@ -71,9 +71,9 @@ def test_excused_skips_are_grouped_by_reason(tmp_path: Path) -> None:
 def test_unexcused_skip_fails_the_run(tmp_path: Path) -> None:
     code, output = run(tmp_path, RUN + NEEDLESS, "--fail-on-needless-skips")
     assert code == 1, output
-    assert "skipped 1 (COULD HAVE RUN): I did not feel like it" in output
+    assert "skipped 1 (COULD HAVE RUN): for no reason" in output
     assert "FAILED: skipped, and could have run on this machine: " in output
-    assert run(tmp_path, RUN + NEEDLESS)[0] == 0, "only where that is asked for"
+    assert run(tmp_path, RUN + NEEDLESS)[0] == 0, "the run failed without --fail-on-needless-skips"
 
 
 def test_missing_package_excuses_skip_only_if_not_installable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""`deploy sweep` by the scripted engine, which serves as slowly as a variable says: a whole search, cut and resumed."""
+"""Tests of `deploy sweep` with the scripted engine, whose speed depends on a variable."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from orchestrator.core.paths import Home
 pytestmark = pytest.mark.slow
 
 ENGINE = Path(__file__).parents[1] / "support" / "scripted_engine.py"
-# A token takes a fiftieth or a five-hundredth of a second, or the server ends while it loads; half cannot be planned.
+# A token takes 20 ms or 2 ms, or the server exits during load. A plan with tp 3 is infeasible.
 SPACE = """
 workload: ./load.yaml
 layouts: [{tp: 1}, {tp: 3}]
@@ -34,7 +34,7 @@ def sweep(port: int, *more: str) -> tuple[str, ...]:
 
 
 def test_interrupted_sweep_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is left running; what could not start is a result; the best is written, with what it is better than."""
+    """A trial whose server does not start is a result too. The best trial is written as a profile."""
     (tmp_path / "space.yaml").write_text(SPACE)
     (tmp_path / "load.yaml").write_text(LOAD)
     monkeypatch.chdir(tmp_path)
@@ -50,14 +50,14 @@ def test_interrupted_sweep_is_resumed(tmp_path: Path, monkeypatch: pytest.Monkey
     done = deploy.run(*sweep(port, "--resume"))
     assert done.returncode == 0, done.stderr
     output = done.stderr.splitlines()
-    assert len([line for line in output if re.match(r"trial \d", line)]) == 6 + 1  # the points left, and a repeat
+    assert len([line for line in output if re.match(r"trial \d", line)]) == 6 + 1  # all trials and one repeat
     assert not [line for line in output if line.startswith(("started", "waiting", "ready", "note: sglang"))]
     assert not processes_with(f"--port {port}")
     report = json.loads((tmp_path / "out/sweep.json").read_text())
     assert report["command"].startswith("deploy sweep ")
     assert report["command"].count("--resume") == report["command"].endswith(" --resume")
     trials = [row["trial"] for row in report["rows"]]
-    assert (trials[0]["outcome"], trials[0]["is_baseline"]) == ("measured", True), "the interrupted trial has no number"
+    assert (trials[0]["outcome"], trials[0]["is_baseline"]) == ("measured", True), "the interrupted trial has a number"
     assert sorted(trial["outcome"] for trial in trials[1:]) == ["failed"] + ["infeasible"] * 3 + ["measured"]
     assert "could not convert" in next(trial["diagnosis"] for trial in trials if trial["outcome"] == "failed")
     [best] = [row["trial"] for row in report["rows"] if row["best"]]
@@ -77,14 +77,14 @@ def test_interrupted_sweep_is_resumed(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_library_threads_block_signals() -> None:
-    """numpy starts threads where it is imported: a signal given to one would interrupt what holds signals."""
-    look = """
+    """numpy starts threads at import; a signal to such a thread would interrupt sections that block signals."""
+    program = """
 from pathlib import Path
 from orchestrator.experiments.sweep.search import load_optuna
 load_optuna()
-tasks = [each for each in Path("/proc/self/task").iterdir() if each.name != str(__import__("os").getpid())]
+tasks = [task for task in Path("/proc/self/task").iterdir() if task.name != str(__import__("os").getpid())]
 masks = [next(line.split()[1] for line in (t / "status").read_text().splitlines() if "SigBlk" in line) for t in tasks]
-asked = 1 << 0 | 1 << 1 | 1 << 14  # SIGHUP, SIGINT, SIGTERM
-print(all(int(mask, 16) & asked == asked for mask in masks))
+signals = 1 << 0 | 1 << 1 | 1 << 14  # SIGHUP, SIGINT, SIGTERM
+print(all(int(mask, 16) & signals == signals for mask in masks))
 """
-    assert subprocesses.run([sys.executable, "-c", look]).stdout == "True\n"
+    assert subprocesses.run([sys.executable, "-c", program]).stdout == "True\n"

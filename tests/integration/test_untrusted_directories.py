@@ -1,4 +1,4 @@
-"""Where a command is run, and where its home lies, is nothing it trusts: folders with modules of an attacker's own."""
+"""Tests that commands trust neither the current directory nor their home, which may contain an attacker's modules."""
 
 import json
 import os
@@ -36,7 +36,7 @@ SHADOWED = (
 
 @pytest.fixture
 def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A current folder whose modules leave a file behind where they are imported."""
+    """Change to a folder whose modules write a file when they are imported."""
     folder = tmp_path / "hostile"
     folder.mkdir()
     for name in SHADOWED:
@@ -48,7 +48,7 @@ def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_no_module_is_imported_from_current_directory(
     hostile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An environment is built by uv, which fails; and a server runs in a home with such modules."""
+    """The modules are in the current directory of a failing build with uv, and in the home of a server."""
     for name in ("PIP_NO_INDEX", "UV_OFFLINE", "UV_NO_INDEX"):
         monkeypatch.setenv(name, "1")
     pinned, home = tmp_path / "pinned.txt", Home(tmp_path / "home")
@@ -78,10 +78,10 @@ def test_home_with_unusual_name_runs_a_server(name: str, tmp_path: Path) -> None
 
 
 def test_created_files_are_not_writable_by_others(tmp_path: Path) -> None:
-    """With a umask of 0 the folders of models and environments were everyone's."""
+    """With a umask of 0, the folders of models and environments used to be writable by everyone."""
     home, out, python = tmp_path / "deeper/home", tmp_path / "out", tmp_path / "python"
     versions = {"torch": "2.9.1", "cuda": None, "hip": None, "sglang": "0.5.14"}
-    python.write_text(f"#!/bin/sh\n[ \"$1\" = -c ] && echo '{json.dumps(versions)}'\n")  # and makes no model
+    python.write_text(f"#!/bin/sh\n[ \"$1\" = -c ] && echo '{json.dumps(versions)}'\n")  # generates no model
     python.chmod(0o755)
     for words in (
         ["up", "--profile", "cpu-tiny", "--set", f"engine.python={python}"],
@@ -90,6 +90,6 @@ def test_created_files_are_not_writable_by_others(tmp_path: Path) -> None:
         argv = [sys.executable, "-P", "-m", "orchestrator", *words]
         environ = {**os.environ, "DEPLOY_HOME": str(home)}
         subprocess.run(argv, env=environ, umask=0, capture_output=True, timeout=TIMEOUT, check=False)
-    made = [path for folder in (tmp_path / "deeper", out) for path in (folder, *folder.rglob("*"))]
-    assert {home / "models", home / "runs", out} <= set(made)
-    assert [str(path) for path in made if path.lstat().st_mode & 0o022] == []
+    paths = [path for folder in (tmp_path / "deeper", out) for path in (folder, *folder.rglob("*"))]
+    assert {home / "models", home / "runs", out} <= set(paths)
+    assert [str(path) for path in paths if path.lstat().st_mode & 0o022] == []

@@ -1,7 +1,7 @@
-"""`deploy` with containers, as a user runs it: real Docker, an image built on a stand-in, real sglang inside once.
+"""Tests of `deploy up` with real Docker, and with an image built on a fake base image.
 
-Each test takes one server through a part of its life by the command line alone, and looks for what is left behind.
-Where the fault is one of the container and not of what it runs, the scripted engine serves in the real one's place.
+Each test uses only the command line and checks that nothing is left behind. One test runs real sglang; tests of faults
+in the container use the scripted engine.
 """
 
 import json
@@ -29,8 +29,8 @@ from orchestrator.images.client import DockerCli
 
 pytestmark = [pytest.mark.engine, pytest.mark.docker]
 
-NAME = f"boxed-{os.getpid()}"  # every run of the tests sees the containers of the others
-LOADS_FOR_EVER = ("--set", "env.SCRIPTED_PAUSE=0,300")
+NAME = f"boxed-{os.getpid()}"  # test runs share the containers of this machine
+LOADS_FOREVER = ("--set", "env.SCRIPTED_PAUSE=0,300")
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def base(docker_daemon: DockerCli, cpu_environment: Venv) -> str:
 
 @pytest.fixture
 def deploy(engine_home: Home, tiny_model: Path) -> Iterator[CommandLine]:
-    """`deploy`, whose server is taken down after the test, however it ends."""
+    """Return `deploy`; remove its container after the test."""
     assert tiny_model.is_dir()
     command = CommandLine(engine_home)
     yield command
@@ -54,13 +54,13 @@ def port() -> int:
 
 @pytest.fixture
 def up(scripted_image: str, port: int) -> list[str]:
-    """The command that brings `cpu-tiny` up in a container, with the scripted engine; more words may follow."""
+    """Return the command that starts `cpu-tiny` in a container with the scripted engine."""
     return [*up_words(scripted_image, port), "--set", "model.questions=null"]
 
 
 @pytest.fixture
 def up_real(base: str, port: int) -> list[str]:
-    """The same with real sglang."""
+    """Return the command that starts `cpu-tiny` in a container with real sglang."""
     return up_words(base, port)
 
 
@@ -72,7 +72,7 @@ def up_words(image: str, port: int) -> list[str]:
         "engine.source_dir": PACKAGE,
         "engine.aiter_dir": str(Path(AITER).parent),
         "server.port": port,
-        "timeouts.termination_grace": 5,  # sglang takes 15 s and more to end by itself
+        "timeouts.termination_grace": 5,  # sglang needs at least 15 s to exit by itself
     }
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     return ["up", "--profile", "cpu-tiny", "--name", NAME, *words]
@@ -83,24 +83,24 @@ def docker(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def status(deploy: CommandLine, *words: str) -> dict[str, object]:
-    """What `deploy status NAME` says, of a server that is well (exit code 0) or not."""
-    asked = deploy.run("status", NAME, "--json", *words)
-    assert asked.returncode in {0, 6, 8}, asked.stderr
-    [server] = json.loads(asked.stdout)
+    """Return the result of `deploy status NAME` for a healthy (exit code 0) or unhealthy server."""
+    result = deploy.run("status", NAME, "--json", *words)
+    assert result.returncode in {0, 6, 8}, result.stderr
+    [server] = json.loads(result.stdout)
     assert isinstance(server, dict)
     return server
 
 
-def is_clean(deploy: CommandLine, port: int) -> None:
-    """No container, running or not, and nobody on the port."""
+def assert_clean(deploy: CommandLine, port: int) -> None:
+    """Assert that the server has no container, not even an exited one, and that nothing listens on its port."""
     assert docker("ps", "--all", "--quiet", "--filter", f"label=deploy.name={NAME}").stdout == ""
     assert NAME not in deploy.run("status", "--json").stdout
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
 
 
-def ready_image(deploy: CommandLine, up: list[str]) -> tuple[str, str]:
-    """Build the image of `up` as CI does, under a name of its own; that name, and its id."""
+def prebuilt_image(deploy: CommandLine, up: list[str]) -> tuple[str, str]:
+    """Build the image of `up` with a tag, as CI does; return name and id."""
     settings, name = up[up.index("--set") :], f"deploy-test/{NAME}:1"
     built = deploy.run("build", "--profile", "cpu-tiny", *settings, "--tag", name, "--json")
     assert built.returncode == 0, built.stderr
@@ -108,7 +108,7 @@ def ready_image(deploy: CommandLine, up: list[str]) -> tuple[str, str]:
 
 
 def saved_log(deploy: CommandLine) -> str:
-    """The log that the last run of the server left on this machine."""
+    """Return the saved log of the server's last run."""
     return max(deploy.home.runs.glob(f"{NAME}/*/server.log")).read_text()
 
 
@@ -118,27 +118,25 @@ def kill_scheduler() -> None:
     os.kill(int(scheduler), signal.SIGKILL)
 
 
-def seen_by_docker() -> tuple[int, str]:
-    """How often it has started the server again, and its word for what it does; asked often, at a tenth of `status`."""
-    restarts, word = docker(
-        "inspect", "--format", "{{.RestartCount}} {{.State.Status}}", f"deploy-{NAME}"
-    ).stdout.split()
-    return int(restarts), word
+def container_state() -> tuple[int, str]:
+    """Return how often Docker has restarted the server, and the container's status; ten times faster than `status`."""
+    words = ("inspect", "--format", "{{.RestartCount}} {{.State.Status}}", f"deploy-{NAME}")
+    restarts, state = docker(*words).stdout.split()
+    return int(restarts), state
 
 
 def kill_server(*, deaths: int) -> None:
-    """Kill the first process of the container, as soon as it has one: between two runs its pid is 0.
+    """Kill the first process of the container; its pid is 0 between two starts.
 
-    Returns when Docker has noticed so many deaths: it has started the server again, or given it up.
+    Return when Docker has restarted the server `deaths` times, or has stopped restarting it.
     """
     while not (pid := int(docker("inspect", "--format", "{{.State.Pid}}", f"deploy-{NAME}").stdout)):
         time.sleep(0.05)
     os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: (seen := seen_by_docker())[0] == deaths or seen[1] == "exited")
+    wait_for(lambda: (state := container_state())[0] == deaths or state[1] == "exited")
 
 
 def test_docker_server_full_lifecycle(deploy: CommandLine, up_real: list[str], port: int) -> None:
-    """Up, again, with another plan, asked, its log followed, down."""
     first = deploy.run(*up_real, "--json")
     assert first.returncode == 0, first.stderr
     assert f"deploy logs {NAME}" in first.stderr
@@ -146,10 +144,10 @@ def test_docker_server_full_lifecycle(deploy: CommandLine, up_real: list[str], p
     verdicts = {check["name"]: check["verdict"] for check in result["smoke"]["checks"]}
     assert verdicts["prefix cache"] == verdicts["streaming matches"] == verdicts["bad requests rejected"] == "passed"
 
-    shown = status(deploy)
-    assert (shown["runtime"], shown["status"], shown["health"]) == ("docker", "running", "healthy")
-    assert shown["url"] == result["url"] == f"http://127.0.0.1:{port}"
-    assert {"starting", "smoke test"} <= {*dict(shown["startup"])}  # type: ignore[call-overload]
+    server = status(deploy)
+    assert (server["runtime"], server["status"], server["health"]) == ("docker", "running", "healthy")
+    assert server["url"] == result["url"] == f"http://127.0.0.1:{port}"
+    assert {"starting", "smoke test"} <= {*dict(server["startup"])}  # type: ignore[call-overload]
     assert "The server is fired up and ready to roll" in deploy.run("logs", NAME).stdout
     with deploy.running("logs", NAME, "--follow") as following:
         assert deploy.run("ask", NAME, "Once upon a time", "--tokens", "12").stdout.strip()
@@ -165,19 +163,19 @@ def test_docker_server_full_lifecycle(deploy: CommandLine, up_real: list[str], p
     assert code == 0
     assert "POST /v1/completions" in followed
     assert "Draining requests and shutting down" in saved_log(deploy)
-    is_clean(deploy, port)
+    assert_clean(deploy, port)
 
 
 def test_docker_restarts_dead_server_up_to_limit(deploy: CommandLine, up: list[str], port: int) -> None:
-    """Its scheduler is killed, then the server itself; its log is followed through all of it."""
+    """The scheduler is killed first, then the server itself; one `logs --follow` shows all restarts."""
     first = deploy.run(*up, "--json")
     assert first.returncode == 0, first.stderr
     url = json.loads(first.stdout)["url"]
     with deploy.running("logs", NAME, "--follow") as following:
         kill_scheduler()
-        wait_for(lambda: seen_by_docker()[0] == 1 and healthy(url))
-        shown = status(deploy)
-        assert (shown["restarts"], shown["health"], shown["detail"]) == (1, "healthy", "restarted 1 of 3 times")
+        wait_for(lambda: container_state()[0] == 1 and healthy(url))
+        server = status(deploy)
+        assert (server["restarts"], server["health"], server["detail"]) == (1, "healthy", "restarted 1 of 3 times")
         assert deploy.run("ask", NAME, "Once upon a time", "--tokens", "12").stdout.strip()
 
         for deaths in range(2, 5):
@@ -186,67 +184,67 @@ def test_docker_restarts_dead_server_up_to_limit(deploy: CommandLine, up: list[s
         code, followed, _ = following.wait()
     assert followed.count("The server is fired up and ready to roll") == 4
     assert code == 0
-    shown = status(deploy)
-    assert (shown["status"], shown["exit_code"], shown["restarts"]) == ("exited", 137, 3)
-    assert shown["detail"] == "reached the restart limit (restarted 3 of 3 times), last exit code 137"
+    server = status(deploy)
+    assert (server["status"], server["exit_code"], server["restarts"]) == ("exited", 137, 3)
+    assert server["detail"] == "reached the restart limit (restarted 3 of 3 times), last exit code 137"
     assert deploy.run("smoke", NAME).returncode == 6
 
     down = deploy.run("down", NAME)
     assert down.returncode == 0, down.stderr
-    is_clean(deploy, port)
+    assert_clean(deploy, port)
 
 
 @pytest.mark.slow
 def test_server_dying_during_load_fails_immediately(deploy: CommandLine, up: list[str], port: int) -> None:
-    """Docker would start it three times more."""
+    """Docker would restart it three times."""
     failed = deploy.run(*up, "--set", "env.SCRIPTED_BROKEN=1")
     assert failed.returncode == 7, failed.stderr
-    assert "Traceback" in failed.stderr.partition("error:")[2], "the server's own last lines are shown"
+    assert "Traceback" in failed.stderr.partition("error:")[2], "the last lines of the log are missing"
     assert "Traceback" in saved_log(deploy)
-    is_clean(deploy, port)
+    assert_clean(deploy, port)
 
 
 def test_ctrl_c_while_waiting_leaves_nothing(deploy: CommandLine, up: list[str], port: int) -> None:
-    with deploy.running(*up, *LOADS_FOR_EVER) as command:
+    with deploy.running(*up, *LOADS_FOREVER) as command:
         command.wait_for("started `")
         code, output = command.end(signal.SIGINT)
     assert code == 130, output
     assert "Traceback" not in output
-    is_clean(deploy, port)
+    assert_clean(deploy, port)
 
 
 @pytest.mark.slow
 def test_container_removed_while_waiting_is_reported(deploy: CommandLine, up: list[str], port: int) -> None:
-    with deploy.running(*up, *LOADS_FOR_EVER) as command:
+    with deploy.running(*up, *LOADS_FOREVER) as command:
         command.wait_for("started `")
         docker("rm", "--force", f"deploy-{NAME}")
         code, _, output = command.wait()
     assert code == 7
-    ends = "is gone|exited with code 137|was removed by another program"  # by what of the removal is seen first
-    assert re.search(f"error: the server ({ends})", output), output
-    is_clean(deploy, port)
+    messages = "is gone|exited with code 137|was removed by another program"  # depends on what is noticed first
+    assert re.search(f"error: the server ({messages})", output), output
+    assert_clean(deploy, port)
 
 
 def test_server_survives_killed_up_command(deploy: CommandLine, up: list[str], port: int) -> None:
-    with deploy.running(*up, *LOADS_FOR_EVER) as command:
+    with deploy.running(*up, *LOADS_FOREVER) as command:
         command.wait_for("started `")
         command.send(signal.SIGKILL)
         command.wait()
     assert status(deploy)["status"] == "running"
     assert deploy.run("down", NAME).returncode == 0
-    is_clean(deploy, port)
+    assert_clean(deploy, port)
 
 
 @pytest.mark.slow
 def test_unresponsive_docker_daemon_is_reported(deploy: CommandLine, up: list[str]) -> None:
     nowhere = "unix:///no/such.sock"
-    refused = deploy.run(*up, "--host", nowhere)
-    assert refused.returncode == 4
-    assert "error: the Docker daemon at `unix:///no/such.sock` does not answer" in refused.stderr
+    result = deploy.run(*up, "--host", nowhere)
+    assert result.returncode == 4
+    assert "error: the Docker daemon at `unix:///no/such.sock` does not answer" in result.stderr
     for words in (("status",), ("status", NAME), ("down", NAME), ("down", "--all")):
-        asked = deploy.run(*words, "--host", nowhere)
-        assert asked.returncode == 4
-        assert f"cannot query docker: the Docker daemon at `{nowhere}` does not answer" in asked.stderr
+        result = deploy.run(*words, "--host", nowhere)
+        assert result.returncode == 4
+        assert f"cannot query docker: the Docker daemon at `{nowhere}` does not answer" in result.stderr
 
 
 @pytest.mark.slow
@@ -259,23 +257,23 @@ def test_remote_docker_server_full_lifecycle(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The far machine has a home of its own, where the checkpoint was staged; the image is one that is ready."""
-    shutil.copytree(tiny_model, tmp_path / "far/models/tiny")
-    ready, image_id = ready_image(deploy, up)
-    with ssh_server(tmp_path, deploy_home=tmp_path / "far", monkeypatch=monkeypatch) as url:
-        there, image = ("--host", url), ("--image", ready)
-        first = deploy.run(*up, *there, *image, "--json")
+    """The remote host has a home of its own with the staged checkpoint; the image is prebuilt."""
+    shutil.copytree(tiny_model, tmp_path / "remote/models/tiny")
+    image_name, image_id = prebuilt_image(deploy, up)
+    with ssh_server(tmp_path, deploy_home=tmp_path / "remote", monkeypatch=monkeypatch) as url:
+        on_host, image = ("--host", url), ("--image", image_name)
+        first = deploy.run(*up, *on_host, *image, "--json")
         assert first.returncode == 0, first.stderr
         assert "building `" not in first.stderr
         assert docker("inspect", "--format", "{{.Config.Image}}", f"deploy-{NAME}").stdout.strip() == image_id
-        again = deploy.run(*up, *there, *image)
+        again = deploy.run(*up, *on_host, *image)
         assert (again.returncode, "is already up" in again.stderr) == (0, True)
-        assert not json.loads(first.stdout)["url"].endswith(f":{port}")  # the far end of a tunnel has another port
-        assert status(deploy, *there)["health"] == "healthy"
-        assert str(tmp_path / "far/models/tiny") in docker("inspect", f"deploy-{NAME}").stdout
-        assert deploy.run("smoke", NAME, *there).returncode == 0
-        assert deploy.run("down", NAME, *there).returncode == 0
+        assert not json.loads(first.stdout)["url"].endswith(f":{port}")  # the local end of the tunnel has another port
+        assert status(deploy, *on_host)["health"] == "healthy"
+        assert str(tmp_path / "remote/models/tiny") in docker("inspect", f"deploy-{NAME}").stdout
+        assert deploy.run("smoke", NAME, *on_host).returncode == 0
+        assert deploy.run("down", NAME, *on_host).returncode == 0
         assert tunnels() == []
     assert "fired up" in saved_log(deploy)
-    docker("image", "rm", ready)
-    is_clean(deploy, port)
+    docker("image", "rm", image_name)
+    assert_clean(deploy, port)

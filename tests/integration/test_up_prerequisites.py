@@ -1,7 +1,7 @@
-"""What `up` makes on its way: the checkpoint from a hub, the table of tuned kernels, each once.
+"""Tests that `up` downloads a missing checkpoint and builds a missing table of tuned kernels, each once.
 
-The image holds sglang's sources and aiter's tables, and nothing that sglang imports. Preflight is told of a node with
-the profile's GPUs; each `up` ends where docker is to hand them to a container.
+The image has sglang's sources and aiter's tables, but no package that sglang imports. Preflight sees a fake host with
+the profile's GPUs; each `up` fails when Docker passes them to a container.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ from orchestrator.core.paths import Home, data_root
 from orchestrator.images.client import DockerCli
 
 pytestmark = [pytest.mark.docker, pytest.mark.wheels]
-NO_GPU = "/dev/kfd"  # that docker cannot hand to a container
+NO_GPU = "/dev/kfd"  # the missing device in Docker's error
 NOT_READY = "error: the host is not ready for `mi355x-tp8`"
 TABLE = "\n".join([HEADER, *(line(1 << exponent, shape=FUSED_TP8) for exponent in range(16))]) + "\n"
 
@@ -45,7 +45,7 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
 
 @pytest.fixture
 def upstream() -> Iterator[str]:
-    """aiter's repository, as far as it is asked for."""
+    """Serve the kernel table of aiter's repository; return the URL."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -81,12 +81,12 @@ def deploy(tmp_path: Path, hub: Hub, upstream: str, aiter_image: str) -> Command
     home = Home(tmp_path / "home")
     pins = (data_root() / "profiles" / "kernels" / "aiter.yaml").read_text()
     pins = pins.replace("https://raw.githubusercontent.com/ROCm/aiter", upstream)
-    known = next(row for row in pins.splitlines() if "sha256:" in row)
+    old_line = next(row for row in pins.splitlines() if "sha256:" in row)
     (home.root / "profiles" / "kernels").mkdir(parents=True)
-    pinned = pins.replace(known, f"  sha256: {hashlib.sha256(TABLE.encode()).hexdigest()}")
-    (home.root / "profiles" / "kernels" / "aiter.yaml").write_text(pinned)
-    own = {name: "" for name in os.environ if name.startswith("HF_")}
-    environ = {**own, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "IMAGE": aiter_image}
+    pins = pins.replace(old_line, f"  sha256: {hashlib.sha256(TABLE.encode()).hexdigest()}")
+    (home.root / "profiles" / "kernels" / "aiter.yaml").write_text(pins)
+    unset = {name: "" for name in os.environ if name.startswith("HF_")}
+    environ = {**unset, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "IMAGE": aiter_image}
     environ["PATH"] = path_of_ready_node(tmp_path / "node")
     return CommandLine(home, environ)
 
@@ -111,7 +111,7 @@ def test_missing_checkpoint_and_kernel_table_are_created_once(deploy: CommandLin
 
 
 def test_host_without_gpus_builds_and_downloads_nothing(deploy: CommandLine, hub: Hub) -> None:
-    """It was told once everything was there."""
+    """`up` used to report missing GPUs only after the build and the download."""
     image = ("--set", f"engine.image={deploy.environ['IMAGE']}")
     done = deploy.run("up", "--profile", "mi355x-tp8", *image, PATH=os.environ["PATH"])
     assert (done.returncode, NOT_READY in done.stderr) == (4, True), done.stderr

@@ -1,4 +1,4 @@
-"""What the warnings say of sglang, on the wheels' own code: a fused all-reduce without communicator, and sampling."""
+"""Tests two of our warnings with sglang's own code: fused all-reduce without a communicator, and sampling on ROCm."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from orchestrator.hosts.venvs.venv import Venv
 
 pytestmark = [pytest.mark.engine, pytest.mark.wheels, pytest.mark.slow]
 
-# A real group of one rank, made as `--disable-custom-all-reduce` makes it; and one with a communicator that answers.
+# Runs the fused all-reduce in a group of one rank: as with `--disable-custom-all-reduce`, and with a communicator.
 FUSED = """
 import inspect, json, sys
 from pathlib import Path
@@ -40,38 +40,36 @@ def fused():
     ones = torch.ones(4)
     return group.fused_allreduce_rmsnorm(ones, ones, ones, 1e-5)
 
-without = {"communicator": group.ca_comm, "answer": fused()}
+without = {"communicator": group.ca_comm, "result": fused()}
 group.ca_comm = Communicator()
 print(json.dumps({"without": without, "with": fused()}))
 """
-
-
-FUSING = ["0.5.14", "0.5.18", "0.5.23"]
+VERSIONS = ["0.5.14", "0.5.18", "0.5.23"]
 
 
 @pytest.fixture(scope="module")
 def fused(cpu_environment: Venv) -> Mapping[str, "subprocess.CompletedProcess[str]"]:
-    """`FUSED` as each version runs it."""
+    """Run `FUSED` with each version of sglang."""
     flags = str(Path(__file__).parents[2] / "profiles/engines/flags")
-    programs = {version: Program(program=FUSED, argv=(flags, str(unpacked(version)))) for version in FUSING}
+    programs = {version: Program(program=FUSED, argv=(flags, str(unpacked(version)))) for version in VERSIONS}
     return run_forked(cpu_environment.python, programs)
 
 
-@pytest.mark.parametrize("version", FUSING)
+@pytest.mark.parametrize("version", VERSIONS)
 def test_fusion_does_nothing_without_custom_all_reduce(
     version: str, fused: Mapping[str, "subprocess.CompletedProcess[str]"]
 ) -> None:
-    asked = fused[version]
-    assert asked.returncode == 0, asked.stderr[-2000:]
-    assert json.loads(asked.stdout.splitlines()[-1]) == {
-        "without": {"communicator": None, "answer": None},
+    result = fused[version]
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert json.loads(result.stdout.splitlines()[-1]) == {
+        "without": {"communicator": None, "result": None},
         "with": "fused",
     }
 
 
 @pytest.mark.parametrize("version", ["0.5.10", "0.5.14", "0.5.16", "0.5.19", "0.5.20", "0.5.21", "0.5.22", "0.5.23"])
 def test_speculation_is_greedy_on_rocm_until_0_5_20(version: str) -> None:
-    """The line that decides: the platform alone, or the platform without rejection sampling."""
+    """Until 0.5.20 the deciding line checks only the platform, later also whether rejection sampling is off."""
     file = "eagle_info_v2.py" if Version(version) < Version("0.5.14") else "eagle_utils.py"
     alone = re.search(r"is_all_greedy or .*\b_is_hip\b", read(version, f"srt/speculative/{file}"))
     assert (alone is not None) == (Version(version) < Version("0.5.21"))

@@ -1,4 +1,4 @@
-"""How `deploy watch` reaches a server of a remote host: a real ssh connection; the far machine is this one."""
+"""Tests how `deploy watch` reaches a server of a remote host, over a real ssh connection to this machine."""
 
 import socket
 import threading
@@ -23,7 +23,7 @@ KEY = "sk-watch-over-ssh"
 
 
 @pytest.fixture
-def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("OWL_KEY", KEY)
     with ssh_server(tmp_path, deploy_home=tmp_path / "home", monkeypatch=monkeypatch) as url:
         yield url
@@ -31,18 +31,18 @@ def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 @pytest.fixture
 def backend() -> Iterator[LiveBackend]:
-    made = LiveBackend()
-    yield made
-    made.close()
+    backend = LiveBackend()
+    yield backend
+    backend.close()
 
 
 @pytest.fixture
-def server(far: str) -> Iterator[ServerSnapshot]:
-    with Server(("127.0.0.1", 0), EngineApi(key=KEY), 0.0) as served:
-        threading.Thread(target=served.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{served.server_address[1]}"
-        yield replace(HEALTHY, host=far, url=url, api_key_env="OWL_KEY")
-        served.shutdown()
+def server(host: str) -> Iterator[ServerSnapshot]:
+    with Server(("127.0.0.1", 0), EngineApi(key=KEY), 0.0) as api:
+        threading.Thread(target=api.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{api.server_address[1]}"
+        yield replace(HEALTHY, host=host, url=url, api_key_env="OWL_KEY")
+        api.shutdown()
 
 
 def test_server_answers_and_end_of_watch_ends_ssh(backend: LiveBackend, server: ServerSnapshot) -> None:
@@ -55,13 +55,14 @@ def test_server_answers_and_end_of_watch_ends_ssh(backend: LiveBackend, server: 
 
 
 def test_no_request_leaves_before_ssh_is_connected(backend: LiveBackend, server: ServerSnapshot) -> None:
-    """A stranger listens on this host, on the port that the server has on the other one."""
+    """Another program listens on this host, on the port that the server uses on the remote host."""
     with socket.create_server(("127.0.0.1", 0)) as other:
-        url, refuses = f"http://127.0.0.1:{other.getsockname()[1]}", free_port()
-        away = replace(server, url=url, host=f"ssh://127.0.0.1:{refuses}")
-        client = backend._client(away)
+        url, closed_port = f"http://127.0.0.1:{other.getsockname()[1]}", free_port()
+        unreachable = replace(server, url=url, host=f"ssh://127.0.0.1:{closed_port}")
+        client = backend._client(unreachable)
         wait_for(lambda: tunnels() == [])
-        with pytest.raises(NoResponseError, match=rf"^ssh to `127.0.0.1` .*: .* port {refuses}: Connection refused$"):
+        message = rf"^ssh to `127.0.0.1` .*: .* port {closed_port}: Connection refused$"
+        with pytest.raises(NoResponseError, match=message):
             client.probe_rank(0, timeout=60)
         assert not client.accepts_connections()
         other.settimeout(0)
@@ -74,7 +75,7 @@ def test_snapshot_ends_ssh_that_it_does_not_need(backend: LiveBackend, server: S
     [before] = tunnels()
     again, moved, local = (replace(server, **changes) for changes in ({}, {"url": "http://127.0.0.1:9"}, {"host": ""}))
     backend._client(again)
-    assert tunnels() == [before], "still needed"
+    assert tunnels() == [before], "the connection is still needed"
     backend._client(moved)
     [after] = tunnels()
     assert after != before
@@ -85,7 +86,7 @@ def test_snapshot_ends_ssh_that_it_does_not_need(backend: LiveBackend, server: S
 def test_forward_is_not_handed_to_shared_connection(
     tmp_path: Path, backend: LiveBackend, server: ServerSnapshot
 ) -> None:
-    """The connection that the user's ssh shares would keep the forward."""
+    """A shared connection of the user's ssh would keep the forward open."""
     with (tmp_path / "client").open("a") as settings:
         settings.write(f"ControlMaster auto\nControlPath {tmp_path}/shared\n")
     wait_for(lambda: backend.listens(server))

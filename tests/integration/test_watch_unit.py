@@ -1,4 +1,4 @@
-"""The systemd unit of `deploy watch --install`, read by systemd itself, and the alerts that a watch sends."""
+"""Tests of the systemd unit of `deploy watch --install`, with systemd itself, and of the alerts of a watch."""
 
 import http.server
 import json
@@ -30,7 +30,7 @@ from orchestrator.servers.watch.recovery import snapshot_of
 from orchestrator.servers.watch.systemd import unit_text
 from orchestrator.servers.watch.watch import LiveBackend
 
-EVENT = {"name": "owl", "event": "died", "detail": "killed by SIGKILL \udcff"}  # a byte of a log that is no UTF-8
+EVENT = {"name": "owl", "event": "died", "detail": "killed by SIGKILL \udcff"}  # a byte of a log that is not UTF-8
 
 
 @pytest.fixture
@@ -41,12 +41,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     return home
 
 
-def printed(*words: str) -> tuple[str, str]:
-    """The unit that a command line prints, and what it says beside it."""
-    shown = CliRunner().invoke(app, ["watch", "owl", "--install", *words], prog_name="deploy")
-    if shown.exception is not None:
-        raise shown.exception
-    return shown.stdout, shown.stderr
+def print_unit(*words: str) -> tuple[str, str]:
+    """Run `deploy watch --install`; return the printed unit and the messages."""
+    result = CliRunner().invoke(app, ["watch", "owl", "--install", *words], prog_name="deploy")
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout, result.stderr
 
 
 def test_systemd_accepts_unit_without_secrets(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +57,7 @@ def test_systemd_accepts_unit_without_secrets(home: Home, tmp_path: Path, monkey
     (tmp_path / "notify").touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     file = tmp_path / "deploy-watch-owl.service"
-    unit, notes = printed("--exec", 'notify --to "the $team" 50%')
+    unit, notes = print_unit("--exec", 'notify --to "the $team" 50%')
     file.write_text(unit)
 
     verified = subprocess.run(["systemd-analyze", "verify", file], capture_output=True, text=True, check=False)
@@ -75,14 +75,14 @@ def test_unit_runs_as_its_author_and_rejects_webhook(
 ) -> None:
     monkeypatch.setenv("LOGNAME", "somebody-before-su")
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "tell").touch(mode=0o755)
-    unit, _ = printed("--exec", "./tell")
+    (tmp_path / "notify").touch(mode=0o755)
+    unit, _ = print_unit("--exec", "./notify")
     assert f"\nUser={pwd.getpwuid(os.geteuid()).pw_name}\nWorkingDirectory=-{tmp_path}\n" in unit
-    assert printed("--exec", "./tell", "--output", "owl.service")[0] == ""
+    assert print_unit("--exec", "./notify", "--output", "owl.service")[0] == ""
     assert (tmp_path / "owl.service").read_text() == unit
-    with pytest.raises(UsageError, match="must not appear in a systemd unit") as refused:
-        printed("--webhook", "https://hooks.example/4712")
-    assert f"`DEPLOY_WEBHOOK=…` into `{home.root / 'watch-owl.env'}`" in refused.value.hint
+    with pytest.raises(UsageError, match="must not appear in a systemd unit") as caught:
+        print_unit("--webhook", "https://hooks.example/4712")
+    assert f"`DEPLOY_WEBHOOK=…` into `{home.root / 'watch-owl.env'}`" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -96,29 +96,29 @@ def test_unit_runs_as_its_author_and_rejects_webhook(
 )
 def test_command_containing_a_secret_is_rejected(home: Home, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     monkeypatch.setenv("PAGER_TOKEN", "wJ4zTq8-of-the-pager")
-    with pytest.raises(UsageError, match="contains a secret") as refused:
+    with pytest.raises(UsageError, match="contains a secret") as caught:
         unit_text(["owl"], home, command=command)
-    assert f"{home.root / 'watch-owl.env'}" in refused.value.hint
+    assert f"{home.root / 'watch-owl.env'}" in caught.value.hint
     assert "notify --tokens 5" in unit_text(["owl"], home, command="notify --tokens 5 --to keyboard")
 
 
 @pytest.mark.usefixtures("home")
 def test_url_with_password_goes_into_environment_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "https://me:wJ4zTq8@mirror.example")
-    unit, notes = printed()
+    unit, notes = print_unit()
     assert "wJ4zTq8" not in notes + unit
     assert "reads OWL_KEY, HF_ENDPOINT from" in " ".join(notes.split())
 
 
 def test_unit_watches_replicated_server_by_name(home: Home) -> None:
     past_run(home, 2, "replicas=2")
-    assert " watch owl --json\n" in printed()[0]
+    assert " watch owl --json\n" in print_unit()[0]
 
 
 def test_unit_for_cluster_managed_server_is_rejected(home: Home) -> None:
     past_run(home, 2, "runtime=kubernetes", "kubernetes.weights.pvc=models", "image=null")
     with pytest.raises(UsageError, match="the cluster restarts"):
-        printed()
+        print_unit()
 
 
 def test_unit_keeps_cluster_configuration_variables(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,17 +130,17 @@ def test_unit_keeps_cluster_configuration_variables(home: Home, monkeypatch: pyt
 
 def test_missing_api_key_does_not_end_running_watch(home: Home) -> None:
     with open_servers(home) as servers:
-        seen = snapshot_of(servers, "owl")
-    assert (seen.api_key_env, LiveBackend().listens(seen)) == ("OWL_KEY", False)
+        snapshot = snapshot_of(servers, "owl")
+    assert (snapshot.api_key_env, LiveBackend().listens(snapshot)) == ("OWL_KEY", False)
     with pytest.raises(UsageError, match="`OWL_KEY` is not set"):
-        LiveBackend().api_key_for(seen.api_key_env)  # as the watch begins
+        LiveBackend().api_key_for(snapshot.api_key_env)  # called at the start of a watch
 
 
 def finish(alerts: Alerts) -> list[str]:
     failed: list[str] = []
 
     def is_done() -> bool:
-        failed.extend(f"{name}: {how}" for name, how in alerts.failed())
+        failed.extend(f"{name}: {error}" for name, error in alerts.failed())
         return not alerts.in_flight
 
     wait_for(is_done)
@@ -149,10 +149,10 @@ def finish(alerts: Alerts) -> list[str]:
 
 def test_alert_command_reads_event_without_inheriting_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_token_of_this_shell")
-    file = tmp_path / "told"
+    file = tmp_path / "received"
     command = Receiver.command(f"sh -c 'cat > {file}; env >> {file}'")
-    gone = Receiver(label="`no-such-program`", argv=("no-such-program",))
-    alerts = Alerts((command, Receiver.command("false"), gone), time.monotonic)
+    missing = Receiver(label="`no-such-program`", argv=("no-such-program",))
+    alerts = Alerts((command, Receiver.command("false"), missing), time.monotonic)
     assert list(alerts.send(EVENT)) == ["`no-such-program`: no program `no-such-program` found on this host"]
     assert finish(alerts) == ["owl: `false`: exited with 1"]
     first, _, environment = file.read_text().partition("\n")
@@ -167,9 +167,9 @@ def test_missing_alert_command_is_rejected_early() -> None:
 
 @pytest.mark.parametrize("url", ["hooks.example", "http://[::1", "https://h:x/", "http://h/a b"])
 def test_invalid_webhook_url_is_rejected_without_showing_it(url: str) -> None:
-    with pytest.raises(UsageError, match="webhook") as refused:
+    with pytest.raises(UsageError, match="webhook") as caught:
         Receiver.webhook(url)
-    assert url not in f"{refused.value.message} {refused.value.hint}"
+    assert url not in f"{caught.value.message} {caught.value.hint}"
 
 
 def test_hanging_receiver_is_killed_and_reported() -> None:
@@ -184,7 +184,7 @@ def test_hanging_receiver_is_killed_and_reported() -> None:
 
 @contextmanager
 def endless_webhook() -> Iterator[str]:
-    """The URL of a webhook whose answer does not end: no receiver's own limit of time ends the sender."""
+    """Serve a webhook whose response never ends, so that the sender does not end by itself; return the URL."""
 
     def answer(server: socket.socket) -> None:
         with suppress(OSError), server.accept()[0] as connection:
@@ -197,12 +197,12 @@ def endless_webhook() -> Iterator[str]:
         answering = threading.Thread(target=answer, args=(server,))
         answering.start()
         yield f"http://127.0.0.1:{server.getsockname()[1]}/hook"
-        server.shutdown(socket.SHUT_RDWR)  # a sender that was ended early has not connected
+        server.shutdown(socket.SHUT_RDWR)  # ends `accept` if the sender was killed before it connected
         answering.join()
 
 
 def senders(mark: str) -> list[int]:
-    """The processes that post an event and have inherited `MARK=mark`."""
+    """Return the pids of the processes that post an event and have inherited `MARK=mark`."""
     return [int(folder.name) for folder in Path("/proc").glob("[0-9]*") if _posts(folder, mark.encode())]
 
 
@@ -226,7 +226,7 @@ def test_undelivered_alerts_are_cancelled_and_reported_at_exit(tmp_path: Path, m
     assert not senders(str(tmp_path))
 
 
-SENDS = """
+SENDER = """
 import sys, time
 from orchestrator.servers.watch.alerts import Alerts, Receiver
 alerts = Alerts((Receiver.webhook(sys.argv[1]),), time.monotonic)
@@ -239,7 +239,7 @@ time.sleep(600)
 def test_alert_sender_ends_with_killed_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MARK", str(tmp_path))
     with endless_webhook() as url:
-        watch = subprocess.Popen([sys.executable, "-c", SENDS, url], stdout=subprocess.PIPE)
+        watch = subprocess.Popen([sys.executable, "-c", SENDER, url], stdout=subprocess.PIPE)
         try:
             assert watch.stdout is not None
             assert watch.stdout.readline() == b"sent\n"
@@ -251,20 +251,20 @@ def test_alert_sender_ends_with_killed_watch(tmp_path: Path, monkeypatch: pytest
 
 
 def test_webhook_receives_event_without_exposing_its_url() -> None:
-    taken: list[object] = []
-    users: list[str] = []
-    seen: list[bytes] = []
+    received: list[object] = []
+    credentials: list[str] = []
+    cmdlines: list[bytes] = []
 
     class Hook(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            seen.extend(line for pid, line in proc_files("cmdline") if pid != os.getpid())
-            users.append(self.headers["Authorization"])
-            taken.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
-            self.send_response(204 if len(taken) == 1 else 500)
+            cmdlines.extend(line for pid, line in proc_files("cmdline") if pid != os.getpid())
+            credentials.append(self.headers["Authorization"])
+            received.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
+            self.send_response(204 if len(received) == 1 else 500)
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
-            """Nothing to say."""
+            pass
 
     with http.server.HTTPServer(("127.0.0.1", 0), Hook) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -276,6 +276,6 @@ def test_webhook_receives_event_without_exposing_its_url() -> None:
         assert list(alerts.send(EVENT)) == []
         assert finish(alerts) == ["owl: the webhook at 127.0.0.1: exited with 1"]
         server.shutdown()
-    assert taken == [("/secret-path-4712?x=1", EVENT)] * 2
-    assert users == [f"Basic {b64encode(b'me:a@b').decode()}"] * 2
-    assert not [line for line in seen if b"secret-path-4712" in line]
+    assert received == [("/secret-path-4712?x=1", EVENT)] * 2
+    assert credentials == [f"Basic {b64encode(b'me:a@b').decode()}"] * 2
+    assert not [line for line in cmdlines if b"secret-path-4712" in line]
