@@ -102,10 +102,10 @@ def patched(tmp_path: Path) -> Path:
 @pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 @pytest.mark.parametrize("define", ["-DUSE_ROCM", "-UUSE_ROCM"])
 def test_patched_file_preprocesses_like_upstream_file(patched: Path, define: str) -> None:
-    ours, upstream = (patched / CUH).read_text(), read("0.5.15.post1", CUH)
+    patched_text, upstream = (patched / CUH).read_text(), read("0.5.15.post1", CUH)
 
-    assert preprocessed(ours, define) == preprocessed(upstream, define)
-    assert ("hip/hip_runtime.h" in preprocessed(ours, define)) == (define == "-DUSE_ROCM")
+    assert preprocessed(patched_text, define) == preprocessed(upstream, define)
+    assert ("hip/hip_runtime.h" in preprocessed(patched_text, define)) == (define == "-DUSE_ROCM")
 
 
 def preprocessed(text: str, define: str) -> str:

@@ -104,10 +104,10 @@ def test_cpu_profile_preflight_fails_only_for_occupied_port(deploy: CommandLine,
     pid, port = listener
     ready = deploy.run("preflight", "--profile", "cpu-tiny", "--set", f"server.port={free_port()}")
     assert ready.returncode == 0, ready.stderr
-    taken = deploy.run("preflight", "--profile", "cpu-tiny", "--set", f"server.port={port}")
-    assert taken.returncode == 4
-    assert f"(pid {pid})" in taken.stdout
-    assert f"`kill {pid}`" in taken.stdout
+    occupied = deploy.run("preflight", "--profile", "cpu-tiny", "--set", f"server.port={port}")
+    assert occupied.returncode == 4
+    assert f"(pid {pid})" in occupied.stdout
+    assert f"`kill {pid}`" in occupied.stdout
 
 
 @pytest.mark.parametrize("machine", ["mi355x-healthy", "mi355x-warnings"])

@@ -15,7 +15,7 @@ from tests.unit.patches.test_guard_forms import FORMS
 pytestmark = [pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed"), pytest.mark.slow]
 
 
-def real(text: str, *options: str) -> list[str] | None:
+def preprocessor_words(text: str, *options: str) -> list[str] | None:
     """Return the words of the real preprocessor's output, None after an error; `#include` is replaced by INCLUDED."""
     without_includes = text.replace("#include", "INCLUDED")
     argv = ["g++", "-E", "-P", "-x", "c++", "-std=c++20", *options, "-"]
@@ -23,7 +23,7 @@ def real(text: str, *options: str) -> list[str] | None:
     return done.stdout.split() if done.returncode == 0 else None
 
 
-def ours(text: str) -> tuple[set[str], set[str]] | None:
+def our_words(text: str) -> tuple[set[str], set[str]] | None:
     """Return the words that are certainly active with USE_ROCM, and all that may be; None for a rejected text."""
     try:
         reading = preprocessed(text, {"USE_ROCM": "1"})
@@ -35,7 +35,7 @@ def ours(text: str) -> tuple[set[str], set[str]] | None:
 @pytest.mark.parametrize("form", FORMS)
 def test_state_of_every_guard_form_matches_real_preprocessor(form: str) -> None:
     text, state = FORMS[form]
-    output = real(text, "-DUSE_ROCM")
+    output = preprocessor_words(text, "-DUSE_ROCM")
 
     works = output is not None and "<hip/hip_runtime.h>" in output and "<cuda_runtime.h>" not in output
     if form == "for another macro":
@@ -91,8 +91,8 @@ BALANCED = st.recursive(
 def test_active_lines_match_real_preprocessor(lines: list[str]) -> None:
     """A header may define OTHER: certain lines must be active with and without it, and active lines possible."""
     text = "".join(f"{line}\nmark{number}\n" for number, line in enumerate(lines))
-    selected = ours(text)
-    outcomes = [real(text, "-DUSE_ROCM", *options) for options in ((), ("-DOTHER=1",), ("-DOTHER=0",))]
+    selected = our_words(text)
+    outcomes = [preprocessor_words(text, "-DUSE_ROCM", *options) for options in ((), ("-DOTHER=1",), ("-DOTHER=0",))]
 
     if selected is None:
         assert None in outcomes, "rejected, although the preprocessor accepts it"

@@ -162,8 +162,8 @@ def test_every_server_process_uses_patched_copy(marked: CommandLine, package: Pa
     before = (package / MARKED).read_bytes()
     argv = ["up", "--profile", "cpu-tiny", "--name", "marked", "--set", f"server.port={free_port()}"]
     argv += ["--set", "timeouts.termination_grace=2", "--json"]
-    shown = marked.run(*argv, "--dry-run")
-    assert "#   marked" in shown.stdout
+    dry_run = marked.run(*argv, "--dry-run")
+    assert "#   marked" in dry_run.stdout
 
     done = marked.run(*argv)
     assert done.returncode == 0, done.stderr

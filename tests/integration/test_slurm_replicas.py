@@ -1,4 +1,4 @@
-"""Several servers as jobs of a real Slurm, and the real gateway as one more; the servers are the scripted engine."""
+"""Tests of replicas and their real gateway as jobs of a real Slurm, with the scripted engine."""
 
 import json
 import signal
@@ -28,12 +28,12 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 ENGINE = Path(__file__).parents[1] / "support" / "scripted_engine.py"
 KEY = "sk-of-the-clients-of-the-cluster"
 NAME = "pair"
-FILL = (("n0", 3), ("n1", 4))  # nodes have four CPUs; a server of these tests takes one
+FILL = (("n0", 3), ("n1", 4))  # node and CPUs; a node has four CPUs, a server of these tests needs one
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two servers and their gateway in a cluster, and `deploy` to start them."""
+    """Two replicas and their gateway in a cluster, and `deploy` to start them."""
 
     deploy: CommandLine
     cluster: SlurmCluster
@@ -41,7 +41,6 @@ class Pair:
 
     @property
     def handle(self) -> RunningServer:
-        """The gateway, and the servers behind it."""
         [handle] = ServerGroup(SlurmRuntime(self.deploy.home)).find(NAME)
         return handle
 
@@ -52,8 +51,8 @@ class Pair:
         return ["up", "cpu-tiny", "--runtime", "slurm", "--name", NAME, *settings]
 
     def up(self, *settings: str, replace: bool = False) -> None:
-        ended = self.deploy.run(*self.words(*settings), *(["--replace"] if replace else []))
-        assert ended.returncode == 0, ended.stderr
+        done = self.deploy.run(*self.words(*settings), *(["--replace"] if replace else []))
+        assert done.returncode == 0, done.stderr
 
     def status(self) -> dict[str, Any]:
         [server] = [entry for entry in json.loads(self.deploy.run("status", "--json").stdout) if entry["name"] == NAME]
@@ -63,7 +62,7 @@ class Pair:
 
 @pytest.fixture
 def pair(slurm_home: Home, cpu_engine: CpuEngine, slurm_cluster: SlurmCluster) -> Iterator[Pair]:
-    """All jobs are cancelled after the test."""
+    """Return the pair; cancel all jobs after the test."""
     assert cpu_engine.python.exists()
     add_profiles(slurm_home.root)
     yield Pair(CommandLine(slurm_home, {"PAIR_KEY": KEY}), slurm_cluster, free_port())
@@ -74,7 +73,7 @@ def pair(slurm_home: Home, cpu_engine: CpuEngine, slurm_cluster: SlurmCluster) -
 
 
 def test_replica_and_gateway_jobs_full_lifecycle(pair: Pair) -> None:
-    """The gateway serves all with a key, which stands nowhere; a job that is lost costs no answer, and comes back."""
+    """The API key appears nowhere. When a replica's job is cancelled, no request fails, and the watch restarts it."""
     pair.up()
     jobs = pair.cluster.queue()
     assert len(jobs) == 3
@@ -88,17 +87,17 @@ def test_replica_and_gateway_jobs_full_lifecycle(pair: Pair) -> None:
         assert complete(client).status_code == 401
         assert httpx.get(f"{handle.replicas[0].url}/v1/models", trust_env=False).status_code == 401
     control = Path(handle.run_dir, "gateway.key").read_text()
-    shown = [pair.cluster.run("scontrol", "show", "job", job) for job in jobs]
-    shown += [pair.cluster.run("scontrol", "write", "batch_script", job, "-") for job in jobs]
-    shown += [*processes_with("scripted_engine"), *processes_with("launch_gateway"), *processes_with("slurm.job")]
+    texts = [pair.cluster.run("scontrol", "show", "job", job) for job in jobs]
+    texts += [pair.cluster.run("scontrol", "write", "batch_script", job, "-") for job in jobs]
+    texts += [*processes_with("scripted_engine"), *processes_with("launch_gateway"), *processes_with("slurm.job")]
     files = [path for path in Path(handle.run_dir).rglob("*") if path.is_file() and path.name != "gateway.key"]
     state = [path for path in (pair.cluster.folder / "state").rglob("*") if path.is_file()]
-    shown += [path.read_text(errors="replace") for path in (*files, *state)]
-    assert not [text for text in shown if KEY in text or control in text]
+    texts += [path.read_text(errors="replace") for path in (*files, *state)]
+    assert not [text for text in texts if KEY in text or control in text]
 
-    proved = json.loads(pair.deploy.run("smoke", NAME, "--json").stdout)
-    names = {check["name"] for check in proved["checks"]}
-    assert (proved["ok"], {"replica 2: served model", "gateway: replicas registered"} <= names) == (True, True)
+    smoke = json.loads(pair.deploy.run("smoke", NAME, "--json").stdout)
+    names = {check["name"] for check in smoke["checks"]}
+    assert (smoke["ok"], {"replica 2: served model", "gateway: replicas registered"} <= names) == (True, True)
     log = pair.deploy.run("logs", NAME).stdout
     assert all(f"==> {name} <==" in log for name in ("server.log", "replica-1/server.log", "replica-2/server.log"))
     again = pair.deploy.run(*pair.words())
@@ -128,16 +127,16 @@ def test_replica_and_gateway_jobs_full_lifecycle(pair: Pair) -> None:
 
 
 def test_replicas_share_a_node_when_they_fit(pair: Pair, tmp_path: Path) -> None:
-    """Each takes one of a node's two GPUs; the gateway needs no node of its own."""
+    """Each replica takes one of a node's two GPUs; the gateway does not need a whole node."""
     python, versions = tmp_path / "python", '{"sglang": "0.5.16", "cuda": "13.0"}'
     python.write_text(f"#!/bin/sh\nSCRIPTED_VERSIONS='{versions}' exec {ENGINE} \"$@\"\n")
     python.chmod(0o755)
     share = "slurm.sbatch_options=[--cpus-per-task=1, --mem=1G]"  # a node of the tests has 4 CPUs and 4 GB
-    own = [f"server.port={pair.port}", "replicas=2", f"engine.python={python}", "model.questions=null", share]
-    own += ["server.api_key_env=PAIR_KEY", "hardware.gpus=2", f"slurm.gpu_type={GPU_TYPE}"]
-    words = [word for setting in own for word in ("--set", setting)]
-    ended = pair.deploy.run("up", "h200-tiny", "--runtime", "slurm", "--name", NAME, *words)
-    assert ended.returncode == 0, ended.stderr
+    settings = [f"server.port={pair.port}", "replicas=2", f"engine.python={python}", "model.questions=null", share]
+    settings += ["server.api_key_env=PAIR_KEY", "hardware.gpus=2", f"slurm.gpu_type={GPU_TYPE}"]
+    words = [word for setting in settings for word in ("--set", setting)]
+    done = pair.deploy.run("up", "h200-tiny", "--runtime", "slurm", "--name", NAME, *words)
+    assert done.returncode == 0, done.stderr
     listed = pair.cluster.run("squeue", "--noheader", "--format=%j %N %b").splitlines()
     jobs = {name: (node, gres) for name, node, gres in map(str.split, listed)}
     assert jobs.keys() == {f"{NAME}-1", f"{NAME}-2", f"{NAME}-gateway"}
@@ -181,7 +180,7 @@ def test_ctrl_c_cancels_every_job(pair: Pair, stage: str) -> None:
 
 
 def test_exited_replica_aborts_start_while_another_is_pending(pair: Pair) -> None:
-    """The other one might wait for hours; all CPUs of the nodes but one are somebody else's."""
+    """The other replica may be pending for hours. Other jobs occupy all CPUs of the nodes except one."""
     words = ("sbatch", "--parsable", "--chdir=/tmp", "--output=/dev/null", "--wrap=sleep 600")
     others = [pair.cluster.run(*words, f"--nodelist={node}", f"--ntasks={tasks}").strip() for node, tasks in FILL]
     wait_for(lambda: pair.cluster.run("squeue", "--noheader", "--states=running", "--format=%i").split() >= others)
@@ -194,8 +193,8 @@ def test_exited_replica_aborts_start_while_another_is_pending(pair: Pair) -> Non
 
 
 def test_unschedulable_gateway_hints_at_gateway_partition(pair: Pair) -> None:
-    """Its servers would take both nodes whole: that is said before any of them is queued."""
-    ended = pair.deploy.run(*pair.words("slurm.exclusive=true"))
-    assert ended.returncode == 4, ended.stderr
-    assert "slurm.gateway_partition" in ended.stderr
+    """The replicas would occupy both nodes, so the error is reported before a job is submitted."""
+    done = pair.deploy.run(*pair.words("slurm.exclusive=true"))
+    assert done.returncode == 4, done.stderr
+    assert "slurm.gateway_partition" in done.stderr
     assert not pair.cluster.queue()

@@ -1,4 +1,4 @@
-"""Prefill and decode apart as jobs of a real Slurm: real sglang on a node each, or a role on both nodes."""
+"""Tests of prefill and decode servers as jobs of a real Slurm: on one node each, and a role on both nodes."""
 
 import json
 import os
@@ -51,7 +51,7 @@ class Roles:
         return server
 
     def kill(self, role: str, folder: str = "") -> None:
-        """Kill the server of a role, or a rank of it, as the kernel does where memory is short."""
+        """Kill the server of a role, or one of its ranks, as the kernel's OOM killer does."""
         record = read_record(Path(self.role(role).run_dir, folder), SERVER)
         assert record is not None
         assert record.server is not None
@@ -60,14 +60,14 @@ class Roles:
         os.kill(process.pid, signal.SIGKILL)
 
     def jobs(self) -> dict[str, str]:
-        """The node list of each job."""
+        """Return the node list of each job by the job's name."""
         rows = self.cluster.run("squeue", "--noheader", "--format=%j %N").splitlines()
         return {row.split()[0]: row.split()[1] for row in rows}
 
 
 @pytest.fixture
 def roles(slurm_home: Home, cpu_engine: CpuEngine, slurm_cluster: SlurmCluster) -> Iterator[Roles]:
-    """All jobs are cancelled after the test."""
+    """Return the servers of both roles; cancel all jobs after the test."""
     assert cpu_engine.python.exists()
     yield Roles(CommandLine(slurm_home, {"ROLES_KEY": KEY}), slurm_cluster, free_port())
     for number in slurm_cluster.queue():
@@ -78,7 +78,7 @@ def roles(slurm_home: Home, cpu_engine: CpuEngine, slurm_cluster: SlurmCluster) 
 
 @pytest.mark.skipif(find_library("ibverbs") is None, reason="only root installs libibverbs, which Mooncake loads")
 def test_killed_prefill_job_is_restarted_alone_under_load(roles: Roles) -> None:
-    # The GPUs, which are character devices, keep the roles on different nodes.
+    # Each server takes all GPUs of a node, so the roles run on different nodes.
     words = roles.words("slurm.sbatch_options=[--gpus-per-node=2]", "timeouts.progress_deadline=600")
     done = roles.deploy.run(*words, "--json")
     assert done.returncode == 0, done.stderr
@@ -111,8 +111,8 @@ def test_killed_prefill_job_is_restarted_alone_under_load(roles: Roles) -> None:
 def test_role_on_both_nodes_ends_and_restarts_as_one_job(roles: Roles) -> None:
     engine = Path(__file__).parents[1] / "support/scripted_engine.py"
     scripted = (f"engine.python={engine}", "model.questions=null", "timeouts.termination_grace=1")
-    wide = ("layout.decode.nodes=2", "layout.decode.tp=2", "layout.prefill.tp=1")
-    done = roles.deploy.run(*roles.words(*scripted, *wide))
+    two_nodes = ("layout.decode.nodes=2", "layout.decode.tp=2", "layout.prefill.tp=1")
+    done = roles.deploy.run(*roles.words(*scripted, *two_nodes))
     assert done.returncode == 0, done.stderr
     jobs = roles.jobs()
     assert jobs.keys() == {f"{NAME}-prefill-1", f"{NAME}-decode-1", f"{NAME}-gateway"}

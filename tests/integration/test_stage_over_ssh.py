@@ -72,8 +72,8 @@ def stage(hub: Hub, tmp_path: Path, host: str, *words: str, **more: str) -> "sub
 
 def test_remote_staging_is_complete_and_hides_token(hub: Hub, host: str, tmp_path: Path) -> None:
     hub.token = TOKEN
-    seen: list[str] = []
-    hub.before_body = lambda: seen.extend(processes_with(TOKEN))
+    leaks: list[str] = []
+    hub.before_body = lambda: leaks.extend(processes_with(TOKEN))
 
     done = stage(hub, tmp_path, host, "--json", HF_TOKEN=TOKEN)
 
@@ -85,7 +85,7 @@ def test_remote_staging_is_complete_and_hides_token(hub: Hub, host: str, tmp_pat
     assert (directory / SECOND).read_bytes() == (hub.directory / SECOND).read_bytes()
     assert verify_checkpoint(directory, PLAN.model, speculative=True).from_receipt, "the receipt is invalid"
     assert hub.tokens == {f"Bearer {TOKEN}"}
-    assert (seen, TOKEN in done.stdout + done.stderr) == ([], False)
+    assert (leaks, TOKEN in done.stdout + done.stderr) == ([], False)
     assert not any(TOKEN in path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file())
     assert not (tmp_path / "local/models").exists(), "files were left on the local host"
     sent = dict(hub.sent)
@@ -228,7 +228,7 @@ def test_existing_remote_checkpoint_is_verified_in_place(hub: Hub, host: str, tm
 def test_remote_program_supports_old_python(module: ModuleType) -> None:
     tree = ast.parse(Path(str(module.__file__)).read_text(), feature_version=(3, 8))
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    ours = {"orchestrator.core.safe_paths"}
-    assert imported <= {"__future__", "collections.abc", "concurrent.futures", "contextlib", "pathlib", "typing", *ours}
+    allowed = {"__future__", "collections.abc", "concurrent.futures", "contextlib", "pathlib", "typing"}
+    assert imported <= allowed | {"orchestrator.core.safe_paths"}
     newer_methods = {"is_relative_to", "removeprefix", "removesuffix", "readlink", "hardlink_to"}
     assert not newer_methods & {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
