@@ -68,7 +68,7 @@ def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def skip_verification(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Accept every remote checkpoint: those of these tests have only a few tensors."""
+    """Accept every remote checkpoint, because those of these tests have only a few tensors."""
 
     def verify(mirror: Path, _model: Model, **_: object) -> VerifiedCheckpoint:
         receipt_path(mirror).write_text("{}")

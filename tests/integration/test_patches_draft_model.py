@@ -59,7 +59,7 @@ def test_bf16_modules_are_built_as_mxfp4_without_patch(old_results: Mapping[str,
 
 
 def test_load_errors_without_patch_match_the_report(old_results: Mapping[str, Mapping[str, Any]]) -> None:
-    """The report has `The size of tensor a (3072) must match … b (6144)` and uint8 6144x6144: these are smaller.
+    """The report has larger dimensions: `The size of tensor a (3072) must match … b (6144)` and uint8 6144x6144.
 
     The shared expert fails at an assertion without a message, in `load_merged_column_weight` of `layers/parameter.py`.
     """

@@ -58,7 +58,6 @@ class FaultyServer:
     file: Path
 
     def run_check(self, check: str, fault: str = "", *, minutes: float = 0.0) -> CheckOutcome:
-        """Run a check while a fault is on."""
         handle = RunningServer.of(self.server.handle)
         target = dataclasses.replace(
             target_of(self.server.plan, url=self.server.url, api_key=None),

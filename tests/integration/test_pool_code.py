@@ -53,7 +53,6 @@ ENGINE = ("engine.version=0.5.23", "engine.image=rocm/sgl-dev:mine")
 
 @pytest.fixture(scope="module")
 def sglang_sizes(cpu_environment: Venv) -> dict[str, dict[str, float]]:
-    """Return the sizes of each case by sglang's code."""
     cases = {
         name: {"config": config, "tp": tp, "element": element, "drafts": drafts, "running": 64,
                "env": {"SGLANG_HACK_FLASHMLA_BACKEND": "unified_kv_triton"}}

@@ -54,7 +54,6 @@ def test_server_exiting_during_load_keeps_exit_code_and_log(broken: CpuServer) -
 
 @pytest.fixture(scope="module")
 def server_with_key(scripted: CpuEngine) -> Iterator[CpuServer]:
-    """Return a server that requires an API key."""
     artifacts = scripted.artifacts("server.api_key_env=DEPLOY_API_KEY")
     server = scripted.start("with-key", artifacts=artifacts, secrets={"DEPLOY_API_KEY": Secret(KEY)})
     try:

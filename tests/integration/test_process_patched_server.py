@@ -91,7 +91,6 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def package(cpu_environment: venv.Venv) -> Path:
-    """Return the folder of the installed sglang 0.5.14."""
     return next(cpu_environment.python.parents[1].glob("lib/python3*/site-packages/sglang"))
 
 
@@ -106,7 +105,6 @@ def home(tmp_path: Path, cpu_engine: CpuEngine) -> Home:
 
 
 def test_child_process_imports_patched_files(cpu_environment: venv.Venv, package: Path, tmp_path: Path) -> None:
-    """With the patches of `mi355x-tp8-july`, both Python and kernel sources come from the copy."""
     before = {name: (package / name).read_bytes() for name in (GUARD, VERIFY)}
     python = str(cpu_environment.python)
     plan = plan_of("mi355x-tp8-july", "runtime=process", f"engine.python={python}")

@@ -41,7 +41,6 @@ engine.start(sys.argv[2], artifacts=engine.artifacts(argv=("sleep", "600")))
 
 @pytest.fixture
 def engine(tmp_path: Path) -> CpuEngine:
-    """Return an engine that runs this interpreter."""
     return CpuEngine(home=Home(tmp_path), python=Path(sys.executable))
 
 
@@ -125,7 +124,6 @@ def test_missing_interpreter_fails_and_leaves_name_free(engine: CpuEngine) -> No
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Mount a file system of 256 KiB; needs root."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=700,size=256k", "none", disk], check=False)

@@ -104,7 +104,6 @@ def test_target_model_loads_as_predicted(
 
 
 def glm(version: str) -> Plan:
-    """Return a plan of GLM-5.2 with that version of sglang."""
     return plan_of("mi355x-tp8-july" if version == "0.5.14" else "mi355x-tp8")
 
 

@@ -105,7 +105,6 @@ def test_real_server_passes_smoke_test(server: CpuServer) -> None:
 
 @pytest.mark.slow
 def test_soak_detects_hung_scheduler(server: CpuServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """test_planted_faults.py tests that a soak of a healthy server passes."""
     target = dataclasses.replace(target_of(server.plan, url=server.url, api_key=None), soak_seconds=600)
     monkeypatch.setattr(soak, "_STALL_SECONDS", 5.0)
     scheduler = next(process for process in processes_of(server.handle) if "scheduler" in read_cmdline(process.pid))

@@ -67,7 +67,6 @@ def write_profile(home: Path, port: int) -> None:
 
 
 def write_programs(programs: Path) -> None:
-    """Write the user's `deploy` and `sky`."""
     programs.mkdir()
     scripts = {
         programs / "sky": f'exec {sys.executable} {SUPPORT}/sky_standin.py "$@"',

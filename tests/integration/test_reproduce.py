@@ -119,7 +119,6 @@ def test_reproduce_from_running_server_keeps_it_running(publication: Publication
 
 
 def assert_no_server_is_left(deploy: CommandLine, port: int) -> None:
-    """Assert that the server has neither a record nor a process."""
     servers = json.loads(deploy.run("status", "--json").stdout)
     assert "tiny-again" not in [server["name"] for server in servers]
     assert not processes_with(f"--port {port}")

@@ -31,7 +31,6 @@ class Case:
     started: list[CpuServer] = field(default_factory=list)
 
     def start(self, name: str, program: str) -> CpuServer:
-        """Start a Python program as a server."""
         self.started.append(self.start_argv(name, (self.python, "-c", program)))
         return self.started[-1]
 

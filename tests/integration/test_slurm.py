@@ -74,7 +74,6 @@ def with_gpus(name: str, python: Path, *settings: str) -> list[str]:
 
 
 def status(deploy: CommandLine, name: str) -> dict[str, Any]:
-    """Return one server's entry of `deploy status`."""
     [server] = [entry for entry in json.loads(deploy.run("status", "--json").stdout) if entry["name"] == name]
     assert isinstance(server, dict)
     return server
@@ -239,7 +238,6 @@ def test_unschedulable_job_is_rejected_with_hint(slurm_engine: SlurmEngine, sett
 def test_node_failure_is_reported_and_requeued_server_restarts(
     deploy: CommandLine, slurm_cluster: SlurmCluster
 ) -> None:
-    """Of two servers on the node, one exits with it; Slurm requeues the other on another node, with its key."""
     for name, requeue in (("lost", "false"), ("again", "true")):
         up = deploy.run(*scripted(name, "slurm.exclusive=false", f"slurm.requeue={requeue}"))
         assert up.returncode == 0, up.stderr
@@ -304,7 +302,7 @@ def test_rendered_job_runs_manually_with_listed_variables(
     words = [word for setting in sets for word in ("--set", setting)]
     done = deploy.run("render", "cpu-tiny", "--runtime", "slurm", *words, "--output", str(tmp_path / "job"))
     assert done.returncode == 0, done.stderr
-    key.write_text(json.dumps({"api-key": KEY}))  # of YAML, the scripted engine reads only JSON
+    key.write_text(json.dumps({"api-key": KEY}))  # the scripted engine reads only JSON
     (tmp_path / "python3").write_text(f'#!/bin/sh\nexec {sys.executable} {SCRIPTED} "$@"\n')
     (tmp_path / "python3").chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}"

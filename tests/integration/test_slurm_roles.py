@@ -30,8 +30,6 @@ KEY = "sk-of-the-clients-of-both-roles"
 
 @dataclass(frozen=True)
 class Roles:
-    """The servers of both roles and their gateway in a cluster."""
-
     deploy: CommandLine
     cluster: SlurmCluster
     port: int

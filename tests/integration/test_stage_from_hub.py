@@ -231,7 +231,7 @@ def test_large_local_checkpoints_are_verified_in_bounded_memory(hub: Hub, tmp_pa
 
 
 def test_mismatched_model_aborts_download_early(hub: Hub, tmp_path: Path) -> None:
-    """The config is downloaded first, and a mismatch is reported before the download of 438 GB of weights."""
+    """The config is checked before the 438 GB of weights are downloaded."""
     (hub.directory / "config.json").write_text('{"num_hidden_layers": 61}')
     hub.withheld = SECOND
     result = stage(hub, tmp_path)

@@ -58,14 +58,12 @@ def assert_clean(deploy: CommandLine, name: str, port: int) -> None:
 
 
 def status(deploy: CommandLine, name: str) -> dict[str, Any]:
-    """Return the result of `deploy status NAME`."""
     [server] = json.loads(deploy.run("status", name, "--json").stdout)
     assert isinstance(server, dict)
     return server
 
 
 def verdicts(smoke: dict[str, Any]) -> dict[str, str]:
-    """Return the verdict of each check by its name."""
     return {check["name"]: check["verdict"] for check in smoke["checks"]}
 
 
@@ -191,7 +189,6 @@ def test_keep_failed_leaves_server_for_inspection(deploy: CommandLine) -> None:
 
 
 def assert_ctrl_c_cleans_up(command: Running, deploy: CommandLine, name: str, port: int) -> None:
-    """Interrupt the command, and assert that it leaves nothing."""
     code, output = command.end(signal.SIGINT)
     assert code == 130, output
     assert "interrupted" in output

@@ -60,7 +60,6 @@ def up(scripted_image: str, port: int) -> list[str]:
 
 @pytest.fixture
 def up_real(base: str, port: int) -> list[str]:
-    """Return the command that starts `cpu-tiny` in a container with real sglang."""
     return up_words(base, port)
 
 
@@ -83,7 +82,7 @@ def docker(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def status(deploy: CommandLine, *words: str) -> dict[str, object]:
-    """Return the result of `deploy status NAME` for a healthy (exit code 0) or unhealthy server."""
+    """Return the result of `deploy status NAME`, also for an unhealthy server."""
     result = deploy.run("status", NAME, "--json", *words)
     assert result.returncode in {0, 6, 8}, result.stderr
     [server] = json.loads(result.stdout)
@@ -108,7 +107,6 @@ def prebuilt_image(deploy: CommandLine, up: list[str]) -> tuple[str, str]:
 
 
 def saved_log(deploy: CommandLine) -> str:
-    """Return the saved log of the server's last run."""
     return max(deploy.home.runs.glob(f"{NAME}/*/server.log")).read_text()
 
 
@@ -167,7 +165,6 @@ def test_docker_server_full_lifecycle(deploy: CommandLine, up_real: list[str], p
 
 
 def test_docker_restarts_dead_server_up_to_limit(deploy: CommandLine, up: list[str], port: int) -> None:
-    """The scheduler is killed first, then the server itself; one `logs --follow` shows all restarts."""
     first = deploy.run(*up, "--json")
     assert first.returncode == 0, first.stderr
     url = json.loads(first.stdout)["url"]
@@ -257,7 +254,6 @@ def test_remote_docker_server_full_lifecycle(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The remote host has a home of its own with the staged checkpoint; the image is prebuilt."""
     shutil.copytree(tiny_model, tmp_path / "remote/models/tiny")
     image_name, image_id = prebuilt_image(deploy, up)
     with ssh_server(tmp_path, deploy_home=tmp_path / "remote", monkeypatch=monkeypatch) as url:

@@ -49,7 +49,6 @@ VERSIONS = ["0.5.14", "0.5.18", "0.5.23"]
 
 @pytest.fixture(scope="module")
 def fused(cpu_environment: Venv) -> Mapping[str, "subprocess.CompletedProcess[str]"]:
-    """Run `FUSED` with each version of sglang."""
     flags = str(Path(__file__).parents[2] / "profiles/engines/flags")
     programs = {version: Program(program=FUSED, argv=(flags, str(unpacked(version)))) for version in VERSIONS}
     return run_forked(cpu_environment.python, programs)
