@@ -28,7 +28,7 @@ KEY = "sk-of-the-server-on-two-nodes"
 
 @pytest.fixture
 def deploy(slurm_home: Home, cpu_engine: CpuEngine, slurm_cluster: SlurmCluster) -> Iterator[CommandLine]:
-    """`deploy`, whose jobs are all cancelled after the test."""
+    """Return `deploy`; cancel all jobs after the test."""
     assert cpu_engine.python.exists()
     yield CommandLine(slurm_home, {"THE_KEY": KEY})
     for number in slurm_cluster.queue():
@@ -38,7 +38,7 @@ def deploy(slurm_home: Home, cpu_engine: CpuEngine, slurm_cluster: SlurmCluster)
 
 
 def up(deploy: CommandLine) -> None:
-    """Start it on both nodes, with a rank of tensor parallelism on each."""
+    """Start the server on both nodes, with one tensor-parallel rank on each."""
     layout = ("layout.tp=2", "layout.nodes=2", "env.SGLANG_CPU_OMP_THREADS_BIND=0|1")
     settings = (*layout, "server.api_key_env=THE_KEY", f"server.port={free_port()}")
     sets = [word for setting in (*settings, "timeouts.termination_grace=20") for word in ("--set", setting)]
@@ -59,7 +59,7 @@ def rank_record(run: Path, rank: int) -> Record:
 
 
 def main_process(record: Record) -> int:
-    """The pid of the first process of a rank, which serves its health endpoint."""
+    """Return the pid of the first process of a rank, which serves its health endpoint."""
     assert record.server is not None
     process = find_process(record.server)
     assert process is not None
@@ -86,7 +86,7 @@ def test_two_node_server_lifecycle_with_hung_and_killed_rank(deploy: CommandLine
     first, second = rank_record(run, 0), rank_record(run, 1)
     assert "nodes=2" in slurm_cluster.run("scontrol", "show", "job", job).lower()
     assert sorted(record.url[:9] for record in (first, second)) == ["http://n0", "http://n1"]
-    assert "job-start.json" not in {path.name for path in run.rglob("*")}  # both have read their secrets
+    assert "job-start.json" not in {path.name for path in run.rglob("*")}  # deleted after both have read their secrets
     assert deploy.run("smoke", NAME).returncode == 0
     assert deploy.run("status", NAME).returncode == 0
     logged = deploy.run("logs", NAME).stdout
@@ -94,7 +94,7 @@ def test_two_node_server_lifecycle_with_hung_and_killed_rank(deploy: CommandLine
     assert "==> rank-1/server.log <==" in logged
     assert KEY not in logged
 
-    # Hung: only rank 0 can tell.
+    # A hung rank 1: only the health endpoint of rank 0 reports it.
     stopped = scheduler(second)
     os.kill(stopped, signal.SIGSTOP)
     began = time.monotonic()
@@ -105,7 +105,7 @@ def test_two_node_server_lifecycle_with_hung_and_killed_rank(deploy: CommandLine
     os.kill(stopped, signal.SIGCONT)
     wait_for(lambda: deploy.run("status", NAME).returncode == 0)
 
-    # Killed: the server ends, also a stopped process; the rank is named, and a restart starts all ranks.
+    # A killed rank 1: the server exits, including a stopped process; the status names the rank; a restart starts all.
     os.kill(stopped, signal.SIGSTOP)
     os.kill(main_process(second), signal.SIGKILL)
     wait_for(lambda: status(deploy)["status"] == "exited")
