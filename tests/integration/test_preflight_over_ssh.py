@@ -14,6 +14,7 @@ from orchestrator.hosts.ports import port_holder
 from orchestrator.hosts.ssh import ssh_runner
 from orchestrator.hosts.survey import MACHINE_SECTIONS, survey
 
+
 @pytest.fixture
 def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     with ssh_server(tmp_path, deploy_home=tmp_path, monkeypatch=monkeypatch) as url:
