@@ -147,7 +147,7 @@ def test_size_mismatch_with_hub_listing_fails(hub: Hub, tmp_path: Path) -> None:
     assert f"{hub.sizes[SECOND]}" in done.stderr
 
 
-@pytest.mark.parametrize("harm", ["missing", "header", "no-mtp"])
+@pytest.mark.parametrize("damage", ["missing", "header", "no-mtp"])
 def test_incomplete_repository_is_rejected(hub: Hub, tmp_path: Path, damage: str) -> None:
     if damage == "missing":
         (hub.directory / SECOND).unlink()

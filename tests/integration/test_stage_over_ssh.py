@@ -111,7 +111,7 @@ def test_interrupted_remote_download_resumes(hub: Hub, host: str, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("harm", "message"),
+    ("damage", "message"),
     [
         ("room", "B needed,"),
         ("header", f"`{SECOND}` has no safetensors header"),
