@@ -9,6 +9,8 @@ import re
 from collections.abc import Container, Iterable, Iterator
 from typing import Final
 
+from orchestrator.engine.options import Meaning
+
 PREFILL: Final = "prefill"
 DECODE: Final = "decode"
 ROLES: Final = (PREFILL, DECODE)
@@ -37,6 +39,11 @@ def direct_request_problem(role: str) -> tuple[str, str]:
 def missing_decode_cache(flags: Container[str], options: Container[str]) -> str:
     """Return the option of a version that gives a decode server a prefix cache, if `flags` leave it out; else ""."""
     return DECODE_CACHE if DECODE_CACHE in options and DECODE_CACHE not in flags else ""
+
+
+def sets_first_gpu(flags: Container[str]) -> bool:
+    """Return whether the flags of a role select its first GPU."""
+    return Meaning.FIRST_GPU in flags
 
 
 def gateway_words(prefill: Iterable[tuple[str, int]], decode: Iterable[str]) -> Iterator[str]:

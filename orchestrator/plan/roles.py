@@ -15,6 +15,7 @@ from orchestrator.engine.disaggregation import (
     PREFIX_AFFINE,
     RDMA_ONLY,
     missing_decode_cache,
+    sets_first_gpu,
 )
 from orchestrator.engine.gateway import DEFAULTS
 from orchestrator.engine.options import Meaning
@@ -53,8 +54,8 @@ def role_count(profile: "Profile", name: str) -> int:
 def role_first_gpu(profile: "Profile", name: str) -> int | None:
     """Return the first GPU that the flags of a role set; None if they set none. Two roles may share a GPU."""
     section = {PREFILL: profile.layout.prefill, DECODE: profile.layout.decode}[name]
-    own = section.flags.get(Meaning.FIRST_GPU) if section else None
-    return profile_serving(role_profiles(profile)[name]).first_gpu if own else None
+    own = {flag for flag, setting in section.flags.items() if setting is not None} if section else set()
+    return profile_serving(role_profiles(profile)[name]).first_gpu if sets_first_gpu(own) else None
 
 
 def role_plans(profile: "Profile", plans: Mapping[str, Plan]) -> Iterator[RolePlan]:
