@@ -169,7 +169,7 @@ def _role_plans(plan: Plan, gateway: Gateway) -> Iterator[Plan]:
             )
             if item.gpus and gateway.one_node and first != item.serving.first_gpu:
                 source = f"`layout`: the GPUs of {role.role} {number + 1} of {role.count}"
-                item = replace(item, flags=tuple(_with_flag(flags, (Meaning.FIRST_GPU.value, first), source)))
+                item = replace(item, flags=tuple(_with_flag(item.flags, (Meaning.FIRST_GPU.value, first), source)))
             yield item
             first = item.gpus.stop
             free = max(free, first)

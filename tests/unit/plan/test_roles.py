@@ -70,6 +70,12 @@ def test_role_omits_a_shared_flag() -> None:
     assert "chunked-prefill-size" not in flags_of(decode)
 
 
+def test_second_prefill_server_has_the_flags_of_the_first() -> None:
+    small = ("layout.prefill.tp=2", "layout.decode.tp=4", *PAIR[2:], CACHED, "flags.context-length=131072")
+    first, second, _ = map(flags_of, replica_plans(plan_of(GPUS, *small, "layout.prefill.replicas=2")))
+    assert second.keys() ^ first.keys() == {"base-gpu-id"}
+
+
 def test_gateway_command_lists_roles_and_bootstrap_ports() -> None:
     more = ("layout.prefill.replicas=2", "server.port=21000")
     artifacts = render_artifacts(plan_of(CPU, *more))
