@@ -47,6 +47,7 @@ _SHORT: Final = 16  # characters of a line on average: comparing shorter lines c
 _QUOTING: Final = ("server_args=ServerArgs(", "Receive: obj=", "Finish: obj=")
 
 
+EXIT_AFTER_RANK_0: Final = 3  # exit code of a further rank that rank 0 has told to end (0.5.14)
 _LOST_RANK: Final = re.compile(r"gloo/transport/tcp/pair\.cc.* (closed|reset) by peer")  # 0.5.14 and 0.5.16; torch 2.11
 
 

@@ -11,7 +11,7 @@ On several nodes, each rank but the first has a subdirectory `rank-N` in that of
 """
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, takewhile
 from pathlib import Path
@@ -23,7 +23,6 @@ from orchestrator.plan.units import Role
 from orchestrator.runtimes.base import Unit
 
 _RANK: Final = re.compile(r"rank-[1-9][0-9]*")
-LOST_RANK: Final = ", after another rank had failed"  # in the detail of a rank
 _REPLICA: Final = re.compile(r"(replica|prefill|decode)-[1-9][0-9]?")  # the names of `plan.units.server_names`
 
 
@@ -45,6 +44,15 @@ def rank_of(run_dir: Path) -> int:
 def rank_dirs(run_dir: Path) -> tuple[Path, ...]:
     """Return the directories of the ranks on further nodes, in order; () for a server on one node."""
     return tuple(takewhile(Path.is_dir, (rank_dir(run_dir, rank) for rank in count(1))))
+
+
+def failed_rank(ended: Mapping[int, str], lost: Collection[int]) -> tuple[int, str]:
+    """Return which rank failed, of those that ended at these times, and what to add to how it ended.
+
+    A rank that `lost` another one is not the cause: it may be gone 6 s before that one's main process (sglang 0.5.14).
+    """
+    rank = min(ended, key=lambda rank: (rank in lost, ended[rank], rank))
+    return rank, ", after another rank had failed" if rank in lost else ""
 
 
 def run_root(run_dir: Path) -> Path:

@@ -1,4 +1,4 @@
-"""One server on both nodes of a real Slurm, with real sglang as its ranks: one hangs, and one is killed."""
+"""One server on both nodes of a real Slurm, with real sglang as its ranks: one hangs, and each is killed."""
 
 import json
 import os
@@ -79,7 +79,7 @@ def health(record: Record, host: str) -> int:
         return 0
 
 
-def test_two_node_server_lifecycle_with_hung_and_killed_rank(deploy: CommandLine, slurm_cluster: SlurmCluster) -> None:
+def test_two_node_server_lifecycle_with_hung_and_killed_ranks(deploy: CommandLine, slurm_cluster: SlurmCluster) -> None:
     up(deploy)
     [job] = slurm_cluster.queue()
     run = Path(status(deploy)["run_dir"])
@@ -115,6 +115,20 @@ def test_two_node_server_lifecycle_with_hung_and_killed_rank(deploy: CommandLine
     assert deploy.run("restart", NAME).returncode == 0
     assert deploy.run("status", NAME).returncode == 0
     assert Path(status(deploy)["run_dir"]) != run
+    run = Path(status(deploy)["run_dir"])
+
+    # Rank 0: rank 1, which has lost it, may exit before its main process, and is not the cause.
+    os.kill(scheduler(rank_record(run, 0)), signal.SIGKILL)
+    wait_for(lambda: status(deploy)["status"] == "exited")
+    wait_for(lambda: not slurm_cluster.queue())
+    named = "rank 0 on n0 ended first: killed by SIGKILL"
+    assert status(deploy)["detail"] == named
+    assert named in deploy.run("diagnose", NAME).stdout
+    with deploy.running("watch", NAME, "--json") as watch:
+        died, restarted = (json.loads(watch.line()) for _ in range(2))
+        assert (died["event"], named in died["detail"], restarted["event"]) == ("died", True, "restarted")
+        assert watch.end(signal.SIGINT)[0] == 130
+    assert deploy.run("status", NAME).returncode == 0
     run = Path(status(deploy)["run_dir"])
 
     # The others wait for rank 0, which is asked alone; that rank 1 then ends with 3 and a traceback is its way.

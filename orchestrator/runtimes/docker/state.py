@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from orchestrator.engine.log import lost_another_rank
 from orchestrator.runtimes.base import ServerState, Status
-from orchestrator.runtimes.replicas import LOST_RANK
+from orchestrator.runtimes.replicas import failed_rank
 from orchestrator.runtimes.supervisor.record import describe_exit
 
 _NEVER: Final = "0001-01-01T00:00:00Z"
@@ -36,20 +36,18 @@ def state_of_ranks(ranks: Sequence[tuple[str, ServerState]], log: Callable[[int]
     """
     (_, first), *_ = ranks
     named = [(f"rank {rank} on {host}", state) for rank, (host, state) in enumerate(ranks)]
-    alive, ended = list[str](), list[int]()
+    alive, ended = list[str](), dict[int, str]()
     for rank, (name, state) in enumerate(named):
         if state.status in {Status.EXITED, Status.NOT_FOUND}:
-            ended.append(rank)
+            ended[rank] = state.ended_at or ""
         elif state.detail:
             alive.append(f"{name}: {state.detail}")
     if not ended:
         return replace(first, detail="; ".join(alive))
-    rank = min(ended, key=lambda rank: named[rank][1].ended_at or "")
+    removed = {rank for rank, (_, state) in enumerate(named) if state.status is Status.NOT_FOUND}
+    rank, after = failed_rank(ended, {rank for rank in ended.keys() - removed if lost_another_rank(log(rank))})
     name, state = named[rank]
-    if state.status is Status.NOT_FOUND:
-        reason = "its container was removed"
-    else:
-        reason = f"{state.detail}{LOST_RANK if lost_another_rank(log(rank)) else ''}"
+    reason = "its container was removed" if rank in removed else f"{state.detail}{after}"
     detail = "; ".join([f"{name} ended first: {reason}", *alive])
     return replace(state, status=Status.EXITED, started_at=first.started_at, detail=detail)
 

@@ -17,11 +17,11 @@ from orchestrator.core.logs.lines import LogTail
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secrets import redact
-from orchestrator.engine.log import lost_another_rank
+from orchestrator.engine.log import EXIT_AFTER_RANK_0, lost_another_rank
 from orchestrator.plan.plan import NAME
 from orchestrator.runs.run_dir import known_names, subfolders
 from orchestrator.runtimes.base import LOG, NOT_FOUND, STOPPED, ServerState, Status, Unit
-from orchestrator.runtimes.replicas import LOST_RANK, RecordedRun, current_runs, rank_dir, rank_dirs, run_root
+from orchestrator.runtimes.replicas import RecordedRun, current_runs, failed_rank, rank_dir, rank_dirs, run_root
 from orchestrator.runtimes.slurm import jobs
 from orchestrator.runtimes.slurm.arguments import rejection_in
 from orchestrator.runtimes.slurm.jobs import Job, exit_reason, pending_reason
@@ -69,7 +69,7 @@ def _ended(job: Job | None, record: Record | None, run_dir: Path) -> ServerState
         code = job.exit_code
     by_slurm = exit_reason(job) if job is not None else ""
     otherwise = describe_exit(code) if code is not None else _UNKNOWN_CAUSE if job is None else _ENDING
-    detail = by_slurm or _first_rank(run_dir, record) or otherwise
+    detail = by_slurm or _failed_rank(run_dir, record) or otherwise
     if record is None and not by_slurm and (lines := list(LogTail(run_dir / JOB_LOG).to_end())):
         detail += f": {redact(lines[-1])}"  # written by Slurm or this tool
     return ServerState(
@@ -83,19 +83,25 @@ def _ended(job: Job | None, record: Record | None, run_dir: Path) -> ServerState
     )
 
 
-def _first_rank(run_dir: Path, first: Record | None) -> str:
-    """Return which rank ended before rank 0, which ends when it has lost another one; "" for none."""
-    records = [(rank, read_record(folder, SERVER)) for rank, folder in enumerate(rank_dirs(run_dir), start=1)]
-    ended = [(record.ended_at, rank, record) for rank, record in records if record is not None and record.ended_at]
-    if not ended or first is None or first.ended_at is None:
+def _failed_rank(run_dir: Path, first: Record | None) -> str:
+    """Return which rank failed, and how; "" on one node, and after an orderly stop: rank 0 told the others to end."""
+    if first is None:
         return ""
-    when, rank, record = min(ended)
-    code = record.exit_code
-    if when >= first.ended_at or code is None:
+    records = [first, *(read_record(folder, SERVER) for folder in rank_dirs(run_dir))]
+    ended = {
+        rank: (record, record.exit_code, record.ended_at)
+        for rank, record in enumerate(records)
+        if record is not None and record.exit_code is not None and record.ended_at is not None
+    }
+    if len(records) == 1 or 0 not in ended:
         return ""
-    lost = lost_another_rank(LogTail(rank_dir(run_dir, rank) / LOG).to_end())
-    reason = f"{describe_exit(code)}{LOST_RANK if lost else ''}"
-    return f"rank {rank} on {urlsplit(record.url).hostname} ended first: {reason}"
+    lost = {rank for rank in ended if lost_another_rank(LogTail(rank_dir(run_dir, rank) / LOG).to_end())}
+    orderly = all(rank in ended and ended[rank][1] == EXIT_AFTER_RANK_0 for rank in range(1, len(records)))
+    if orderly and not lost:
+        return ""
+    rank, after = failed_rank({rank: when for rank, (_, _, when) in ended.items()}, lost)
+    record, code, _ = ended[rank]
+    return f"rank {rank} on {urlsplit(record.url).hostname} ended first: {describe_exit(code)}{after}"
 
 
 def saved_state(run_dir: Path) -> ServerState | None:

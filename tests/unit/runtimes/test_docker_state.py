@@ -115,5 +115,8 @@ def test_rank_that_lost_its_peer_is_not_the_cause(lost: int) -> None:
     """sglang 0.5.14 on two nodes: after rank 0's scheduler is killed, its main process exits later than rank 1."""
     logs = {lost: [LOST_PEER], 1 - lost: ["Subprocess scheduler_0 (pid=10561) crashed with exit code -9."]}
     ends = [exited("T2" if rank == lost else "T3", "killed") for rank in (0, 1)]
-    state = state_of_ranks(list(zip("ab", ends, strict=True)), logs.__getitem__)
-    assert state.detail == f"rank {lost} on {'ab'[lost]} ended first: killed, after another rank had failed"
+    ranks = list(zip("ab", ends, strict=True))
+    failed = 1 - lost
+    assert state_of_ranks(ranks, logs.__getitem__).detail == f"rank {failed} on {'ab'[failed]} ended first: killed"
+    both = state_of_ranks(ranks, lambda _: [LOST_PEER])
+    assert both.detail == f"rank {lost} on {'ab'[lost]} ended first: killed, after another rank had failed"

@@ -79,23 +79,35 @@ def test_logs_of_all_ranks_are_included(run: Path) -> None:
     assert {log.runtime_id for log in logged} == {"5"}
 
 
+LOST = "gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:36253. This is typically caused by"
+
+
 @pytest.mark.parametrize(
-    ("ends", "detail"),
+    ("ends", "losers", "detail"),
     [
-        ((("00:16", 137), ("00:10", 137), ("00:15", 137)), "rank 1 on n1 ended first: killed by SIGKILL"),
-        ((("00:16", 137), ("00:15", 137), ("00:10", 3)), "rank 2 on n2 ended first: exit code 3"),
-        ((("00:10", 137), ("00:16", 3), ("00:16", 3)), "killed by SIGKILL"),  # as in every orderly stop
-        ((("00:10", 137), None, None), "killed by SIGKILL"),
+        ((("16", 137), ("10", 137), ("15", 137)), (0, 2), "rank 1 on n1 ended first: killed by SIGKILL"),
+        ((("16", 137), ("15", 137), ("10", 3)), (0, 1), "rank 2 on n2 ended first: exit code 3"),
+        ((("16", 137), ("10", 137), ("15", 137)), (), "rank 1 on n1 ended first: killed by SIGKILL"),
+        ((("16", 137), ("10", 137), ("10", 3)), (1, 2), "rank 0 on n0 ended first: killed by SIGKILL"),
+        ((("10", 137), ("10", 137), None), (1,), "rank 0 on n0 ended first: killed by SIGKILL"),
+        ((("10", 1), None, None), (), "rank 0 on n0 ended first: exit code 1"),
+        ((("10", 137), ("10", 137), ("10", 137)), (), "rank 0 on n0 ended first: killed by SIGKILL"),
+        ((("16", 137), ("15", 3), ("16", 3)), (), "killed by SIGKILL"),  # as in every orderly stop
+        (
+            (("16", 137), ("10", 137), None),  # the node of rank 2 was lost
+            (0, 1),
+            "rank 1 on n1 ended first: killed by SIGKILL, after another rank had failed",
+        ),
     ],
 )
-def test_first_exited_rank_is_named(run: Path, ends: tuple[tuple[str, int] | None, ...], detail: str) -> None:
+def test_failed_rank_is_named_and_ranks_that_lost_it_are_not(
+    run: Path, ends: tuple[tuple[str, int] | None, ...], losers: tuple[int, ...], detail: str
+) -> None:
+    made = []
     for rank, end in enumerate(ends):
-        ended, code = (f"2026-11-27T12:{end[0]}+00:00", end[1]) if end else (None, None)
-        write_record(rank_dir(run, rank), record(rank_dir(run, rank), node=f"n{rank}", code=code, ended=ended), SERVER)
-    first = record(run, node="n0", code=137, ended=f"2026-11-27T12:{ends[0][0]}+00:00" if ends[0] else None)
-    assert server_state(JOB, first, run).detail == detail
-    lost = "gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:36253. This is typically caused by"
-    for rank in (1, 2):
-        (rank_dir(run, rank) / LOG).write_text(f"RuntimeError: [/third_party/gloo/{lost}\n")
-    expected = f"{detail}, after another rank had failed" if "ended first" in detail else detail
-    assert server_state(JOB, first, run).detail == expected
+        code, ended = (end[1], f"2026-11-27T12:00:{end[0]}+00:00") if end else (None, None)
+        made.append(record(rank_dir(run, rank), node=f"n{rank}", code=code, ended=ended))
+        write_record(rank_dir(run, rank), made[rank], SERVER)
+    for rank in losers:
+        (rank_dir(run, rank) / LOG).write_text(f"RuntimeError: [/third_party/gloo/{LOST}\n")
+    assert server_state(JOB, made[0], run).detail == detail
