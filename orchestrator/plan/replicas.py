@@ -12,7 +12,7 @@ from orchestrator.engine.disaggregation import BOOTSTRAP_PORT
 from orchestrator.engine.flags import FlagValue, flag_words
 from orchestrator.engine.gateway import DEFAULTS, REQUIREMENTS, VERSION
 from orchestrator.engine.options import Meaning
-from orchestrator.plan.plan import Flag, Gateway, Plan
+from orchestrator.plan.plan import Flag, Gateway, Plan, RolePlan
 from orchestrator.plan.serving import profile_serving
 
 if TYPE_CHECKING:  # slow to import, and commands for running servers do not need it
@@ -55,15 +55,30 @@ def server_count(profile: "Profile") -> int:
 
 
 def replica_ports(profile: "Profile") -> tuple[int, ...]:
-    """Return the ports of the replicas, which follow the gateway's."""
-    return tuple(profile.server.port + _PORT_STEP * number for number in range(1, server_count(profile) + 1))
+    """Return the ports of the replicas, or of the servers of each role; an added server changes no other's.
+
+    They follow the gateway's: those of replicas, or in turn of a prefill server, a decode server and a bootstrap port.
+    """
+    roles = (profile.layout.prefill, profile.layout.decode)
+    if roles == (None, None):
+        return _ports(profile, profile.replicas)
+    return tuple(
+        port
+        for turn, role in enumerate(roles)
+        if role is not None
+        for port in _ports(profile, role.replicas, turn=turn, turns=3)
+    )
 
 
 def role_ports(profile: "Profile") -> tuple[int, ...]:
-    """Return the bootstrap port of each prefill server: they follow the ports of all servers."""
-    count, prefill = server_count(profile), profile.layout.prefill
-    first = profile.server.port + _PORT_STEP * (count + 1)
-    return tuple(range(first, first + (prefill.replicas if prefill else 0)))
+    """Return the bootstrap port of each prefill server. See `replica_ports`."""
+    prefill = profile.layout.prefill
+    return _ports(profile, prefill.replicas, turn=2, turns=3) if prefill else ()
+
+
+def _ports(profile: "Profile", count: int, *, turn: int = 0, turns: int = 1) -> tuple[int, ...]:
+    first = profile.server.port + _PORT_STEP
+    return tuple(first + _PORT_STEP * (turns * index + turn) for index in range(count))
 
 
 def gpus_per_replica(profile: "Profile") -> int:
@@ -94,10 +109,11 @@ def replica_plans(plan: Plan) -> tuple[Plan, ...]:
 def rolling_update_blocker(old: Plan, new: Plan) -> str:
     """Return why a rolling update from one plan to another is impossible; "" if it is possible.
 
-    The gateway and the GPUs of each replica must stay the same; replicas may be added and removed.
+    The gateway and the GPUs of each replica must stay the same; replicas may be added and removed. If prefill and
+    decode are apart, only the numbers of their servers may change.
     """
-    if (old.roles or new.roles) and old != new:
-        return "prefill and decode servers with different plans cannot work together"
+    if old.roles or new.roles:
+        return _role_change(old, new)
     if new.gateway is None:
         return f"`replicas` changes from {old.replicas} to 1, and a single replica has no gateway"
     common = {
@@ -113,6 +129,22 @@ def rolling_update_blocker(old: Plan, new: Plan) -> str:
     if replica_plans(old)[0].gpus != replica_plans(new)[0].gpus:
         return f"the GPUs of a replica change from {old.layout.gpus} to {new.layout.gpus}"
     return ""
+
+
+def _role_change(old: Plan, new: Plan) -> str:
+    """Return what changes besides the number of prefill and decode servers; "" for nothing."""
+    if _without_counts(old).digest != _without_counts(new).digest:
+        return "prefill and decode servers with different plans cannot work together; only their number may change"
+    left = {unit.name: unit.plan for unit in new.servers}
+    for unit in old.servers:
+        if (after := left.get(unit.name)) is not None and unit.plan.digest != after.digest:
+            return f"{unit.name.replace('-', ' ')} would move to other GPUs"
+    return ""
+
+
+def _without_counts(plan: Plan) -> Plan:
+    roles = tuple(replace(role, count=0, bootstrap_ports=()) for role in plan.roles)
+    return replace(plan, replicas=0, roles=roles, gateway=plan.gateway and replace(plan.gateway, ports=()))
 
 
 def _cluster_location(plan: Plan) -> tuple[object, ...]:
@@ -145,31 +177,34 @@ def _with_flag(flags: Iterable[Flag], flag: tuple[str, FlagValue], source: str) 
 def _role_plans(plan: Plan, gateway: Gateway) -> Iterator[Plan]:
     """Yield the plan of each prefill server, then of each decode server.
 
-    On one node each has GPUs of its own, unless the flags of its role set its first GPU.
+    On one node each has GPUs of its own, unless the flags of its role set its first GPU. The roles take turns, so that
+    a second prefill or decode server does not move the first of the other role.
     """
-    ports, free = iter(gateway.ports), plan.serving.first_gpu
-    for role in plan.roles:
-        first = free if role.first_gpu is None else role.first_gpu
-        for number in range(role.count):
-            flags: Iterable[Flag] = role.flags
-            if role.bootstrap_ports:
-                source = "`layout.prefill`: decode servers find this one here"
-                flags = _with_flag(flags, (BOOTSTRAP_PORT, role.bootstrap_ports[number]), source)
-            server = replace(plan.server, host=LOOPBACK, port=next(ports))
-            item = replace(
-                plan,
-                replicas=1,
-                gateway=None,
-                server=server,
-                role=role.role,
-                roles=(),
-                layout=role.layout,
-                flags=tuple(flags),
-                host_cache_bytes=role.host_cache_bytes,
-            )
-            if item.gpus and gateway.one_node and first != item.serving.first_gpu:
-                source = f"`layout`: the GPUs of {role.role} {number + 1} of {role.count}"
-                item = replace(item, flags=tuple(_with_flag(item.flags, (Meaning.FIRST_GPU.value, first), source)))
-            yield item
-            first = item.gpus.stop
-            free = max(free, first)
+    servers = [(role, number) for role in plan.roles for number in range(role.count)]
+    ports = dict(zip(servers, gateway.ports, strict=True))
+    own = {role.role: role.first_gpu for role in plan.roles if role.first_gpu is not None}  # of the next server
+    made, free = dict[tuple[RolePlan, int], Plan](), plan.serving.first_gpu
+    for role, number in servers if own else sorted(servers, key=lambda server: server[1]):
+        flags: Iterable[Flag] = role.flags
+        if role.bootstrap_ports:
+            source = "`layout.prefill`: decode servers find this one here"
+            flags = _with_flag(flags, (BOOTSTRAP_PORT, role.bootstrap_ports[number]), source)
+        item = replace(
+            plan,
+            replicas=1,
+            gateway=None,
+            server=replace(plan.server, host=LOOPBACK, port=ports[role, number]),
+            role=role.role,
+            roles=(),
+            layout=role.layout,
+            flags=tuple(flags),
+            host_cache_bytes=role.host_cache_bytes,
+        )
+        first = own.get(role.role, free)
+        if item.gpus and gateway.one_node and first != item.serving.first_gpu:
+            source = f"`layout`: the GPUs of {role.role} {number + 1}"
+            item = replace(item, flags=tuple(_with_flag(item.flags, (Meaning.FIRST_GPU.value, first), source)))
+        made[role, number] = item
+        own |= {role.role: item.gpus.stop} if role.role in own else {}
+        free = max(free, item.gpus.stop)
+    yield from (made[server] for server in servers)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:  # an import at run time would be circular
     from orchestrator.plan.plan import Plan
 
 
-_RANK_PORT: Final = 1000  # above the server's port: beyond the ports of 64 replicas
+_RANK_PORT: Final = 1000  # above the server's port: beyond those of 64 replicas, or 32 servers of each role
 
 
 def rank_port(port: int) -> int:

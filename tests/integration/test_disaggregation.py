@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from ctypes.util import find_library
+from itertools import count
 from pathlib import Path
 
 import httpx
@@ -12,7 +14,7 @@ import pytest
 from command_line import CommandLine
 from cpu_server import CpuEngine
 from ports import free_port
-from steady_load import load
+from steady_load import client_of, complete, load
 from waits import wait_for
 
 from orchestrator.core.paths import Home
@@ -45,6 +47,12 @@ class Apart:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    def up(self, *more: str) -> None:
+        settings = (f"server.port={self.port}", "timeouts.progress_deadline=600", *more)
+        sets = [word for setting in settings for word in ("--set", setting)]
+        ended = self.deploy.run("up", PROFILE, "--name", NAME, *sets, "--replace")
+        assert ended.returncode == 0, ended.stderr
+
     @property
     def server(self) -> RunningServer:
         return self.runtime.find(NAME)[0]
@@ -64,10 +72,8 @@ class Apart:
 @pytest.fixture
 def apart(cpu_engine: CpuEngine, tmp_path: Path) -> Iterator[Apart]:
     made = Apart(tmp_path, cpu_engine.home)
-    settings = ("--set", f"server.port={made.port}", "--set", "timeouts.progress_deadline=600")
     try:
-        ended = made.deploy.run("up", PROFILE, "--name", NAME, *settings)
-        assert ended.returncode == 0, ended.stderr
+        made.up()
         yield made
         assert made.deploy.run("down", NAME).returncode == 0
         assert made.runtime.find(NAME) == ()
@@ -118,8 +124,35 @@ def _a_killed_decode_server_is_seen_though_the_gateway_is_ready_and_is_restarted
     assert prefill.runtime_id in {server.runtime_id for server in apart.server.replicas}
 
 
+def _a_second_decode_server_joins_answers_and_leaves(apart: Apart) -> None:
+    pair, prompts = [server.runtime_id for server in apart.server.replicas], count()
+    apart.up("layout.decode.replicas=2")
+    *others, added = apart.server.replicas
+    assert [server.runtime_id for server in others] == pair
+
+    def answers() -> bool:
+        assert complete(client, prompt=f"{next(prompts)} times upon a time").status_code == 200
+        return generated(added) > alone
+
+    alone = generated(added)  # what it generated for checks
+    with client_of(apart.url, "no-key") as client:
+        wait_for(answers)
+        apart.up()
+        assert [server.runtime_id for server in apart.server.replicas] == pair
+        assert complete(client).status_code == 200
+    assert apart.deploy.run("status", NAME).returncode == 0
+
+
+def generated(server: RunningServer) -> float:
+    """The tokens that a server has generated for requests."""
+    exported = httpx.get(f"{server.url}/metrics", timeout=10, trust_env=False).text
+    found = re.findall(r"^sglang:generation_tokens_total\{.*\} (\S+)", exported, re.MULTILINE)
+    return sum(map(float, found))
+
+
 def test_disaggregated_roles_answer_and_restart_separately(apart: Apart) -> None:
-    """One test: a role that is started again belongs to the test in which it was killed."""
+    """One test: real servers start slowly."""
     _requests_cross_and_are_answered_as_by_one_server(apart)
     _the_url_of_the_gateway_finds_the_roles_and_that_of_a_role_is_explained(apart)
+    _a_second_decode_server_joins_answers_and_leaves(apart)
     _a_killed_decode_server_is_seen_though_the_gateway_is_ready_and_is_restarted_alone(apart)

@@ -3,7 +3,9 @@
 import json
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import httpx
@@ -17,6 +19,7 @@ from waits import wait_for
 from orchestrator.core.errors import NotReadyError
 from orchestrator.core.secrets import Secret
 from orchestrator.runtimes.base import Status
+from orchestrator.servers.group import RunningServer
 from orchestrator.servers.rollout.gateway_workers import require_own_gateway
 from orchestrator.verify.gateway import count_workers
 
@@ -133,6 +136,46 @@ def test_scaling_under_load_loses_no_response(pair: Pair) -> None:
     result = pair.deploy.run("status", NAME)
     assert result.returncode == 0, result.stderr
     assert "already up" in pair.deploy.run(*pair.words()).stderr
+    assert pair.deploy.run("down", NAME).returncode == 0
+    pair.nothing_left()
+
+
+def test_servers_of_both_roles_join_and_leave_under_load(pair: Pair) -> None:
+    def up(*settings: str) -> "subprocess.CompletedProcess[str]":
+        command, _, *rest = pair.words("replicas=1", *settings)
+        return pair.deploy.run(command, "cpu-tiny-1p1d", *rest, "--replace")
+
+    def served(server: RunningServer) -> float:
+        exported = httpx.get(f"{server.url}/metrics", trust_env=False).text
+        return float(exported.partition("sglang:num_requests_total")[2].split()[1])
+
+    def spread() -> bool:
+        assert complete(client, prompt=f"{next(prompts)} times upon a time").status_code == 200
+        return all(served(server) > before for server, before in new.items())
+
+    started = up()
+    assert started.returncode == 0, started.stderr
+    old, prompts, statuses = pair.handle, count(), list[int]()
+    with load(pair.url, KEY, statuses, clients=2), pair.client() as client:
+        wait_for(lambda: len(statuses) > 20)
+        grown = up("layout.prefill.replicas=2", "layout.decode.replicas=2")
+        assert grown.returncode == 0, grown.stderr
+        servers = {Path(server.run_dir).name: server for server in pair.handle.replicas}
+        assert [*servers] == ["prefill-1", "prefill-2", "decode-1", "decode-2"]
+        new = {server: served(server) for name, server in servers.items() if name.endswith("-2")}
+        wait_for(spread)
+
+        shrunk = up()
+        assert shrunk.returncode == 0, shrunk.stderr
+        left = pair.handle
+        assert [unit.runtime_id for unit in left.units] == [unit.runtime_id for unit in old.units]
+        assert count_workers(pair.url) == 2
+        removed = len(statuses)
+        wait_for(lambda: len(statuses) > removed + 20)
+    assert set(statuses) == {200}
+    refused = up("env.SCRIPTED_STEP=0.001")
+    assert (refused.returncode, f"hint: `deploy down {NAME}`, then" in refused.stderr) == (6, True), refused.stderr
+    assert "only their number may change" in refused.stderr
     assert pair.deploy.run("down", NAME).returncode == 0
     pair.nothing_left()
 

@@ -261,8 +261,16 @@ def test_roles_are_replaced_together(deploy: CommandLine, image: str, cluster_en
     again = deploy.run(*words, "--set", "layout.prefill.replicas=2", "--replace")
     assert again.returncode == 0, again.stderr
     assert all(f"started {name} 1 of" in again.stderr for name in ("prefill", "decode"))
-    other = deploy.run(*words, "--replace")
+    other = deploy.run(*words, "--set", "env.SCRIPTED_STEP=0.001", "--replace")
     assert "prefill and decode servers with different plans cannot work together" in other.stderr
+    changed = deploy.run(*words, "--set", "layout.decode.replicas=2", "--replace")
+    assert changed.returncode == 0, changed.stderr
+    assert re.findall(r"started (\S+ \d) of|(\S+ \d) is removed", changed.stderr) == [
+        ("decode 2", ""),
+        ("", "prefill 2"),
+    ]
+    assert not [*filter(stays, pods(cluster_engine.cluster, "prefill-2"))]
+    assert deploy.run("status", NAME).returncode == 0
     down = deploy.run("down", NAME)
     assert down.returncode == 0, down.stderr
 

@@ -89,7 +89,7 @@ class Pair:
     def nothing_left(self) -> None:
         """No process of any start, however it ended."""
         runs = [run for run in (self.deploy.home.runs / NAME).glob("*-*") if run.is_dir()]
-        wait_for(lambda: not any(processes_in(part) for run in runs for part in (run, *run.glob("replica-*"))))
+        wait_for(lambda: not any(processes_in(part) for run in runs for part in (run, *run.glob("*-[1-9]"))))
         assert self.runtime.find(NAME) == ()
 
 

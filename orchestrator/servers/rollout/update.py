@@ -15,7 +15,7 @@ from pathlib import Path
 
 from orchestrator.bench.result import ServerProvenance
 from orchestrator.core.console import info, note, warn
-from orchestrator.core.errors import DeployError, NameTakenError, interrupts_as_errors
+from orchestrator.core.errors import DeployError, NameTakenError, UsageError, interrupts_as_errors
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.signals import allow_signals, defer_signals
 from orchestrator.kernels.plan_table import kernel_gate
@@ -49,7 +49,10 @@ _REPLACED = "replaced"
 
 
 def require_rollable(old: Plan, new: Plan, name: str, request: UpRequest) -> None:
-    """Raise NameTakenError if a rolling update cannot lead from one plan to the other."""
+    """Raise NameTakenError if a rolling update cannot lead from one plan to the other, UsageError for its options."""
+    if new.roles and request.min_gsm8k is not None:
+        what = "`--min-gsm8k` asks each server alone, and prefill and decode servers answer only together"
+        raise UsageError(what, hint=f"`deploy eval {name} --suite gsm8k` measures them together")
     if reason := rolling_update_blocker(old, new):
         hint = f"`deploy down {name}`, then `{request.command(name)}` starts all replicas"
         raise NameTakenError(f"cannot do a rolling update of `{name}`: {reason}", hint=hint)

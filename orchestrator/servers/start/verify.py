@@ -218,8 +218,8 @@ def _pair_report(
     report = _test(target, handle, runtime, plan)
 
     def logs() -> dict[str, Iterable[str]]:
-        servers = zip(plan.server_names, handle.replicas, strict=True)
-        return {name.replace("-", " "): runtime.logs(server, follow=False) for name, server in servers}
+        names = {Path(server.run_dir).name.replace("-", " "): server for server in handle.replicas}
+        return {name: runtime.logs(server, follow=False) for name, server in names.items()}
 
     pair = Pair(
         gateway=handle.url,

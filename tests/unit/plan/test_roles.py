@@ -5,6 +5,7 @@ from plan_samples import plan_of
 
 from orchestrator.core.errors import Problem, ProfileError
 from orchestrator.engine.disaggregation import transfer_problem
+from orchestrator.hosts.ports import plan_ports
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans, rolling_update_blocker
 from orchestrator.plan.units import Role
@@ -15,6 +16,8 @@ CACHED = "layout.decode.flags.disaggregation-decode-enable-radix-cache=true"
 GPUS = "mi355x-tp8"
 FULL = "1 prefill of 4 and 1 decode of 8 GPUs need 12 GPUs; the node has 8"
 CPU = "cpu-tiny-1p1d"
+SMALL = ("layout.prefill.tp=2", "layout.decode.tp=2", *PAIR[2:], CACHED, "flags.context-length=131072")
+NONE = "`layout.decode.replicas`: should be greater than or equal to 1, found 0"
 ONE_GPU = (
     "hardware.gpus=1",
     "layout.prefill.tp=1",
@@ -71,8 +74,7 @@ def test_role_omits_a_shared_flag() -> None:
 
 
 def test_second_prefill_server_has_the_flags_of_the_first() -> None:
-    small = ("layout.prefill.tp=2", "layout.decode.tp=4", *PAIR[2:], CACHED, "flags.context-length=131072")
-    first, second, _ = map(flags_of, replica_plans(plan_of(GPUS, *small, "layout.prefill.replicas=2")))
+    first, second, _ = map(flags_of, replica_plans(plan_of(GPUS, *SMALL, "layout.prefill.replicas=2")))
     assert second.keys() ^ first.keys() == {"base-gpu-id"}
 
 
@@ -80,8 +82,8 @@ def test_gateway_command_lists_roles_and_bootstrap_ports() -> None:
     more = ("layout.prefill.replicas=2", "server.port=21000")
     artifacts = render_artifacts(plan_of(CPU, *more))
     words = " ".join(artifacts.command.argv)
-    assert "--pd-disaggregation --prefill http://127.0.0.1:21008 21032" in words
-    assert "--prefill http://127.0.0.1:21016 21033 --decode http://127.0.0.1:21024" in words
+    assert "--pd-disaggregation --prefill http://127.0.0.1:21008 21024" in words
+    assert "--prefill http://127.0.0.1:21032 21048 --decode http://127.0.0.1:21016" in words
     assert "--worker-urls" not in words
     assert artifacts.plan.server_names == ("prefill-1", "prefill-2", "decode-1")
 
@@ -137,6 +139,7 @@ def test_transfer_backend_sets_environment_with_source() -> None:
             "layout.prefill.replicas",
         ),
         (GPUS, (*PAIR, CACHED, "layout.decode.tp=8"), FULL, "lower"),
+        (CPU, ("layout.decode.replicas=0",), NONE, ""),
     ],
 )  # fmt: skip
 def test_silently_failing_role_settings_are_rejected_with_hint(
@@ -156,9 +159,45 @@ def test_mooncake_on_rocm_requires_disabled_hip() -> None:
 
 
 def test_roles_of_different_plans_cannot_be_mixed() -> None:
-    old, new = plan_of(CPU), plan_of(CPU, "flags.max-running-requests=3")
+    old, new = plan_of(CPU), plan_of(CPU, "flags.max-running-requests=3", "layout.decode.replicas=2")
     assert rolling_update_blocker(old, old) == ""
-    assert "with different plans cannot work together" in rolling_update_blocker(old, new)
+    assert "with different plans cannot work together; only their number may" in rolling_update_blocker(old, new)
+
+
+JOBS = ("runtime=slurm", "engine.python=/python", "server.api_key_env=THE_KEY")
+PODS = ("runtime=kubernetes", "engine.image=a/b:1", "kubernetes.weights.pvc=models", "server.api_key_env=THE_KEY")
+
+
+def digests(plan: Plan) -> dict[str, str]:
+    return {unit.name: unit.plan.digest for unit in plan.servers}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("layout.decode.replicas=2",),
+        ("layout.prefill.replicas=2",),
+        ("layout.decode.replicas=3",),
+        ("layout.prefill.replicas=2", "layout.decode.replicas=2"),
+    ],
+)
+@pytest.mark.parametrize(("profile", "settings"), [(GPUS, SMALL), (CPU, ()), (CPU, JOBS), (CPU, PODS)])
+def test_added_servers_leave_plans_of_the_others(
+    profile: str, settings: tuple[str, ...], more: tuple[str, ...]
+) -> None:
+    pair, grown = plan_of(profile, *settings), plan_of(profile, *settings, *more)
+    assert digests(pair).items() < digests(grown).items()
+    assert rolling_update_blocker(pair, grown) == rolling_update_blocker(grown, pair) == ""
+    ports = [port for _, port in plan_ports(grown)]
+    assert len({*ports}) == len(ports)
+
+
+def test_server_that_would_move_to_other_gpus_blocks_rolling_update() -> None:
+    two, more = ("layout.decode.replicas=2",), ("layout.decode.replicas=2", "layout.prefill.replicas=2")
+    old, new = plan_of(GPUS, *SMALL, *two), plan_of(GPUS, *SMALL, *more)
+    assert rolling_update_blocker(old, new) == "decode 2 would move to other GPUs"
+    assert [list(unit.plan.gpus) for unit in new.servers] == [[0, 1], [4, 5], [2, 3], [6, 7]]
+    assert rolling_update_blocker(plan_of(CPU, *two), plan_of(CPU, *more)) == ""
 
 
 @pytest.mark.parametrize(

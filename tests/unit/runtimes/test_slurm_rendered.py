@@ -103,8 +103,8 @@ def test_prefill_and_decode_jobs_are_passed_to_gateway() -> None:
     }
     lines = re.findall(r"--(?:prefill|decode) .*", re.sub(r'"\$\{(\w+):[^}]*\}"', r"\1", texts["gateway.sh"]))
     workers = [line.removesuffix(" \\") for line in lines]
-    assert workers == ["--prefill REPLICA_1 21032", "--prefill REPLICA_2 21033", "--decode REPLICA_3"]
-    assert "http://NODE:21024, the node of decode-1 (squeue)" in texts["job.sh"]
+    assert workers == ["--prefill REPLICA_1 21024", "--prefill REPLICA_2 21048", "--decode REPLICA_3"]
+    assert "http://NODE:21016, the node of decode-1 (squeue)" in texts["job.sh"]
 
 
 def test_unset_slurm_options_are_omitted() -> None:

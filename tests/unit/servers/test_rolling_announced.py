@@ -10,7 +10,7 @@ import pytest
 from plan_samples import plan_of
 from run_samples import request_of
 
-from orchestrator.core.errors import NameTakenError
+from orchestrator.core.errors import NameTakenError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.runs.run_dir import RunDir
 from orchestrator.runtimes.base import HostRef, ServerState, Status
@@ -54,10 +54,11 @@ def begin_update(profile: str, outdated: Sequence[int], monkeypatch: pytest.Monk
     ("before", "after", "hint"),
     [
         (("cpu-tiny", "replicas=2"), ("cpu-tiny", "replicas=3"), "--replace` does a rolling update; or choose"),
-        (("cpu-tiny-1p1d",), ("cpu-tiny-1p1d", "layout.decode.replicas=2"), "`deploy down owl`, then `deploy up "),
+        (("cpu-tiny-1p1d",), ("cpu-tiny-1p1d", "layout.decode.replicas=2"), "--replace` does a rolling update; or"),
+        (("cpu-tiny-1p1d",), ("cpu-tiny-1p1d", "layout.decode.dp=2"), "`deploy down owl`, then `deploy up "),
         (("cpu-tiny", "replicas=2"), ("cpu-tiny", "replicas=2", "server.port=31000"), "`deploy down owl`, then `"),
     ],
-    ids=["replicas", "roles", "port"],
+    ids=["replicas", "roles", "role", "port"],
 )
 def test_hint_for_another_plan_names_a_command_that_works(
     before: tuple[str, ...], after: tuple[str, ...], hint: str, tmp_path: Path
@@ -81,6 +82,13 @@ def test_hint_for_another_plan_names_a_command_that_works(
     with pytest.raises(NameTakenError, match="`owl` has another plan") as caught:
         _already_up(Servers(home, {"process": group}), "owl", plan=new, request=request_of())
     assert hint in caught.value.hint
+
+
+def test_minimum_score_is_refused_where_servers_answer_only_together() -> None:
+    plan, request = plan_of("cpu-tiny-1p1d"), request_of(min_gsm8k=0.9)
+    with pytest.raises(UsageError, match="`--min-gsm8k` asks each server alone") as refused:
+        update.require_rollable(plan, plan, "owl", request)
+    assert "deploy eval owl --suite gsm8k" in refused.value.hint
 
 
 def test_replacing_only_server_of_a_role_warns(
