@@ -2,21 +2,21 @@
 PYTHON ?= python3
 VENV := .venv
 DEPLOY := $(VENV)/bin/deploy
-WORKERS ?= 4# processes that share the tests; 0: none but pytest itself
+WORKERS ?= 4# processes that run tests; 0: only pytest itself
 PYTEST = $(VENV)/bin/python -m pytest --numprocesses $(WORKERS)
-unexport PYTHONDONTWRITEBYTECODE # container images set it: each `deploy` would compile all of the tool anew, 0.3 s
+unexport PYTHONDONTWRITEBYTECODE # container images set it, and then each `deploy` compiles all modules, 0.3 s
 
 .PHONY: demo test test-all test-failed check unit integration golden attack gpu kubernetes quark down clean
 
-demo: $(VENV)/ready ## a real sglang server on this machine's CPU: up, verified, one streamed answer, down
+demo: $(VENV)/ready ## start a real sglang server on the CPU, verify it, stream one response, stop it
 	$(DEPLOY) up --profile cpu-tiny
 	$(DEPLOY) ask cpu-tiny "Once upon a time" --tokens 48
 	$(DEPLOY) down cpu-tiny
 
-test: check ## format, lint, types, unit, golden and the main features on real parts; as root, installs what they need
+test: check ## check, unit, golden and main integration tests; as root, install their packages
 	ATTACK=0.25 .ci/services $(PYTEST) tests -m "not slow" --fail-on-needless-skips
 
-test-all: check ## the same, and every test marked `slow`
+test-all: check ## `test` and every test marked `slow`
 	.ci/services $(PYTEST) tests --fail-on-needless-skips
 
 test-failed: $(VENV)/ready ## the tests that failed in the last run, one at a time
@@ -30,22 +30,22 @@ check: $(VENV)/ready ## format, lint, types: seconds
 unit golden integration: $(VENV)/ready ## one kind of tests
 	$(PYTEST) tests/$@
 
-gpu: $(VENV)/ready ## the whole line on this machine's NVIDIA GPUs; skipped, with the reason, where there are none
+gpu: $(VENV)/ready ## tests on this machine's NVIDIA GPUs; skipped without GPUs
 	$(VENV)/bin/python -m pytest tests/gpu -v -s
 
-attack: $(VENV)/ready ## ten times the random faults of test-all; ATTACK_SEED=… repeats them
+attack: $(VENV)/ready ## ten times the random faults of `test-all`; ATTACK_SEED=… repeats them
 	ATTACK=$${ATTACK:-10} $(VENV)/bin/python -m pytest tests/attack --timeout 0
 
-kubernetes: ## a real Kubernetes for the tests, built once from Debian's sources: as root, ten minutes and more
+kubernetes: ## build a real Kubernetes for the tests from Debian's sources, once: as root, at least ten minutes
 	.ci/kubernetes
 
-quark: $(VENV)/ready ## `deploy quantize` with AMD Quark itself, built once (1.5 GB), and what sglang loads of it: minutes
+quark: $(VENV)/ready ## `deploy quantize` with real AMD Quark (1.5 GB, installed once); sglang loads the result
 	QUARK=1 $(VENV)/bin/python -m pytest tests/integration/test_real_quark.py -v -s
 
 down: ## stop every server of this checkout
 	$(DEPLOY) down --all
 
-clean: ## remove the virtual environment; what servers need stays in the tool's home
+clean: ## remove the virtual environment, but not the home of `deploy`
 	rm -rf $(VENV)
 
 $(VENV)/ready: pyproject.toml

@@ -1,4 +1,4 @@
-"""For every test: signals, random seeds, the order and the last lines of a run."""
+"""Hooks and fixtures for all tests: signals, random seeds, the order of tests, and the summary of a run."""
 
 import gc
 import importlib
@@ -20,19 +20,19 @@ from hypothesis import settings
 from json_schemas import check_all_outputs
 from kubernetes_runs import MARKER, record_run
 from real_servers import RealServers
-from schedule import GroupScheduling, slowest_groups, sort_longest_first
-from summary import last_lines, needless
+from schedule import GroupScheduling, slowest_groups, sort_slowest_first
+from summary import last_lines, needlessly_skipped
 
 from orchestrator.core.console import expect_json
 from orchestrator.core.secrets import set_known
 
-# `make attack` draws new random faults each time; the other targets repeat the same ones.
+# `make attack` uses a new random seed each time; the other targets always use the same seed.
 MORE_ATTACKS = float(os.environ.get("ATTACK", "1")) > 1
 settings.register_profile("ours", deadline=None, derandomize=not MORE_ATTACKS)
 settings.load_profile("ours")
 os.environ.setdefault("ATTACK_SEED", str(random.SystemRandom().randrange(1_000_000)) if MORE_ATTACKS else "1")
 
-# `python3`, by which the scripted engine begins, may be a shim of pyenv, which takes as long as the engine itself.
+# The scripted engine starts `python3`, which may be a pyenv shim that takes as long as the engine itself.
 os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 
 FORKED_RANKS = Path(__file__).parent / "support/forked_ranks"
@@ -40,35 +40,35 @@ STARTED = pytest.StashKey[float]()
 SERVERS = pytest.StashKey[RealServers]()
 
 
-def hand_on_no_deafness() -> None:
-    """Let every program that is started from here hear the signals that this one was told to ignore.
+def reset_ignored_signals_for_children() -> None:
+    """Let child processes receive the signals that this process ignores.
 
-    The background job of a script ignores SIGINT and SIGQUIT, a program under `nohup` SIGHUP, and what they start
-    inherits it. A handler ends at `exec` and what was ignored does not: with one that does nothing, this process stays
-    as deaf as it was told to be, and its children begin with their signals as a terminal gives them.
+    A background job of a script ignores SIGINT and SIGQUIT, and a program under `nohup` SIGHUP. Child processes inherit
+    ignored signals, but not handlers. With an empty handler, this process still ignores the signal, and its children
+    start with the default action.
     """
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
 
 
-def end_well_on_signals() -> None:
-    """A run that is told to end by whatever started it ends as by Ctrl-C: what it has running is taken down."""
+def clean_up_on_signals() -> None:
+    """Handle SIGTERM and SIGHUP like Ctrl-C, so that fixtures stop their servers."""
 
     def interrupt(*_: object) -> NoReturn:
-        for number in ends:
-            signal.signal(number, lambda *_: None)  # once is enough: the next one would end the taking down
+        for number in numbers:
+            signal.signal(number, lambda *_: None)  # a second signal must not interrupt the cleanup
         raise KeyboardInterrupt
 
-    ends = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
-    for number in ends:
+    numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    for number in numbers:
         signal.signal(number, interrupt)
 
 
 def pytest_configure() -> None:
     check_all_outputs()
-    end_well_on_signals()
-    hand_on_no_deafness()
+    clean_up_on_signals()
+    reset_ignored_signals_for_children()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -80,11 +80,11 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail the run where a test was skipped that could have run."""
+    """Fail the run if a test was skipped needlessly."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is None or not session.config.getoption("--fail-on-needless-skips"):
         return
-    if session.exitstatus == pytest.ExitCode.OK and needless(reporter.stats.get("skipped", [])):
+    if session.exitstatus == pytest.ExitCode.OK and needlessly_skipped(reporter.stats.get("skipped", [])):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
@@ -94,12 +94,12 @@ def pytest_report_header() -> str:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--fail-on-needless-skips", action="store_true", help="fail where a test was skipped that could have run here"
+        "--fail-on-needless-skips", action="store_true", help="fail if a skipped test could have run on this machine"
     )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    sort_longest_first(items)
+    sort_slowest_first(items)
     for item in items:
         if "cluster_of_tests" in getattr(item, "fixturenames", ()):
             item.add_marker(MARKER)
@@ -110,10 +110,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupSchedul
     return GroupScheduling(config, log)
 
 
-def import_from_own_start(config: pytest.Config) -> None:
-    """Import the tests, each worker beginning at another file: what one has compiled the others read.
+def import_in_different_order(config: pytest.Config) -> None:
+    """Import the tests, starting at a different file in each worker, so that workers share the compiled files.
 
-    In a fresh clone each of them would compile all tests, which is more than half of the CPU time of its collection.
+    In a fresh clone, each worker would otherwise compile all tests, more than half of the CPU time of the collection.
     """
     if "PYTEST_XDIST_WORKER" not in os.environ or config.args not in ([], ["tests"]):
         return
@@ -124,16 +124,16 @@ def import_from_own_start(config: pytest.Config) -> None:
     for file in (*files[begin:], *files[:begin]):
         if str(file.parent) not in sys.path:
             sys.path.insert(0, str(file.parent))
-        with suppress(Exception, pytest.skip.Exception):  # collection says what is wrong with it
+        with suppress(Exception, pytest.skip.Exception):  # the collection reports errors
             importlib.import_module(file.stem)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Iterator[object]:
-    """Look for no garbage in what is collected, a million objects that stay: it is a quarter of that time."""
+    """Disable garbage collection during the collection of tests: it takes a quarter of that time."""
     gc.disable()
     try:
-        import_from_own_start(session.config)
+        import_in_different_order(session.config)
         return (yield)
     finally:
         gc.collect()
@@ -142,7 +142,7 @@ def pytest_collection(session: pytest.Session) -> Iterator[object]:
 
 
 def attack_table(rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """In Markdown, to be pasted."""
+    """Yield the lines of a Markdown table."""
     for cells in (("group", "rounds", "survived", "left over", "seconds"), ("---",) * 5, *rows):
         yield f"| {' | '.join(cells)} |"
 
@@ -151,7 +151,7 @@ def attack_table(rows: Iterable[Sequence[str]]) -> Iterator[str]:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, exitstatus: pytest.ExitCode, config: pytest.Config
 ) -> None:
-    """The outcome of the attacks, as a table, and the last lines; the tests of all workers count."""
+    """Print the table of attacks and the summary of the run, for the tests of all workers."""
     reports = [
         report for kind in terminalreporter.stats.values() for report in kind if isinstance(report, pytest.TestReport)
     ]
@@ -165,8 +165,8 @@ def pytest_terminal_summary(
     whole = config.args in ([], ["tests"]) and not (option.keyword or option.markexpr or config.getoption("lf", False))
     if whole or "KUBERNETES_RUN" in os.environ:
         record_run(reports)
-    skipped = needless(terminalreporter.stats.get("skipped", []))
-    if hasattr(config, "cache"):  # not where pytest has no cache
+    skipped = needlessly_skipped(terminalreporter.stats.get("skipped", []))
+    if hasattr(config, "cache"):
         if exitstatus == pytest.ExitCode.TESTS_FAILED and not skipped:
             config.cache.set("tests/failed", sorted({report.nodeid for report in reports if report.failed}))
         config.cache.set("tests/seconds", {group: round(taken, 1) for group, taken in slowest_groups(reports)})
@@ -174,12 +174,12 @@ def pytest_terminal_summary(
         terminalreporter.write_line(line)
     if config.getoption("--fail-on-needless-skips"):
         for test in skipped:
-            terminalreporter.write_line(f"FAILED: skipped, and could have run on this machine: {test}")
+            terminalreporter.write_line(f"FAILED: skipped, but could have run on this machine: {test}")
 
 
 @pytest.fixture(scope="session")
 def forked_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Let real servers fork their processes: a start costs a third of the CPU time of one that spawns them."""
+    """Let real servers fork their processes, which takes a third of the CPU time of a start with spawned processes."""
     run, folder = os.getpid(), tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         run, folder = os.getppid(), folder.parent
@@ -191,14 +191,14 @@ def forked_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def forks(forked_ranks: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:  # noqa: ARG001
-    """Fork the commands of `CommandLine` from one process: begun by no test, it outlives each of them."""
+    """Fork the commands of `CommandLine` from one process for the whole session."""
     with forking(tmp_path_factory.mktemp("forks")) as running, commands_forked(running):
         yield running
 
 
 @pytest.fixture(autouse=True)
-def no_secret_outlives_its_test() -> Iterator[None]:
-    """What one test makes a secret is an ordinary text in the next; errors are JSON only where a test asks for it."""
+def reset_secrets_and_json_errors() -> Iterator[None]:
+    """Forget known secrets and turn off JSON errors after each test."""
     yield
     set_known(())
     expect_json(False)

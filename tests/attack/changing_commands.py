@@ -1,7 +1,4 @@
-"""The commands that make files, download or measure: how each is called, and what it leaves when its work is done.
-
-For tests that take something from all of them: somebody who reads, or room on a disk.
-"""
+"""The commands that write files, download or measure, for tests with lost output or a full disk."""
 
 import json
 import sys
@@ -40,7 +37,7 @@ row = {{"doc_hash": "one", "exact_match": 1.0, "filter": "flexible-extract"}}
 
 @dataclass(frozen=True, kw_only=True)
 class Workspace:
-    """Where a command works: what it reads, its home, where it puts what it makes, and a hub that has a checkpoint."""
+    """A deployment with input files (`sources`), a directory for results (`made`), and a hub with a checkpoint."""
 
     deployment: Deployment
     sources: Path
@@ -52,12 +49,11 @@ class Workspace:
         return self.deployment.home
 
     def start(self, *words: str, broken: Mapping[int, Fault] | None = None, **environ: str) -> Command:
-        """Start a command."""
-        found = {"HF_ENDPOINT": self.hub.url, "PYTHONPATH": stand_in_path(), **environ}
-        return self.deployment.start(*words, broken=broken, **found)
+        variables = {"HF_ENDPOINT": self.hub.url, "PYTHONPATH": stand_in_path(), **environ}
+        return self.deployment.start(*words, broken=broken, **variables)
 
     def call(self, command: "Changing") -> tuple[str, ...]:
-        """How a command is called here; the server that it asks runs."""
+        """Return the command line of a command; start the server first if the command needs it."""
         words = command.words(self)
         if self.deployment.name in words:
             assert not list(self.deployment.run(*self.deployment.up()).faults(0))
@@ -66,20 +62,20 @@ class Workspace:
 
 @dataclass(frozen=True, kw_only=True)
 class Changing:
-    """A command, how it is called, and what tells that its work is done."""
+    """A command that changes something, with a check whether its work is done."""
 
     words: Callable[[Workspace], tuple[str, ...]]
     is_done: Callable[[Workspace], bool]
-    speaks: bool = True  # before it changes anything
-    prints: bool = True  # a result on standard output
+    speaks: bool = True  # writes a message before it changes anything
+    prints: bool = True  # prints a result
     slow: bool = False
 
 
 @contextmanager
 def workspace_of(deployment: Deployment, folder: Path) -> Iterator[Workspace]:
-    """A home and sources for each of the commands.
+    """Prepare a home and sources for all commands.
 
-    Files in the home hide those that ship: each command that reads one of them says so before it does anything else.
+    Files in the home override shipped ones, so that each command that reads them first writes a message about it.
     """
     workspace = Workspace(
         deployment=deployment,
@@ -88,9 +84,9 @@ def workspace_of(deployment: Deployment, folder: Path) -> Iterator[Workspace]:
         hub=Hub(repository=REPOSITORY, directory=write_checkpoint(folder / "hub", layers=4, mtp_layer=78)),
     )
     for shipped in ("cpu-tiny", "mi355x-tp8", "hardware/cpu", "recipes/glm-5.2-amd"):
-        hides = workspace.home / "profiles" / f"{shipped}.yaml"
-        hides.parent.mkdir(parents=True, exist_ok=True)
-        hides.write_text((SHIPPED / f"{shipped}.yaml").read_text() + "# of the user's own\n")
+        override = workspace.home / "profiles" / f"{shipped}.yaml"
+        override.parent.mkdir(parents=True, exist_ok=True)
+        override.write_text((SHIPPED / f"{shipped}.yaml").read_text() + "# the user's own\n")
     stand_in_home(workspace.home)
     harness(workspace.home)
     (workspace.home / _COPY).mkdir(parents=True)
@@ -115,7 +111,7 @@ def workspace_of(deployment: Deployment, folder: Path) -> Iterator[Workspace]:
 
 
 def harness(home: Path) -> None:
-    """An environment of lm-evaluation-harness in which a script stands in for it: one question, answered right."""
+    """Write a fake environment of lm-evaluation-harness whose script reports one correct answer."""
     images = data_root() / "images"
     folder = venv._folder(venv._Recipe.read(images / REQUIREMENTS, images / "cpu_shim"), Home(home))
     for needed in ("bin", "lib/python3/site-packages/lm_eval"):
@@ -126,22 +122,22 @@ def harness(home: Path) -> None:
 
 
 def made(name: str) -> Callable[[Workspace], bool]:
-    """Whether there is such a file among what is made."""
+    """Return a check whether the file exists in `made`."""
     return lambda workspace: (workspace.made / name).exists()
 
 
 def in_home(name: str) -> Callable[[Workspace], bool]:
-    """Whether the home holds one of such a pattern."""
+    """Return a check whether a file in the home matches the pattern."""
     return lambda workspace: any(workspace.home.glob(name))
 
 
 def words_of(text: str) -> Callable[[Workspace], tuple[str, ...]]:
-    """The words of a line, with the paths of a place; what runs a server of its own has the scripted engine do it."""
+    """Return a function that fills in the paths; `sweep` and `reproduce` get the options of the scripted engine."""
 
     def words(workspace: Workspace) -> tuple[str, ...]:
-        named = {"made": workspace.made, "sources": workspace.sources}
-        found = tuple(word.format(**named) for word in text.split())
-        return (*found, *workspace.deployment.settings()) if found[0] in {"sweep", "reproduce"} else found
+        paths = {"made": workspace.made, "sources": workspace.sources}
+        command = tuple(word.format(**paths) for word in text.split())
+        return (*command, *workspace.deployment.settings()) if command[0] in {"sweep", "reproduce"} else command
 
     return words
 

@@ -1,4 +1,4 @@
-"""What every attack needs: a process that commands are forked from, homes of its own, and a row in the last table."""
+"""Fixtures of the attacks: deployments, and the rows of the final table."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +18,8 @@ def deployments(forks: Forks, tmp_path: Path) -> Iterator[Deployments]:
 
 
 @pytest.fixture(autouse=True)
-def in_the_table(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Send the outcome with the test's report, which comes from another process where several share the work."""
+def report_outcomes(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Add the outcomes to the test's report, which xdist sends to the main process."""
     yield
     while outcomes:
         request.node.user_properties.append(("attack", outcomes.pop().row))

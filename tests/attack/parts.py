@@ -1,4 +1,4 @@
-"""The processes that a server of the process runtime consists of."""
+"""Find the processes of a server of the process runtime."""
 
 from pathlib import Path
 
@@ -10,17 +10,17 @@ from orchestrator.runtimes.supervisor.record import Record, read_record
 
 
 def record_of(deployment: Deployment) -> tuple[Path, Record] | None:
-    for path in sorted(deployment.home.glob("runs/*/*/process.json"), reverse=True):  # the newest start
+    for path in sorted(deployment.home.glob("runs/*/*/process.json"), reverse=True):  # the newest run first
         if (record := read_record(path.parent)) is not None:
             return path.parent, record
     return None
 
 
 def pids_of(deployment: Deployment, part: str) -> list[int]:
-    """The processes of a part; none before it runs."""
-    if (found := record_of(deployment)) is None or found[1].server is None:
+    """Return the pids of a part, such as `server`, `all` or the start of a command line."""
+    if (newest := record_of(deployment)) is None or newest[1].server is None:
         return []
-    supervisor, server = (int(known.split("/")[1]) for known in (found[1].supervisor, found[1].server))
+    supervisor, server = (int(identity.split("/")[1]) for identity in (newest[1].supervisor, newest[1].server))
     programs = dict(programs_of(deployment.home))
     named = [pid for pid, line in programs.items() if line.startswith(part)]
     everything = [pid for pid in programs if (process := read_process(pid)) and process.session == supervisor]

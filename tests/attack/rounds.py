@@ -1,4 +1,4 @@
-"""An attack: a group of rounds, each with dice of its own, and the table of how they ended."""
+"""Run groups of attack rounds, each with its own random generator, and record the outcomes for a table."""
 
 import os
 import time
@@ -8,16 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from random import Random
 
-TIMES = float(os.environ.get("ATTACK", "1"))  # this many times the rounds that a group names
-SEED = int(os.environ["ATTACK_SEED"])  # as tests/conftest.py sets it where nobody has
-_AT_ONCE = 4  # rounds: most of the time of one it waits
+FACTOR = float(os.environ.get("ATTACK", "1"))  # multiplies the number of rounds
+SEED = int(os.environ["ATTACK_SEED"])  # tests/conftest.py sets the default
+_AT_ONCE = 4  # concurrent rounds, which mostly wait
 
-Round = Callable[[int, Random], Iterable[str]]  # its number and its dice, to everything that was wrong
+Round = Callable[[int, Random], Iterable[str]]  # yields problems
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How the rounds of a group ended; one survives in which nothing was wrong."""
+    """The outcome of a group of rounds; a round without problems survives."""
 
     group: str
     rounds: int
@@ -26,28 +26,32 @@ class Outcome:
 
     @property
     def row(self) -> tuple[str, ...]:
-        left = sum(len(faults) for faults in self.failed.values())
-        return (self.group, str(self.rounds), str(self.rounds - len(self.failed)), str(left), f"{self.seconds:.0f}")
+        problems = sum(len(faults) for faults in self.failed.values())
+        survived = self.rounds - len(self.failed)
+        return (self.group, str(self.rounds), str(survived), str(problems), f"{self.seconds:.0f}")
 
 
-outcomes: list[Outcome] = []  # of the test that runs
+outcomes: list[Outcome] = []  # of the current test
 
 
 def attack(group: str, rounds: int, one: Round, *, at_once: int = _AT_ONCE) -> None:
-    """Carry out `rounds` times `ATTACK` rounds, at least one, and fail with the faults of all of them."""
-    count = max(1, round(rounds * TIMES))
-    begun = time.monotonic()
+    """Run `rounds` times `ATTACK` rounds, at least one; fail with the problems of all rounds."""
+    count = max(1, round(rounds * FACTOR))
+    started = time.monotonic()
     with ThreadPoolExecutor(at_once) as pool:
         faults = dict(enumerate(pool.map(lambda number: _faults(group, number, one), range(count))))
-    failed = {number: found for number, found in faults.items() if found}
-    outcomes.append(Outcome(group=group, rounds=count, failed=failed, seconds=time.monotonic() - begun))
+    failed = {number: problems for number, problems in faults.items() if problems}
+    outcomes.append(Outcome(group=group, rounds=count, failed=failed, seconds=time.monotonic() - started))
     assert not failed, "\n".join(
-        [f"ATTACK_SEED={SEED}", *(f"round {number}: {fault}" for number, found in failed.items() for fault in found)]
+        [
+            f"ATTACK_SEED={SEED}",
+            *(f"round {number}: {problem}" for number, problems in failed.items() for problem in problems),
+        ]
     )
 
 
 def _faults(group: str, number: int, one: Round) -> list[str]:
     try:
         return list(one(number, Random(f"{SEED} {group} {number}")))
-    except Exception:  # noqa: BLE001 - the other rounds go on
+    except Exception:  # noqa: BLE001 - the other rounds continue
         return [traceback.format_exc()]

@@ -1,4 +1,4 @@
-"""What a deployment has left behind: processes, a taken port, held locks, files half written, records out of form."""
+"""Find the leftovers of a deployment: processes, an open port, locks, temporary files, and invalid records."""
 
 import fcntl
 import json
@@ -13,25 +13,25 @@ from pathlib import Path
 from orchestrator.core.errors import HostError
 from orchestrator.runtimes.supervisor.record import read_record
 
-SOON = 60.0  # seconds in which what has been told to end has ended
-_BESIDE = re.compile(r"\..+\.\d+|.+\.(new|tmp|part)|secrets\.yaml")  # what `write_whole` writes first, a key's FIFO
+EXIT_TIMEOUT_S = 60.0  # for processes that are exiting
+_TEMPORARY = re.compile(r"\..+\.\d+|.+\.(new|tmp|part)|secrets\.yaml")  # files of `atomic_write`, and a key's FIFO
 
 
 def survivors(home: Path, port: int, *, killed: bool = False) -> list[str]:
-    """Everything that is left of the servers of a home, once it has had a moment to end.
+    """Return the leftovers of the servers of a home, after waiting for exiting processes.
 
-    A command that was `killed` may have left a file beside the one it was to replace; that one is whole.
+    A `killed` command may leave a temporary file, but the file that it was going to replace must be complete.
     """
-    deadline = time.monotonic() + SOON
-    while (left := list(_survivors(home, port, killed=killed))) and time.monotonic() < deadline:
+    deadline = time.monotonic() + EXIT_TIMEOUT_S
+    while (leftovers := list(_survivors(home, port, killed=killed))) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return left
+    return leftovers
 
 
 def programs_of(home: Path) -> Iterator[tuple[int, str]]:
-    """Pid and command line of everything that works in a home or was told of it.
+    """Yield the pid and command line of each process with the home as working directory or in its environment.
 
-    A server works in its home, and its children with it, however little they have kept of its environment.
+    The working directory finds the children of a server that have cleared their environment.
     """
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -52,14 +52,14 @@ def _survivors(home: Path, port: int, *, killed: bool) -> Iterator[str]:
         yield f"listens: port {port}"
     for path in home.rglob("*"):
         if path.suffix == ".lock" or path.name == ".lock":
-            yield from _held(path)
-        elif _BESIDE.fullmatch(path.name) and not killed:
-            yield f"half written: {path.relative_to(home)}"
+            yield from _locked(path)
+        elif _TEMPORARY.fullmatch(path.name) and not killed:
+            yield f"temporary file: {path.relative_to(home)}"
         elif path.suffix == ".json" and path.is_file() and not (killed and ".making-" in str(path)):
-            yield from _unexpected_files(path)  # but for a checkpoint that a killed command was generating
+            yield from _invalid(path)  # except a checkpoint that a killed command was generating
 
 
-def _held(lock: Path) -> Iterator[str]:
+def _locked(lock: Path) -> Iterator[str]:
     with lock.open() as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -67,10 +67,10 @@ def _held(lock: Path) -> Iterator[str]:
             yield f"locked: {lock.name}"
 
 
-def _unexpected_files(file: Path) -> Iterator[str]:
+def _invalid(file: Path) -> Iterator[str]:
     try:
         json.loads(file.read_text())
         if file.name == "process.json":
             read_record(file.parent)
     except (ValueError, HostError) as error:
-        yield f"not whole: {file.name}: {error}"
+        yield f"invalid: {file.name}: {error}"

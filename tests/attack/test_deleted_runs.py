@@ -1,4 +1,4 @@
-"""The run directory of a server that runs is deleted: the server is listed, named by `deploy watch`, and stopped."""
+"""A running server whose run directory was deleted is still listed, reported by `deploy watch`, and stopped."""
 
 import shutil
 

@@ -1,6 +1,6 @@
-"""A full disk: each command that makes something says which path it could not write.
+"""On a full disk, the error of each command names the path that it could not write.
 
-The disk is a file system of its own, which is made as small as what it holds.
+The disk is a tmpfs that is resized to the space in use.
 """
 
 import json
@@ -54,7 +54,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(disk: Path, left: int = 0, files: int = 0) -> None:
-    """Leave no room on it, or so many bytes, and for so many files where that is said."""
+    """Resize the disk so that `left` bytes are free, and `files` inodes if given."""
     if files:
         used_files = os.statvfs(disk).f_files - os.statvfs(disk).f_ffree
         subprocess.run(["mount", "-o", f"remount,nr_inodes={used_files + files}", disk], check=True)
@@ -65,12 +65,12 @@ def fill(disk: Path, left: int = 0, files: int = 0) -> None:
         size = int(used.stdout.split()[-1]) + left
         remounted = subprocess.run(["mount", "-o", f"remount,size={size}", disk], capture_output=True, check=False)
         if remounted.returncode == 0:
-            return  # else a server has written something between the two
+            return  # otherwise a server has written something since `df`
 
 
 @pytest.fixture
 def workspace(forks: Forks, disk: Path, tmp_path: Path) -> Iterator[Workspace]:
-    """The home and what is made lie on the small disk; what is read does not."""
+    """Put the home and the results on the small disk, and the sources elsewhere."""
     deployment = Deployment(forks, disk, free_port(), output=tmp_path / "output")
     deployment.home.mkdir()
     with workspace_of(deployment, tmp_path) as elsewhere:
@@ -79,8 +79,8 @@ def workspace(forks: Forks, disk: Path, tmp_path: Path) -> Iterator[Workspace]:
     deployment.end()
 
 
-def named(ended: Ended, disk: Path) -> bool:
-    """Whether the error, and no message before it, says that the disk is full, and where."""
+def names_full_disk(ended: Ended, disk: Path) -> bool:
+    """Return whether the error, not an earlier message, says that the disk is full and names the path."""
     message = ended.stderr.rpartition("error: ")[2]
     return ("No space left on device" in message or "B free" in message) and str(disk) in message
 
@@ -93,17 +93,17 @@ def test_full_disk_error_names_the_path(workspace: Workspace, disk: Path, name: 
     ended = workspace.start(*words).wait()
     assert not list(ended.faults(2, 4, 10))
     assert not command.is_done(workspace)
-    assert named(ended, disk), ended.stderr
+    assert names_full_disk(ended, disk), ended.stderr
 
 
 def test_disk_filling_up_during_quantization_is_reported(workspace: Workspace, disk: Path) -> None:
-    """The workers say it in logs of theirs; what is done stays."""
+    """The workers write the error to their own logs."""
     running = workspace.start(*CHANGING["quantize"].words(workspace), QUARK_STAND_IN="sleep 0.4")
     wait_for(lambda: any(workspace.made.glob("made.quantizing/checkpoint/*.safetensors")) or running.ends_within(0))
     fill(disk)
     ended = running.wait()
     assert not list(ended.faults(4))
-    assert named(ended, disk), ended.stderr
+    assert names_full_disk(ended, disk), ended.stderr
 
 
 @pytest.mark.parametrize("name", sorted(REMOVING))
@@ -119,19 +119,19 @@ def test_removal_commands_work_on_full_disk(workspace: Workspace, disk: Path, na
 def test_restart_on_nearly_full_disk_keeps_old_server(
     workspace: Workspace, disk: Path, bytes_left: int, files_left: int
 ) -> None:
-    """A start writes less than 1 MiB and 32 files before its server runs; without that room nothing is stopped."""
+    """A start writes less than 1 MiB and 32 files; without this space, the old server is not stopped."""
     server = workspace.deployment
     assert not list(server.run(*server.up()).faults(0))
     fill(disk, left=bytes_left, files=files_left)
     ended = workspace.start("restart", server.name).wait()
     assert not list(ended.faults(4))
-    assert named(ended, disk), ended.stderr
+    assert names_full_disk(ended, disk), ended.stderr
     assert "the old server" not in ended.stderr
     assert not list(workspace.start("status", server.name).wait().faults(0))
 
 
 def test_restart_reserves_space_before_stopping_old_server(workspace: Workspace, disk: Path) -> None:
-    """The room is reserved until the old server has stopped, which takes its grace of two seconds."""
+    """The space is reserved until the old server has stopped, after its termination grace of two seconds."""
     server = workspace.deployment
     assert not list(server.run(*server.up("SCRIPTED_DEAF=1")).faults(0))
     running = workspace.start("restart", server.name)
@@ -143,7 +143,7 @@ def test_restart_reserves_space_before_stopping_old_server(workspace: Workspace,
 
 
 def test_disk_filling_up_during_rollout_keeps_replicas_running(disk: Path) -> None:
-    """The first one has room for its successor; the second one is not stopped."""
+    """The space for the first replica is reserved; the second replica is not stopped."""
     with pair_in(disk) as pair:
         pair.up("env.SCRIPTED_DEAF=1")
         with pair.deploy.running("restart", NAME) as restart:
@@ -167,18 +167,18 @@ def test_space_reserved_by_killed_command_is_released(workspace: Workspace) -> N
 
 
 def test_server_stopped_on_full_disk_is_not_wanted(workspace: Workspace, disk: Path) -> None:
-    """A watch would start again what died; its question is that of `deploy watch`."""
+    """Otherwise `deploy watch` would restart the server."""
     server = workspace.deployment
     assert not list(server.run(*server.up()).faults(0))
     fill(disk)
     assert not list(workspace.start("down", server.name).wait().faults(0))
     assert "no server" in workspace.start("status", server.name).wait().stderr
-    seen = worker(workspace, "snapshot", server.name)
-    assert seen["wanted"] is False, seen
+    snapshot = worker(workspace, "snapshot", server.name)
+    assert snapshot["wanted"] is False, snapshot
 
 
 def worker(workspace: Workspace, *words: str) -> dict[str, Any]:
-    """What a program of `deploy watch` answers."""
+    """Run the worker program of `deploy watch`; return its JSON."""
     argv = [sys.executable, "-m", "orchestrator.servers.watch.worker", *words]
     environ = {**os.environ, "DEPLOY_HOME": str(workspace.home)}
     answer: dict[str, Any] = json.loads(subprocess.run(argv, stdout=subprocess.PIPE, env=environ, check=True).stdout)
@@ -188,14 +188,14 @@ def worker(workspace: Workspace, *words: str) -> dict[str, Any]:
 def test_server_restarted_by_watch_stays_stopped_on_full_disk(workspace: Workspace, disk: Path) -> None:
     server = workspace.deployment
     assert not list(server.run(*server.up()).faults(0))
-    seen = worker(workspace, "snapshot", server.name)
-    assert worker(workspace, "restart", server.name, seen["run"], "a test")["outcome"] == "verified"
-    seen = worker(workspace, "snapshot", server.name)
-    assert (seen["by_watch"], seen["wanted"]) == (True, True), seen
+    snapshot = worker(workspace, "snapshot", server.name)
+    assert worker(workspace, "restart", server.name, snapshot["run"], "a test")["outcome"] == "verified"
+    snapshot = worker(workspace, "snapshot", server.name)
+    assert (snapshot["by_watch"], snapshot["wanted"]) == (True, True), snapshot
     fill(disk)
     assert not list(workspace.start("down", server.name).wait().faults(0))
-    seen = worker(workspace, "snapshot", server.name)
-    assert seen["wanted"] is False, seen
+    snapshot = worker(workspace, "snapshot", server.name)
+    assert snapshot["wanted"] is False, snapshot
 
 
 @pytest.mark.parametrize("words", ["add engine 9.9.9 --flags-only --wheel {wheel}", "patches check --wheel {wheel}"])
@@ -209,11 +209,11 @@ def test_full_disk_error_names_wheel_extraction_directory(workspace: Workspace, 
     fill(disk, left=64 << 10)
     ended = workspace.start(*words.format(wheel=wheel).split(), TMPDIR=str(disk / "tmp")).wait()
     assert not list(ended.faults(4))
-    assert named(ended, disk), ended.stderr
+    assert names_full_disk(ended, disk), ended.stderr
 
 
 def test_full_disk_error_names_wheel_download_directory(workspace: Workspace, disk: Path) -> None:
-    """Pip takes it from a directory, as from an index."""
+    """pip downloads the wheel from a directory."""
     with zipfile.ZipFile(workspace.sources / "sglang-9.9.9-py3-none-any.whl", "w") as archive:
         archive.writestr("sglang/srt/large.py", os.urandom(8 << 20))
         archive.writestr("sglang-9.9.9.dist-info/METADATA", "Metadata-Version: 2.1\nName: sglang\nVersion: 9.9.9\n")
@@ -222,5 +222,5 @@ def test_full_disk_error_names_wheel_download_directory(workspace: Workspace, di
     index = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(workspace.sources)}
     ended = workspace.start("add", "engine", "9.9.9", "--flags-only", **index).wait()
     assert not list(ended.faults(4))
-    assert named(ended, disk), ended.stderr
+    assert names_full_disk(ended, disk), ended.stderr
     assert "DEPLOY_HOME" in ended.stderr

@@ -1,4 +1,4 @@
-"""Endpoints that keep to no rule, under every command that asks one: it ends, says so, and stays small."""
+"""With a hostile endpoint, every command ends in time, with an error and without using much more memory."""
 
 import dataclasses
 import shutil
@@ -18,29 +18,31 @@ from orchestrator.runtimes.supervisor.record import read_record, run_marker, wri
 pytestmark = pytest.mark.attack
 
 ROUNDS = 40
-AT_ONCE = 8  # most of them wait
-MORE_KIB = 64 << 10  # than the same command takes with an endpoint that keeps to the rules
-TIMEOUT_S = 4.0  # what takes longer is ended by Ctrl-C
+AT_ONCE = 8  # they mostly wait
+MAX_EXTRA_KIB = 64 << 10  # more than with a normal endpoint
+TIMEOUT_S = 4.0  # then the command gets a Ctrl-C
 
 
 @dataclass(frozen=True)
-class Asks:
-    """A command, the paths whose answers it stands on, others that it asks, and its exit code where those are bad."""
+class Query:
+    """A command, the paths that it needs, the optional ones, and its exit code on a failure."""
 
     words: tuple[str, ...]
     needed: tuple[str, ...]
-    asked: tuple[str, ...]
-    fails: int
+    optional: tuple[str, ...]
+    failure_code: int
 
 
 COMMANDS = (
-    Asks(("ask", "target", "Once"), ("/v1/completions",), (), 6),
-    Asks(
+    Query(("ask", "target", "Once"), ("/v1/completions",), (), 6),
+    Query(
         ("smoke", "target"), ("/generate", "/v1/chat/completions", "/v1/models", "/metrics", "/v1/completions"), (), 8
     ),
-    Asks(("logprobs", "target", "--max-length", "64"), ("/tokenize", "/generate", "/model_info"), ("/server_info",), 8),
-    Asks(("status", "target", "--json"), (), ("/health",), 8),
-    Asks(
+    Query(
+        ("logprobs", "target", "--max-length", "64"), ("/tokenize", "/generate", "/model_info"), ("/server_info",), 8
+    ),
+    Query(("status", "target", "--json"), (), ("/health",), 8),
+    Query(
         (
             "bench",
             "target",
@@ -58,39 +60,39 @@ COMMANDS = (
         10,
     ),
 )
-TRUE = {("/v1/completions", "stream-of-no-text")}  # what may be a success all the same
+VALID = {("/v1/completions", "stream-of-no-text")}  # may succeed
 
 
 def test_commands_survive_hostile_endpoints(deployments: Deployments) -> None:
     source = deployments(-1)
     assert source.run(*source.up()).code == 0
-    usual = {command: asked(deployments(-2 - index), source, command, {})[0] for index, command in enumerate(COMMANDS)}
-    assert {command.words[0]: ended.code for command, ended in usual.items()} == dict.fromkeys(
+    normal = {command: run(deployments(-2 - index), source, command, {})[0] for index, command in enumerate(COMMANDS)}
+    assert {command.words[0]: ended.code for command, ended in normal.items()} == dict.fromkeys(
         ("ask", "smoke", "logprobs", "status", "bench"), 0
-    ), [ended.stderr for ended in usual.values()]
+    ), [ended.stderr for ended in normal.values()]
 
     def ask(number: int, dice: Random) -> Iterator[str]:
         command = COMMANDS[number % len(COMMANDS)]
-        path, behavior = dice.choice([*command.needed, *command.asked]), dice.choice(list(BEHAVIORS))
+        path, behavior = dice.choice([*command.needed, *command.optional]), dice.choice(list(BEHAVIORS))
         yield from (
-            f"{command.words[0]}, {path} {behavior}: {fault}" for fault in endured(number, command, path, behavior)
+            f"{command.words[0]}, {path} {behavior}: {fault}" for fault in problems(number, command, path, behavior)
         )
 
-    def endured(number: int, command: Asks, path: str, behavior: str) -> Iterator[str]:
-        ended, interrupted = asked(deployments(number), source, command, {path: behavior})
-        codes = {command.fails, 130} if interrupted else {command.fails}
-        if path in command.asked or (path, behavior) in TRUE:
+    def problems(number: int, command: Query, path: str, behavior: str) -> Iterator[str]:
+        ended, interrupted = run(deployments(number), source, command, {path: behavior})
+        codes = {command.failure_code, 130} if interrupted else {command.failure_code}
+        if path in command.optional or (path, behavior) in VALID:
             codes |= {0}
         yield from ended.faults(*codes)
-        if (more := ended.peak_kib - usual[command].peak_kib) > MORE_KIB:
+        if (more := ended.peak_kib - normal[command].peak_kib) > MAX_EXTRA_KIB:
             yield f"{more >> 10} MiB more than usual"
 
     attack("hostile endpoints", ROUNDS, ask, at_once=AT_ONCE)
     assert source.run("down", "target").code == 0
 
 
-def asked(deployment: Deployment, source: Deployment, command: Asks, rules: Mapping[str, str]) -> tuple[Ended, bool]:
-    """How it ended, and whether only Ctrl-C ended it; the server is the other home's, at a hostile address."""
+def run(deployment: Deployment, source: Deployment, command: Query, rules: Mapping[str, str]) -> tuple[Ended, bool]:
+    """Run a command against a hostile address of `source`'s server; return the result, and whether Ctrl-C was sent."""
     with hostile(rules) as url:
         shutil.copytree(source.home / "runs", deployment.home / "runs")
         (run_dir,) = (path.parent for path in deployment.home.glob("runs/*/*/process.json"))

@@ -1,4 +1,4 @@
-"""`up`, `rollback`, `down` and `quantize`, killed at random moments: what had begun is ended, or taken up again."""
+"""Commands killed at random times leave a state that the next command can clean up or resume."""
 
 import signal
 import time
@@ -23,20 +23,20 @@ from orchestrator.runs.run_dir import runs_of
 
 pytestmark = pytest.mark.attack
 
-ROUNDS = 11  # each of VERBS, and each of SIGNALS
+ROUNDS = 11  # all of VERBS and SIGNALS
 KILL, TERM, HUP, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT
 SIGNALS = ((KILL,), (KILL,), (TERM,), (HUP,), (INT,), (INT, INT), (INT, INT), (TERM, INT))
-APART = 0.6  # seconds at most between two signals
-# Seconds a command takes, about: most signals meet it at work.
-LONGEST = {"up": 1.2, "replace": 1.6, "rollback": 1.6, "down": 0.4, "quantize": 4.0}
+MAX_DELAY_S = 0.6  # between two signals
+# Approximate seconds of a command, so that most signals arrive while it runs.
+DURATIONS = {"up": 1.2, "replace": 1.6, "rollback": 1.6, "down": 0.4, "quantize": 4.0}
 VERBS = (*("up", "up", "replace", "rollback", "down") * 2, "quantize")
 OTHER_PLAN = ("--set", "flags.max-total-tokens=32768")
-FRESH = 0.15  # of the commands are started as a user starts them, and hit from their first instruction on
+FRESH = 0.15  # share of the commands with a new interpreter, which may be killed during its startup
 
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint to quantize, and a home in which the environment is built once, with Quark's stand-in."""
+    """Write a checkpoint to quantize, and a home with an environment for the fake Quark."""
     directory = tmp_path_factory.mktemp("quantize")
     write_source(directory / "tiny")
     stand_in_home(directory / "home")
@@ -56,7 +56,7 @@ def test_killed_commands_leave_only_recoverable_state(deployments: Deployments, 
             yield from deployment.run(*deployment.up("--replace", *OTHER_PLAN)).faults(0)
         ended = interrupted(deployment, verb, sent, dice)
         yield from (
-            f"{verb}, {[item.name for item in sent]}: {fault}" for fault in judged(deployment, verb, ended, dice)
+            f"{verb}, {[item.name for item in sent]}: {fault}" for fault in problems(deployment, verb, ended, dice)
         )
 
     attack("kills of commands", ROUNDS, kill)
@@ -65,37 +65,37 @@ def test_killed_commands_leave_only_recoverable_state(deployments: Deployments, 
 def interrupted(deployment: Deployment, verb: str, sent: tuple[signal.Signals, ...], dice: Random) -> Ended:
     named = {verb: (verb, deployment.name) for verb in ("down", "rollback")}
     words = {"up": deployment.up(), "replace": deployment.up("--replace"), **named}[verb]
-    return hit(deployment.start(*words, fresh=dice.random() < FRESH), sent, dice, within=LONGEST[verb])
+    return kill_at_random(deployment.start(*words, fresh=dice.random() < FRESH), sent, dice, within=DURATIONS[verb])
 
 
-def hit(command: Command, sent: tuple[signal.Signals, ...], dice: Random, *, within: float) -> Ended:
+def kill_at_random(command: Command, sent: tuple[signal.Signals, ...], dice: Random, *, within: float) -> Ended:
     time.sleep(dice.uniform(0.0, within))
     for index, number in enumerate(sent):
-        time.sleep(dice.uniform(0.0, APART) if index else 0.0)
+        time.sleep(dice.uniform(0.0, MAX_DELAY_S) if index else 0.0)
         command.send(number)
     return command.wait()
 
 
 def quantized(deployment: Deployment, directory: Path, sent: tuple[signal.Signals, ...], dice: Random) -> Iterator[str]:
-    """Hit, and run once more: a whole checkpoint with its receipt, and nothing beside it."""
+    """Kill `quantize` and run it again; yield problems unless there is a complete checkpoint with receipt."""
     target = deployment.folder / f"made-{deployment.folder.name}"
     words = ("quantize", str(directory / "tiny"), str(target), "--recipe", "glm-5.2-amd", "--workers", "1")
     environ = {"DEPLOY_HOME": str(directory / "home"), "PYTHONPATH": stand_in_path(), "QUARK_STAND_IN": "sleep 0.1"}
-    ended = hit(deployment.start(*words, **environ), sent, dice, within=LONGEST["quantize"])
+    ended = kill_at_random(deployment.start(*words, **environ), sent, dice, within=DURATIONS["quantize"])
     yield from ended.faults(0, 130, -KILL, -TERM, -HUP, -INT)
     if not target.exists():
         yield from deployment.run(*words, **environ).faults(0)
     if files_digest(target) != REAL_FILES["glm-5.2-amd"] or read_receipt(target) is None:
-        yield f"{[number.name for number in sent]}: the target is not whole"
-    left = WorkDir(target)
-    if left.root.exists() and ended.code != -KILL:
-        yield f"left over: {left.root}"
-    if alive := poll_until(lambda found: not found, lambda: working_in(left.root), timeout=10, interval=0.05):
-        yield f"works on: {alive}"
+        yield f"{[number.name for number in sent]}: the target is incomplete"
+    work_dir = WorkDir(target)
+    if work_dir.root.exists() and ended.code != -KILL:
+        yield f"left over: {work_dir.root}"
+    if alive := poll_until(lambda lines: not lines, lambda: working_in(work_dir.root), timeout=10, interval=0.05):
+        yield f"still running: {alive}"
 
 
 def working_in(folder: Path) -> list[str]:
-    """The command lines that name it."""
+    """Return the command lines that contain the path."""
     lines = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
@@ -103,8 +103,8 @@ def working_in(folder: Path) -> list[str]:
     return [line for line in lines if str(folder) in line]
 
 
-def judged(deployment: Deployment, verb: str, ended: Ended, dice: Random) -> Iterator[str]:
-    killed = ended.code in {-KILL, -TERM, -HUP, -INT}  # the latter three before it was there to hear them
+def problems(deployment: Deployment, verb: str, ended: Ended, dice: Random) -> Iterator[str]:
+    killed = ended.code in {-KILL, -TERM, -HUP, -INT}  # the other signals: before it had a handler
     if not ended.in_python_itself:
         yield from ended.faults(0, 130, -KILL, -TERM, -HUP, -INT)
     if ended.code == 130 and verb == "up":
@@ -113,7 +113,7 @@ def judged(deployment: Deployment, verb: str, ended: Ended, dice: Random) -> Ite
     if verb == "rollback" and ended.code == 0:
         plans = [run.digest for run in runs_of(Home(deployment.home), deployment.name)]
         if len(plans) != 3 or plans[0] != plans[2]:
-            yield f"not back where it began: {plans}"
+            yield f"not the original plan: {plans}"
     if killed and dice.random() < 0.5:
         yield from deployment.run(*deployment.up("--replace")).faults(0)
     down = deployment.run("down", deployment.name)

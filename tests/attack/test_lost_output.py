@@ -1,7 +1,6 @@
-"""Standard output and standard error that cannot be written to: the work is done, and its exit code tells how it went.
+"""Commands finish their work with unwritable output, and their exit code reports it.
 
-The table of commands below, each with a full disk, a closed descriptor and a pipe whose reader has ended in the place
-of standard output, of standard error or of both.
+Standard output, standard error or both are a full disk, a closed descriptor, or a pipe without a reader.
 """
 
 import json
@@ -39,15 +38,15 @@ BREAKAGES: dict[str, Broken] = {
     "both-gone": {1: "gone", 2: "gone"},
 }
 ALL_CLOSED: Broken = {0: "closed", 1: "closed", 2: "closed"}
-MAIN_LINE = {"stdout-closed", "stderr-full", "both-gone"}  # the others are marked `slow`: each takes several seconds
-# Of commands that print their result, and of those that change something first; `lost` is about standard output.
+MAIN = {"stdout-closed", "stderr-full", "both-gone"}  # the others are marked `slow`: each takes several seconds
+# Exit codes of commands that only print a result, and of those that change something first.
 READING = {name: GONE if "gone" in name else LOST for name in BREAKAGES if "stderr" not in name}
 CHANGING = dict.fromkeys(READING, LOST)
 
 
 def parametrize_names(*names: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(
-        "name", [pytest.param(name, marks=() if name in MAIN_LINE else pytest.mark.slow) for name in names]
+        "name", [pytest.param(name, marks=() if name in MAIN else pytest.mark.slow) for name in names]
     )
 
 
@@ -66,7 +65,7 @@ READERS = (
 
 
 def code_of(deployment: Deployment, broken: Broken, *words: str, fresh: bool = False) -> int | None:
-    """The exit code; whatever could be printed holds no traceback."""
+    """Run a command, check that its output has no traceback, and return the exit code."""
     ended = deployment.start(*words, broken=broken, fresh=fresh).wait()
     printed = ended.stdout + ended.stderr
     assert "Traceback" not in printed
@@ -76,7 +75,7 @@ def code_of(deployment: Deployment, broken: Broken, *words: str, fresh: bool = F
 
 
 def serving(deployment: Deployment) -> tuple[int, ...]:
-    """The server's processes, where it serves."""
+    """Return the pids of a healthy server; none if its port is closed."""
     if not listens(deployment.port):
         return ()
     assert httpx.get(f"http://127.0.0.1:{deployment.port}/health", trust_env=False).status_code == 200
@@ -85,7 +84,7 @@ def serving(deployment: Deployment) -> tuple[int, ...]:
 
 @pytest.fixture(scope="module")
 def deployment(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """One server for all that only read."""
+    """Start one server for all read-only commands."""
     made = Deployments(forks, tmp_path_factory.mktemp("read"), [])(0)
     assert not list(made.run(*made.up()).faults(0))
     yield made
@@ -94,15 +93,15 @@ def deployment(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @parametrize_names(*BREAKAGES)
 def test_read_only_command_fails_when_output_is_lost(deployment: Deployment, name: str) -> None:
-    # as an interpreter finds its descriptors when it starts
+    # A new interpreter handles closed descriptors when it starts.
     fresh = {("--version",), ("profiles",)} if "closed" in name else set()
     table = {
         " ".join(reader): code_of(deployment, BREAKAGES[name], *reader, fresh=reader in fresh) for reader in READERS
     }
     assert table == dict.fromkeys(table, READING.get(name, 0))
-    measured = CHANGING if name != "both-gone" else READING  # before the result there is a record, or a measurement
-    asked = (("smoke", "target"), ("logprobs", f"http://127.0.0.1:{deployment.port}", "--max-length", "64"))
-    table = {" ".join(words): code_of(deployment, BREAKAGES[name], *words) for words in asked}
+    measured = CHANGING if name != "both-gone" else READING  # these commands measure or save before they print
+    commands = (("smoke", "target"), ("logprobs", f"http://127.0.0.1:{deployment.port}", "--max-length", "64"))
+    table = {" ".join(words): code_of(deployment, BREAKAGES[name], *words) for words in commands}
     assert table == dict.fromkeys(table, measured.get(name, 0))
     assert serving(deployment)
 
@@ -117,7 +116,7 @@ def workspace(deployments: Deployments, tmp_path: Path) -> Iterator[Workspace]:
     "name", [pytest.param(name, marks=pytest.mark.slow if command.slow else ()) for name, command in MAKING.items()]
 )
 def test_closed_pipe_ends_command_only_before_changes(workspace: Workspace, name: str) -> None:
-    """First the first message is not read, as with `2>&1 | head -c0`; then the result, when all is done."""
+    """First the pipe is closed before the first message, as with `2>&1 | head -c0`; then before the result."""
     command = MAKING[name]
     assert not command.is_done(workspace)
     words = workspace.call(command)
@@ -132,7 +131,7 @@ def test_closed_pipe_ends_command_only_before_changes(workspace: Workspace, name
 
 @pytest.mark.slow
 def test_closed_pipe_ends_only_read_only_multi_host_commands(deployments: Deployments) -> None:
-    """No daemon answers: that is the result of both."""
+    # No daemon answers at these addresses.
     hosts = ("--host", "unix:///nonexistent/a", "--host", "unix:///nonexistent/b")
     gone = BREAKAGES["both-gone"]
     assert code_of(deployments(0), gone, "preflight", "cpu-tiny", "--set", "runtime=docker", *hosts) == GONE
@@ -143,16 +142,15 @@ def test_lost_error_message_keeps_its_exit_code(deployments: Deployments) -> Non
     deployment = deployments(0)
     failing = {("status", "nobody"): 6, ("up", "no-such"): 3}
     table = {(words, name): code_of(deployment, how, *words) for words in failing for name, how in BREAKAGES.items()}
-    may_end = {name for name in BREAKAGES if name == "both-gone"}  # then the error is the first that is not read
-    assert table == {(words, name): GONE if name in may_end else failing[words] for words, name in table}
+    assert table == {(words, name): GONE if name == "both-gone" else failing[words] for words, name in table}
 
 
 @parametrize_names(*BREAKAGES, "all-closed")
 def test_server_changes_complete_when_output_is_lost(deployments: Deployments, name: str) -> None:
-    """`up`, `up --replace`, `restart` and `down`, each with `--json`, so that there is a result to be lost."""
+    """Run `up`, `up --replace`, `restart` and `down` with `--json`, so that each has a result to lose."""
     deployment, how = deployments(0), BREAKAGES.get(name, ALL_CLOSED)
     lost = CHANGING.get(name, LOST if name == "all-closed" else 0)
-    # One pipe for all that is printed, and nobody reads it: that ends a command before it starts or stops a server.
+    # A closed pipe for all output ends a command before it starts or stops a server.
     ends = name == "both-gone"
     assert code_of(deployment, how, *deployment.up("--json")) == (GONE if ends else lost)
     if ends:
@@ -175,7 +173,6 @@ def test_server_changes_complete_when_output_is_lost(deployments: Deployments, n
 
 @parametrize_names("stdout-closed", "stderr-full", "both-full")
 def test_lost_messages_do_not_change_exit_code(deployments: Deployments, name: str) -> None:
-    """Messages for people go to standard error; that they are lost is no failure."""
     deployment = deployments(0)
     assert code_of(deployment, BREAKAGES[name], *deployment.up()) == 0
     assert serving(deployment)
@@ -185,11 +182,10 @@ def test_lost_messages_do_not_change_exit_code(deployments: Deployments, name: s
 
 @parametrize_names("both-full", "both-gone", "all-closed")
 def test_watch_restarts_server_when_output_is_lost(deployments: Deployments, name: str) -> None:
-    """It goes on alike whichever of both is lost."""
     deployment = deployments(0)
     assert not list(deployment.run(*deployment.up("--set", "restart_policy.unhealthy_after=3")).faults(0))
     first = serving(deployment)
-    signal_file = deployment.folder / "told"
+    signal_file = deployment.folder / "events"
     script = f'{sys.executable} -c \'import sys; open("{signal_file}", "a").write(sys.stdin.read())\''
     watch = deployment.start("watch", deployment.name, "--exec", script, broken=BREAKAGES.get(name, ALL_CLOSED))
     lock = deployment.home / "runs" / deployment.name / ".watch"
@@ -207,6 +203,6 @@ def test_watch_restarts_server_when_output_is_lost(deployments: Deployments, nam
 
 
 def _events(deployment: Deployment) -> list[str]:
-    signal_file = deployment.folder / "told"
+    signal_file = deployment.folder / "events"
     time.sleep(0.1)
     return [json.loads(line)["event"] for line in signal_file.read_text().splitlines()] if signal_file.exists() else []

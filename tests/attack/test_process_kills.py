@@ -1,4 +1,4 @@
-"""Parts of a server, killed while it starts, serves or stops: `status` tells the dead, `down` leaves nothing."""
+"""When a process of a server is killed, `status` reports it and `down` leaves nothing behind."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ import pytest
 from deployment import Deployment, Deployments
 from parts import pids_of, record_of
 from rounds import attack
-from survivors import SOON, programs_of
+from survivors import EXIT_TIMEOUT_S, programs_of
 from waits import wait_for
 
 from orchestrator.core.procfs import read_process
@@ -24,16 +24,10 @@ from orchestrator.runtimes.supervisor.record import write_record
 pytestmark = pytest.mark.attack
 
 ROUNDS = 24  # each part in each stage
-PARTS = (
-    "server",
-    "sglang::scheduler",
-    "sglang::detokenizer",
-    "sleep",
-    "supervisor",
-    "all",
-)  # `sleep` has called setsid
+# `sleep` has called setsid.
+PARTS = ("server", "sglang::scheduler", "sglang::detokenizer", "sleep", "supervisor", "all")
 FATAL = {"server", "sglang::scheduler", "sglang::detokenizer", "supervisor", "all"}
-# A daemon as they are made: its session's leader has ended.
+# A typical daemon: the leader of its session has exited.
 DAEMON = """
 import os, time
 os.fork() and os._exit(0)
@@ -91,42 +85,42 @@ def while_stopping(deployment: Deployment, part: str, dice: Random) -> Iterator[
 
 
 def with_other_process(deployment: Deployment, part: str, _: Random) -> Iterator[str]:
-    """Supervisor and server are dead, and a daemon that is nobody's has their pids now."""
+    """Forge a record in which an unrelated daemon has the pids of the dead supervisor and server."""
     yield from deployment.run(*deployment.up()).faults(0)
     kill(deployment, "all")
     wait_for(lambda: not list(programs_of(deployment.home)))
     daemon = subprocess.run([sys.executable, "-c", DAEMON], capture_output=True, text=True, check=True)
     pid = int(daemon.stdout)
     try:
-        yield from forged(deployment, pid, leads=part in {"supervisor", "all"})
+        yield from forge_record(deployment, pid, leads=part in {"supervisor", "all"})
         yield from deployment.run("down", deployment.name).faults(0, 4, 6)
         if read_process(pid) is None:
-            yield "an innocent process was killed"
+            yield "an unrelated process was killed"
     finally:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
-def forged(deployment: Deployment, pid: int, *, leads: bool) -> Iterator[str]:
-    """Let the record name the stranger: its session for the supervisor, and itself for the server."""
-    found, other = record_of(deployment), read_process(pid)
-    if found is None or other is None:
-        yield "no record, or no stranger"
+def forge_record(deployment: Deployment, pid: int, *, leads: bool) -> Iterator[str]:
+    """Set the server in the record to another process, and the supervisor to the leader of its session if `leads`."""
+    newest, other = record_of(deployment), read_process(pid)
+    if newest is None or other is None:
+        yield "no record, or no other process"
         return
-    run_dir, record = found
+    run_dir, record = newest
     boot, _, began = record.supervisor.split("/")
     supervisor = f"{boot}/{other.session}/{began}" if leads else record.supervisor
     write_record(run_dir, dataclasses.replace(record, supervisor=supervisor, server=f"{boot}/{pid}/{began}"))
 
 
 def status_faults(deployment: Deployment, wanted: str) -> Iterator[str]:
-    """Whether `status` says so within a moment."""
-    deadline, status = time.monotonic() + SOON, ""
+    """Yield a problem unless `status` soon reports the wanted state."""
+    deadline, status = time.monotonic() + EXIT_TIMEOUT_S, ""
     while time.monotonic() < deadline:
         ended = deployment.run("status", "--json")
         yield from ended.faults(0)
-        found = json.loads(ended.stdout or "[]")
-        status = next((server["status"] for server in found if server["name"] == deployment.name), "")
+        servers = json.loads(ended.stdout or "[]")
+        status = next((server["status"] for server in servers if server["name"] == deployment.name), "")
         if status == wanted:
             return
-    yield f"status says {status!r}, not {wanted!r}"
+    yield f"status is {status!r}, not {wanted!r}"

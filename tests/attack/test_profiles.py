@@ -1,4 +1,4 @@
-"""Shipped files, with something in them that nobody should write: refused in words, or rendered as mere text."""
+"""Mutated profiles, catalog files, recipes and references are rejected with an error or rendered as plain text."""
 
 import json
 import os
@@ -23,9 +23,9 @@ CPU_S = 5.0
 PROFILES = ("cpu-tiny", "mi355x-tp8", "mi355x-tp4dp2", "b200-tp8")
 KINDS = ("hardware", "model", "engine")
 FOLDERS = {"hardware": "hardware", "model": "models", "engine": "engines"}
-ENDS = (0, 2, 3, 4, 5)  # done, or an argument, a profile, a machine, an image that is not taken
-EVERY = 8  # rounds: one with a recipe, one with a probe's reference
-NOBODY = "http://127.0.0.1:1"  # answers: what can be read, comes as far as this
+EXIT_CODES = (0, 2, 3, 4, 5)  # success, or an invalid argument, profile, host or image
+EVERY = 8  # rounds with one recipe and one reference
+CLOSED_URL = "http://127.0.0.1:1"  # the request fails after the reference was read
 
 
 def test_hostile_profiles_are_planned_or_rejected_safely(deployments: Deployments, tmp_path: Path) -> None:
@@ -37,10 +37,10 @@ def test_hostile_profiles_are_planned_or_rejected_safely(deployments: Deployment
         if number % EVERY == 0:
             mutation = hostile_recipe(deployment, dice)
             words: tuple[str, ...] = ("quantize", str(checkpoint), str(tmp_path / "made"), "--recipe", "mine")
-            words = (*words, "--profile", "cpu-tiny", "--image", "deploy/nobody:1")  # ends before Quark would run
+            words = (*words, "--profile", "cpu-tiny", "--image", "deploy/nobody:1")  # fails before Quark runs
         elif number % EVERY == 1:
             file, mutation = hostile_reference(deployment, dice)
-            words = ("logprobs", NOBODY, "--reference", file)
+            words = ("logprobs", CLOSED_URL, "--reference", file)
         else:
             profile, mutation = hostile_files(deployment, dice)
             words = dice.choice(
@@ -52,19 +52,19 @@ def test_hostile_profiles_are_planned_or_rejected_safely(deployments: Deployment
             )
         before = files_below(deployment.folder)
         ended = deployment.start(*words, fresh=number % 20 == 0).wait()
-        faults = [*ended.faults(*((8, 10) if words[0] == "logprobs" else ENDS))]
+        faults = [*ended.faults(*((8, 10) if words[0] == "logprobs" else EXIT_CODES))]
         if ended.cpu_s > CPU_S:
             faults.append(f"{words} takes {ended.cpu_s:.1f} s of CPU")
         if strays := files_below(deployment.folder) - before:
             faults.append(f"written outside of --output: {strays}")
-        faults += carried_out(deployment, rendered)
+        faults += injected_commands(deployment, rendered)
         yield from (f"{mutation}: {fault}" for fault in faults)
 
     attack("hostile profiles", ROUNDS, read)
 
 
 def hostile_files(deployment: Deployment, dice: Random) -> tuple[str, str]:
-    """A profile of the user's own, and in half of the cases one of the files it names; what was done, in words."""
+    """Write a mutated profile or a mutated catalog file that it uses; return the profile's path and the mutation."""
     name = dice.choice(PROFILES)
     data = yaml.safe_load((data_root() / f"profiles/{name}.yaml").read_text())
     path = deployment.folder / "mine.yaml"
@@ -73,40 +73,40 @@ def hostile_files(deployment: Deployment, dice: Random) -> tuple[str, str]:
         named = data_root() / "profiles" / FOLDERS[kind] / f"{data[kind]}.yaml"
         own = deployment.home / "profiles" / FOLDERS[kind] / named.name
         own.parent.mkdir(parents=True)
-        content, what = mutated(yaml.safe_load(named.read_text()), dice, canary(deployment))
+        content, mutation = mutated(yaml.safe_load(named.read_text()), dice, canary(deployment))
         own.write_bytes(content)
         path.write_text(yaml.safe_dump(data))
-        return str(path), f"{kind} of {name}: {what}"
-    content, what = mutated(data, dice, canary(deployment))
+        return str(path), f"{kind} of {name}: {mutation}"
+    content, mutation = mutated(data, dice, canary(deployment))
     path.write_bytes(content)
-    return str(path), f"{name}: {what}"
+    return str(path), f"{name}: {mutation}"
 
 
 def hostile_recipe(deployment: Deployment, dice: Random) -> str:
-    """A recipe of the user's own, mutated; what was done, in words."""
+    """Write a mutated recipe; return the mutation."""
     name = dice.choice(("glm-5.2-amd", "glm-5.2-quark", "glm-5.2-routed"))
     shipped = yaml.safe_load((data_root() / f"profiles/recipes/{name}.yaml").read_text())
-    content, what = mutated(shipped, dice, canary(deployment))
+    content, mutation = mutated(shipped, dice, canary(deployment))
     own = deployment.home / "profiles/recipes/mine.yaml"
     own.parent.mkdir(parents=True)
     own.write_bytes(content)
-    return f"recipe {name}: {what}"
+    return f"recipe {name}: {mutation}"
 
 
 def hostile_reference(deployment: Deployment, dice: Random) -> tuple[str, str]:
-    """The file of a probe's reference, with other values, or filled with small ones; and what was done, in words."""
+    """Write a mutated reference of `logprobs`; return its path and the mutation."""
     pairs = [[7, -0.5]]
     texts: list[Any] = [{"ids": [1, 2, 3], "actual": [-1.0, -2.0], "top": [pairs, pairs]}]
     data = {"schema_version": 1, "model": "tiny", "source": None, "numerics": {"dtype": "auto"}, "ids_sha256": "x"}
     data |= {"noise": 0.0, "top": 1, "texts": texts}
-    path, done = deployment.folder / "reference.json", []
+    path, mutations = deployment.folder / "reference.json", []
     for _ in range(dice.randint(1, 3)):
         parent, key = dice.choice([*positions(data), *positions(texts[0])])
         unit = dice.choice(["[]", "1", '""', "{}", "[[]]", '{"a":[]}'])
         parent[key] = dice.choice([*values(canary(deployment)), json.loads(f"[{','.join([unit] * 150_000)}]")])
-        done.append(f"{key} = {str(parent[key])[:80]!r}")
+        mutations.append(f"{key} = {str(parent[key])[:80]!r}")
     path.write_bytes(json.dumps(data, default=str)[: dice.choice([None, None, None, 200])].encode())
-    return str(path), f"reference: {'; '.join(done)}"
+    return str(path), f"reference: {'; '.join(mutations)}"
 
 
 def canary(deployment: Deployment) -> Path:
@@ -114,24 +114,24 @@ def canary(deployment: Deployment) -> Path:
 
 
 def mutated(data: dict[str, Any], dice: Random, target: Path) -> tuple[bytes, str]:
-    """The document with one to three things replaced, or its text spoiled."""
+    """Return the document with one to three replaced values, or with invalid text; and the mutation."""
     if dice.random() < 0.3:
-        text, what = spoiled(yaml.safe_dump(data), dice)
-        return text, what
-    done = []
+        text, mutation = with_invalid_yaml(yaml.safe_dump(data), dice)
+        return text, mutation
+    mutations = []
     for _ in range(dice.randint(1, 3)):
         parent, key = dice.choice(list(positions(data)))
         value = dice.choice(values(target))
         if dice.random() < 0.15:
-            parent[str(value)] = value  # as a key that nobody knows
+            parent[str(value)] = value  # as an unknown key
         else:
             parent[key] = value
-        done.append(f"{key} = {str(value)[:80]!r}")
-    return yaml.safe_dump(data, allow_unicode=True).encode(errors="surrogatepass"), "; ".join(done)
+        mutations.append(f"{key} = {str(value)[:80]!r}")
+    return yaml.safe_dump(data, allow_unicode=True).encode(errors="surrogatepass"), "; ".join(mutations)
 
 
 def positions(data: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
-    """Every key of a document, with the mapping it stands in."""
+    """Yield every key of a document with its mapping."""
     for key, value in data.items():
         yield data, key
         if isinstance(value, dict):
@@ -139,7 +139,7 @@ def positions(data: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def values(target: Path) -> list[object]:
-    """What somebody may write where something else is meant."""
+    """Return hostile values."""
     touch = f"touch {target}"
     nested: object = "x"
     for _ in range(60):
@@ -204,8 +204,8 @@ def values(target: Path) -> list[object]:
     ]
 
 
-def spoiled(text: str, dice: Random) -> tuple[bytes, str]:
-    """The text with something that is no YAML, or too much of it."""
+def with_invalid_yaml(text: str, dice: Random) -> tuple[bytes, str]:
+    """Return the text with invalid or oversized YAML, and the mutation."""
     lines = text.splitlines(keepends=True)
     index = dice.randrange(len(lines))
     names = zip("abcdefgh", "bcdefghi", strict=True)
@@ -228,12 +228,12 @@ def spoiled(text: str, dice: Random) -> tuple[bytes, str]:
         "an open quote": b'x: "\n',
         "a directive": b"%YAML 9.9\n---\n",
     }
-    what = dice.choice(list(kinds))
-    return "".join(lines[:index]).encode() + kinds[what] + "".join(lines[index:]).encode(), what
+    mutation = dice.choice(list(kinds))
+    return "".join(lines[:index]).encode() + kinds[mutation] + "".join(lines[index:]).encode(), mutation
 
 
-def carried_out(deployment: Deployment, rendered: Path) -> Iterator[str]:
-    """Whether anything of it became a command: here, in a script that is run, or in a Dockerfile."""
+def injected_commands(deployment: Deployment, rendered: Path) -> Iterator[str]:
+    """Run the rendered scripts, and yield problems if a value became a command in them or in a Dockerfile."""
     programs = deployment.folder / "programs"
     programs.mkdir()
     for name in ("docker", "python3", "getent"):
@@ -243,7 +243,7 @@ def carried_out(deployment: Deployment, rendered: Path) -> Iterator[str]:
     for script in rendered.glob("*.sh"):
         subprocess.run(["sh", script], env=environ, cwd=rendered, capture_output=True, timeout=60, check=False)
     if canary(deployment).exists():
-        yield "the canary was carried out"
+        yield "the canary was executed"
     for file in rendered.rglob("*"):
         lines = file.read_text(errors="replace").splitlines() if file.is_file() else []
         if any(line.strip().removeprefix("RUN ").startswith(f"touch {canary(deployment)}") for line in lines):
@@ -251,6 +251,6 @@ def carried_out(deployment: Deployment, rendered: Path) -> Iterator[str]:
 
 
 def files_below(folder: Path) -> set[str]:
-    """All files, but for what commands print and what is rendered."""
+    """Return all files except the output of commands and rendered files."""
     below = (path.relative_to(folder) for path in folder.rglob("*"))
     return {str(path) for path in below if path.parts[0] not in {"output", "rendered"}}

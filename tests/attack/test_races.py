@@ -1,4 +1,4 @@
-"""Commands that meet on one name, or on one port: one of them wins, the others say so, and the end is consistent."""
+"""Of concurrent commands on one name or port, one succeeds, the others report why not, and the state is consistent."""
 
 import json
 import time
@@ -12,9 +12,9 @@ from rounds import attack
 
 pytestmark = pytest.mark.attack
 
-ROUNDS = 7  # each scene
-APART = 0.8  # seconds at most between the first and the last
-REFUSED = (4, 6)  # another command works on the name, it runs already, there is none, its port is taken
+ROUNDS = 7  # one for each scene
+MAX_DELAY_S = 0.8  # between the first and the last command
+REFUSED = (4, 6)  # another command has the lock, the server is running, there is none, or its port is taken
 
 Scene = Callable[[Deployment, Random], Iterator[str]]
 
@@ -29,29 +29,29 @@ def test_races_have_exactly_one_winner(deployments: Deployments) -> None:
     attack("races", ROUNDS, race)
 
 
-def meet(deployment: Deployment, dice: Random, *commands: tuple[str, ...]) -> tuple[Ended, ...]:
-    """Start them within a moment, and look at the status all the while."""
+def run_concurrently(deployment: Deployment, dice: Random, *commands: tuple[str, ...]) -> tuple[Ended, ...]:
+    """Start commands and `status` within `MAX_DELAY_S`; return their results."""
     started = []
     for words in commands:
         started.append(deployment.start(*words))
-        time.sleep(dice.uniform(0.0, APART) / len(commands))
+        time.sleep(dice.uniform(0.0, MAX_DELAY_S) / len(commands))
     watching = deployment.start("status", "--json")
     return (*(command.wait() for command in started), watching.wait())
 
 
-def runs(deployment: Deployment) -> bool:
-    """What `status` says at the end."""
-    found = json.loads(deployment.run("status", "--json").stdout)
-    return any(server["runtime"] == "process" and server["status"] == "running" for server in found)
+def is_running(deployment: Deployment) -> bool:
+    """Return whether `status` lists a running server."""
+    servers = json.loads(deployment.run("status", "--json").stdout)
+    return any(server["runtime"] == "process" and server["status"] == "running" for server in servers)
 
 
 def ups(deployment: Deployment, dice: Random, count: int) -> Iterator[str]:
-    *ended, watched = meet(deployment, dice, *[deployment.up()] * count)
+    *ended, watched = run_concurrently(deployment, dice, *[deployment.up()] * count)
     yield from watched.faults(0)
     for one in ended:
         yield from one.faults(0, 6)
     winners = [one for one in ended if "` is up at " in one.stderr]
-    if len(winners) != 1 or not runs(deployment):
+    if len(winners) != 1 or not is_running(deployment):
         yield f"{len(winners)} winners: {[(one.code, one.stderr[-300:]) for one in ended]}"
 
 
@@ -64,7 +64,7 @@ def three_ups(deployment: Deployment, dice: Random) -> Iterator[str]:
 
 
 def two_ups_on_one_port(deployment: Deployment, dice: Random) -> Iterator[str]:
-    *ended, watched = meet(deployment, dice, deployment.up(name="one"), deployment.up(name="other"))
+    *ended, watched = run_concurrently(deployment, dice, deployment.up(name="one"), deployment.up(name="other"))
     yield from watched.faults(0)
     for one in ended:
         yield from one.faults(0, 4, 7)
@@ -75,47 +75,47 @@ def two_ups_on_one_port(deployment: Deployment, dice: Random) -> Iterator[str]:
 
 
 def up_and_down(deployment: Deployment, dice: Random) -> Iterator[str]:
-    up, down, watched = meet(deployment, dice, deployment.up(), ("down", deployment.name))
+    up, down, watched = run_concurrently(deployment, dice, deployment.up(), ("down", deployment.name))
     yield from watched.faults(0)
     yield from up.faults(0)
     yield from down.faults(0, *REFUSED)
-    if runs(deployment) == (down.code == 0):
+    if is_running(deployment) == (down.code == 0):
         yield f"up ends with {up.code}, down with {down.code}: {down.stderr}"
 
 
 def two_downs(deployment: Deployment, dice: Random) -> Iterator[str]:
     yield from deployment.run(*deployment.up()).faults(0)
-    *ended, watched = meet(deployment, dice, *[("down", deployment.name)] * 2)
+    *ended, watched = run_concurrently(deployment, dice, *[("down", deployment.name)] * 2)
     yield from watched.faults(0)
     for one in ended:
         yield from one.faults(0, *REFUSED)
-    if 0 not in [one.code for one in ended] or runs(deployment):
+    if 0 not in [one.code for one in ended] or is_running(deployment):
         yield f"not down: {[(one.code, one.stderr) for one in ended]}"
 
 
 def replace_and_down(deployment: Deployment, dice: Random) -> Iterator[str]:
     yield from deployment.run(*deployment.up()).faults(0)
-    replaced, down, watched = meet(deployment, dice, deployment.up("--replace"), ("down", deployment.name))
+    replaced, down, watched = run_concurrently(deployment, dice, deployment.up("--replace"), ("down", deployment.name))
     yield from watched.faults(0)
     yield from replaced.faults(0, *REFUSED)
     yield from down.faults(0, *REFUSED)
-    if runs(deployment) and replaced.code != 0 and down.code == 0:
-        yield f"runs, though it was taken down: {replaced.stderr}"
+    if is_running(deployment) and replaced.code != 0 and down.code == 0:
+        yield f"running after a successful `down`: {replaced.stderr}"
 
 
 def replace_and_prune(deployment: Deployment, dice: Random) -> Iterator[str]:
-    """Old runs go; neither what runs, nor what it takes the place of, nor one that is being made."""
+    """`prune` removes old runs, but not the running, the replaced or the starting one."""
     for _ in range(2):
         yield from deployment.run(*deployment.up("--replace")).faults(0)
     prune = ("prune", "--keep", "1", "--older-than", "0h")
-    replaced, *pruned, watched = meet(deployment, dice, deployment.up("--replace"), prune, prune)
+    replaced, *pruned, watched = run_concurrently(deployment, dice, deployment.up("--replace"), prune, prune)
     for one, codes in ((watched, (0,)), (replaced, (0, 6)), *((run, (0, 4)) for run in pruned)):
         yield from one.faults(*codes)
-    if not runs(deployment):
-        yield f"nothing runs: {replaced.stderr}"
+    if not is_running(deployment):
+        yield f"no server is running: {replaced.stderr}"
     for folder in (deployment.home / "runs" / deployment.name).glob("2*"):
         if not {"plan.json", "process.json", "request.json"} <= {path.name for path in folder.iterdir()}:
-            yield f"half of a run is gone: {sorted(path.name for path in folder.iterdir())}"
+            yield f"a run is incomplete: {sorted(path.name for path in folder.iterdir())}"
 
 
 SCENES: tuple[Scene, ...] = (

@@ -1,6 +1,6 @@
-"""A server that repeats its API key, in each encoding and place: none of it is kept or shown.
+"""An API key that a server echoes in any encoding is neither saved nor shown.
 
-A key that a server breaks by line ends or colors is not redacted, and no round of this group.
+Keys that are split by line ends or colors are not redacted, and not tested here.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from survivors import programs_of
 
 pytestmark = pytest.mark.attack
 
-ROUNDS = 10  # each place twice, with half of the encodings
+ROUNDS = 10  # each channel twice, with half of the encodings each time
 VARIABLE = "ATTACKED_KEY"
 LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz23456789_+/"
 BENCH = (
@@ -31,8 +31,8 @@ BENCH = (
     "--output",
     "measured",
 )
-# Where it comes back, to the engine's setting and the commands that look there.
-LOCATIONS: dict[str, tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]] = {
+# By channel of the echo: the engine's settings, and the commands that show it.
+CHANNELS: dict[str, tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]] = {
     "an answer": ((), (("ask", "target", "Once"),)),
     "an error": (("SCRIPTED_REFUSE=1",), (("ask", "target", "Once"), ("smoke", "target"))),
     "a measurement": ((), (BENCH,)),
@@ -43,8 +43,8 @@ LOCATIONS: dict[str, tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]] = {
 
 def test_api_key_echoed_by_server_is_redacted(deployments: Deployments) -> None:
     def repeat(number: int, dice: Random) -> Iterator[str]:
-        deployment, channel = deployments(number), [*LOCATIONS][number % len(LOCATIONS)]
-        encodings = ",".join([*ENCODINGS][number // len(LOCATIONS) % 2 :: 2])
+        deployment, channel = deployments(number), [*CHANNELS][number % len(CHANNELS)]
+        encodings = ",".join([*ENCODINGS][number // len(CHANNELS) % 2 :: 2])
         key = "".join(dice.choices(LETTERS, k=24))
         for fault in (*leaks(deployment, encodings, channel, key), *deployment.survivors()):
             yield f"{encodings} in {channel}: {fault}"
@@ -53,8 +53,8 @@ def test_api_key_echoed_by_server_is_redacted(deployments: Deployments) -> None:
 
 
 def leaks(deployment: Deployment, encodings: str, channel: str, key: str) -> Iterator[str]:
-    """Let the key come back there, and look for it everywhere."""
-    settings, commands = LOCATIONS[channel]
+    """Let the server echo the key in a channel; yield problems and each location with the key."""
+    settings, commands = CHANNELS[channel]
     up = deployment.up(
         f"SCRIPTED_ECHO={encodings}", *settings, "--set", f"server.api_key_env={VARIABLE}", "--keep-failed"
     )
@@ -63,12 +63,12 @@ def leaks(deployment: Deployment, encodings: str, channel: str, key: str) -> Ite
         yield from deployment.run(*words, **{VARIABLE: key}).faults(0, 6, 8, 10)
     for location, text in (*written(deployment), *running(deployment)):
         if leaked := next((form for form in forms(key) if form in text), None):
-            yield f"{location} tells it: {line_with(leaked, text)}"
+            yield f"{location} contains it: {line_with(leaked, text)}"
     yield from deployment.run("down", "target").faults(0)
 
 
 def forms(key: str) -> tuple[str, ...]:
-    """The key in every encoding but those that only put words around it."""
+    """Return the key in each encoding, without those that only add words."""
     return (
         key,
         *(ENCODINGS[name](key) for name in ("base64", "urlsafe", "basic", "hex", "percent", "all percent", "json")),
@@ -76,7 +76,7 @@ def forms(key: str) -> tuple[str, ...]:
 
 
 def written(deployment: Deployment) -> Iterator[tuple[str, str]]:
-    """What the commands printed, and every file they left."""
+    """Yield the path and content of each file, including the output of commands."""
     for path in deployment.folder.rglob("*"):
         if path.is_file():
             yield str(path.relative_to(deployment.folder)), path.read_text(errors="replace")

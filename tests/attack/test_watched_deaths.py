@@ -1,4 +1,4 @@
-"""A server that `deploy watch` looks after, killed in every way, and the watch with it: it serves again each time."""
+"""`deploy watch` restarts a server after every kind of death, also if the watch itself was killed."""
 
 import http.client
 import json
@@ -19,14 +19,14 @@ from waits import wait_for
 
 pytestmark = pytest.mark.attack
 
-DEATHS = 6  # each way once
+DEATHS = 6  # one for each way
 WAYS = ("server", "stopped", "watch", "sglang::scheduler", "supervisor", "sglang::detokenizer")
-HANGS = {"stopped": "server", "sglang::detokenizer": "sglang::detokenizer"}  # the part that is stopped, not killed
-MOST_KIB = 30 << 10  # what a watch may take
+HANGS = {"stopped": "server", "sglang::detokenizer": "sglang::detokenizer"}  # parts that get SIGSTOP, not SIGKILL
+MAX_KIB = 30 << 10  # resident memory of a watch
 
 
 class Watched:
-    """A server, and the watch that it has now."""
+    """A server and its current watch."""
 
     def __init__(self, deployment: Deployment) -> None:
         self.deployment = deployment
@@ -42,8 +42,8 @@ class Watched:
         wait_for(lambda: sum(event in wanted for event in self.events()) >= times)
 
     def die(self, way: str) -> Iterator[str]:
-        """Kill it so, and wait until it serves again."""
-        served = self.events().count("restarted")
+        """Kill the server in this way and wait for the restart."""
+        restarts = self.events().count("restarted")
         part, number = (HANGS[way], signal.SIGSTOP) if way in HANGS else (way, signal.SIGKILL)
         for pid in pids_of(self.deployment, "server" if way == "watch" else part):
             with suppress(ProcessLookupError):
@@ -56,12 +56,12 @@ class Watched:
             self.wait_for("watching", "restarted")
         else:
             with traffic(self.deployment.port):
-                self.wait_for("restarted", times=served + 1)
+                self.wait_for("restarted", times=restarts + 1)
         runs = sorted(path.name for path in self.deployment.home.glob("runs/*/*-*"))
         if (event := self.records()[-1])["run"] != runs[-1]:
-            yield f"told of run {event['run']}, not of {runs[-1]}"
+            yield f"reported run {event['run']}, not {runs[-1]}"
         if not listens(self.deployment.port):
-            yield "nobody listens"
+            yield "the port is closed"
 
     def resident_kib(self) -> int:
         lines = Path(f"/proc/{self.watch.pid}/status").read_text().splitlines()
@@ -73,7 +73,7 @@ class Watched:
 
 @contextmanager
 def traffic(port: int) -> Iterator[None]:
-    """Clients that give up on an answer and ask anew, as long as the block takes."""
+    """Send requests with a timeout of one second for the length of the block."""
     done = threading.Event()
     body = json.dumps({"model": "tiny", "prompt": "once upon a time", "max_tokens": 8})
 
@@ -107,7 +107,7 @@ def test_watch_recovers_every_death_without_leftovers(deployments: Deployments) 
     second = deployment.run("watch", deployment.name)
     assert not list(second.faults(6))
     assert f"another `deploy watch` is watching `{deployment.name}` (pid {watched.watch.pid})" in second.stderr
-    assert watched.resident_kib() < MOST_KIB
+    assert watched.resident_kib() < MAX_KIB
     assert not list(deployment.run("down", deployment.name).faults(0))
     watched.wait_for("stopped")
     assert watched.events()[-1] == "stopped"

@@ -1,4 +1,4 @@
-"""The disk fills up under `deploy watch`: it says so, goes on, and restarts the server once there is room."""
+"""`deploy watch` reports a full disk, keeps running, and restarts the server when space is free again."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.attack
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[None]:
-    """A file system of 8 MiB there; needs root."""
+    """Mount a file system of 8 MiB for the length of the block; needs root."""
     folder.mkdir(mode=0o700)
     argv = ["mount", "-t", "tmpfs", "-o", "mode=700,size=8m", "none", str(folder)]
     if subprocess.run(argv, check=False).returncode != 0:

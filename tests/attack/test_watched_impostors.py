@@ -1,4 +1,4 @@
-"""What looks like a healthy server and is none: `deploy watch` is not deceived, and the server serves again."""
+"""`deploy watch` restarts a server that only appears healthy."""
 
 import json
 import os
@@ -39,12 +39,12 @@ class Impostor(BaseHTTPRequestHandler):
         self.do_GET()
 
     def log_message(self, *_: object) -> None:
-        """Nothing to say."""
+        """Log nothing."""
 
 
 @contextmanager
 def impostor(port: int, model: str) -> Iterator[None]:
-    """Somebody else on a port: a server of that model, or one that answers everything with `200 {}`."""
+    """Run another server on a port: one of that model, or one that answers everything with `200 {}`."""
     if not model:
         with ThreadingHTTPServer(("127.0.0.1", port), Impostor) as server:
             threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -63,7 +63,7 @@ def impostor(port: int, model: str) -> Iterator[None]:
 def test_impostor_on_port_does_not_hide_server_death(deployments: Deployments, model: str) -> None:
     deployment = deployments(0)
     watch = watched(deployment)
-    watch.send(signal.SIGSTOP)  # it must not see the port closed
+    watch.send(signal.SIGSTOP)  # so that it never sees a closed port
     for pid in pids_of(deployment, "server"):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -75,13 +75,13 @@ def test_impostor_on_port_does_not_hide_server_death(deployments: Deployments, m
     end(deployment, watch)
 
 
-@pytest.mark.parametrize("says", ["hangs", "{}", json.dumps(NO_TOKEN)], ids=["hangs", "an-empty-object", "no-token"])
-def test_healthy_server_without_tokens_is_restarted(deployments: Deployments, says: str) -> None:
+@pytest.mark.parametrize("body", ["hangs", "{}", json.dumps(NO_TOKEN)], ids=["hangs", "an-empty-object", "no-token"])
+def test_healthy_server_without_tokens_is_restarted(deployments: Deployments, body: str) -> None:
     deployment = deployments(0)
     mute = deployment.folder / "mute"
     watch = watched(deployment, f"SCRIPTED_MUTE={mute}")
-    (deployment.folder / "said").write_text(says)
-    (deployment.folder / "said").rename(mute)
+    (deployment.folder / "body").write_text(body)
+    (deployment.folder / "body").rename(mute)
     assert httpx.get(f"http://127.0.0.1:{deployment.port}/health", trust_env=False).status_code == 200
     wait_for_event(watch, "died")
     wait_for_event(watch, "restarted")

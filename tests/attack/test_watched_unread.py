@@ -1,4 +1,4 @@
-"""A reader of standard error that lives and does not read: `deploy watch` begins all the same."""
+"""`deploy watch` starts even if its standard error is a full pipe."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.attack
 
 
 def test_blocked_stderr_does_not_delay_watch(deployments: Deployments, tmp_path: Path) -> None:
-    """A key that can be guessed is warned of before the first event."""
+    """A weak key causes a warning before the first event."""
     deployment, key = deployments(0), {"SHORT_KEY": "abcde"}
     assert not list(deployment.run(*deployment.up("--set", "server.api_key_env=SHORT_KEY"), **key).faults(0))
     reader, writer = os.pipe()

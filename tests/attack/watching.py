@@ -1,4 +1,4 @@
-"""A server under `deploy watch`, and the events that it prints."""
+"""Run a server under `deploy watch` and read the events."""
 
 import json
 import signal
@@ -7,7 +7,7 @@ import time
 from deployment import Deployment
 from forked import Command
 
-NOTICED = 120  # seconds; it takes three, and a watch that is deceived looks at the server itself after 300
+EVENT_TIMEOUT_S = 120  # an event takes 3 s; a deceived watch would need 300 s
 
 
 def events(watch: Command) -> list[str]:
@@ -15,14 +15,13 @@ def events(watch: Command) -> list[str]:
 
 
 def wait_for_event(watch: Command, event: str) -> None:
-    deadline = time.monotonic() + NOTICED
+    deadline = time.monotonic() + EVENT_TIMEOUT_S
     while event not in events(watch):
         assert time.monotonic() < deadline, f"no `{event}` among {events(watch)}"
         time.sleep(0.1)
 
 
 def watched(deployment: Deployment, *settings: str) -> Command:
-    """A server that is watched."""
     chosen = [
         word
         for setting in ("restart_policy.unhealthy_after=3", "restart_policy.max_attempts=1000")

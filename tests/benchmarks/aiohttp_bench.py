@@ -1,8 +1,8 @@
-"""`deploy bench` with aiohttp's client in place of its own connections: `client_cost.py --aiohttp` measures it beside.
+"""`deploy bench` with aiohttp instead of its own connections, for `client_cost.py --aiohttp`.
 
     python tests/benchmarks/aiohttp_bench.py bench URL --workload FILE …
 
-Everything but HTTP is the same: schedule, events, figures. aiohttp must be installed beside the tool.
+Everything but HTTP is the same: schedule, events and metrics. aiohttp must be installed in the same environment.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from orchestrator.engine.endpoints import authorization
 
 
 class AiohttpConnections:
-    """What `bench.connection.Connections` is, over aiohttp."""
+    """The interface of `bench.connection.Connections`, with aiohttp."""
 
     def __init__(self, address: Address, *, key: Secret | None, clock: Callable[[], float]) -> None:
         self._url = address.url
@@ -28,7 +28,7 @@ class AiohttpConnections:
         self._session: aiohttp.ClientSession | None = None
 
     def head(self, _method: str, path: str, _length: int) -> bytes:
-        return path.encode()  # the first piece of a request says where it goes
+        return path.encode()  # the first part of a request is its path
 
     async def send(self, request: Sequence[bytes], answer: StreamedResponse) -> None:
         path, *body = request

@@ -1,16 +1,15 @@
-"""What the load client itself costs, side by side with the established ones, in one run on one machine.
+"""Compare the CPU cost and accuracy of load clients on one machine.
 
     python tests/benchmarks/client_cost.py [--aiohttp] [--sglang PYTHON] [--aiperf] [--requests 500]
                                            [--rates 50,100,200] [--rounds 5] [--trace]
 
-Each client sends the same streamed requests to the same scripted server (tests/support/scripted_server.py, in a
-process of its own): 32 ids in, 50 tokens out, one a chunk, TTFT 50 ms, then a token every 5 ms. The clients take turns,
-and what is printed of each is the median over the rounds: CPU seconds per 1,000 requests (what the client's processes
-used, less what they use for two requests: start-up is not load), how far the median TTFT it reports lies above the one
-the server knows of, and how late requests came, seen by the server: p99 behind an even spacing that starts with the
-most punctual one. sglang.bench_serving has Poisson arrivals only, so its lateness is not known; what it sent a second
-is. With --trace, deploy and aiperf replay a Mooncake trace of 1,536 tokens in, of which 1,024 are shared, at its
-arrivals. The last table is the cost of every other client in times ours, round by round.
+Each client sends the same streamed requests to the same scripted server (tests/support/scripted_server.py, in its own
+process): 32 input ids, 50 output tokens, one in each chunk, a TTFT of 50 ms, then a token every 5 ms. The clients
+alternate. The table has medians over the rounds: the CPU seconds for 1,000 requests (without the startup, measured with
+two requests), the reported minus the true median TTFT, and the p99 delay of arrivals at the server, relative to evenly
+spaced requests that start with the earliest one. sglang.bench_serving has only Poisson arrivals, so that its delay is
+unknown. With --trace, deploy and aiperf replay a Mooncake trace of 1,536 input tokens, 1,024 of them shared. The last
+table is the cost of the other clients relative to deploy, by round.
 """
 
 import argparse
@@ -36,7 +35,7 @@ from orchestrator.bench.aggregate import percentile  # noqa: E402
 
 INPUT, OUTPUT, TTFT_S, ITL_S = 32, 50, 0.05, 0.005
 WORKLOAD = f"""
-description: the client's own cost
+description: cost of the client
 source: tests/benchmarks/client_cost.py
 input_tokens: {INPUT}
 output_tokens: {OUTPUT}
@@ -56,8 +55,6 @@ slo: {{ttft_p95_s: 5.0, success_share: 0.99}}
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What one client used and saw."""
-
     cpu_s: float
     ttft_over_ms: float
     sent_rps: float
@@ -68,7 +65,7 @@ Client = Callable[[str, int, float, Path], float]  # URL, requests, rate, folder
 
 
 def serve(pipe: Connection) -> None:
-    """Be the server until told to stop."""
+    """Run the server until the pipe says stop."""
     answer = Answer(ttft_s=TTFT_S, itl_s=ITL_S)
     script = Script(answer=lambda _: answer)
     with scripted(script) as server:
@@ -131,8 +128,8 @@ def measured(client: Client, url: str, pipe: Connection, requests: int, rate: fl
         ttft = client(url, requests, rate, Path(folder))
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     pipe.send(True)
-    seen = pipe.recv()[-requests:]  # what came before is a warm-up
-    arrived, ttfts = [at for at, _ in seen], [ttft for _, ttft in seen]
+    exchanges = pipe.recv()[-requests:]  # without the warm-up
+    arrived, ttfts = [at for at, _ in exchanges], [ttft for _, ttft in exchanges]
     delays = [at - index / rate for index, at in enumerate(arrived)]
     late = sorted(delay - min(delays) for delay in delays)
     return Cost(
@@ -160,16 +157,16 @@ def table(
             late = "-" if name == "bench_serving" else f"{median(cost.late_p99_ms for cost in costs[name]):.1f}"
             over, sent = (median(getattr(cost, key) for cost in costs[name]) for key in ("ttft_over_ms", "sent_rps"))
             print(f"{name:<15}{rate:>6g}{median(cpu_ms[name]):>15.3f}{over:>14.2f}{sent:>10.1f}{late:>13}", flush=True)
-            paired = [theirs / own for theirs, own in zip(cpu_ms[name], cpu_ms["deploy"], strict=True)]
+            paired = [other / own for other, own in zip(cpu_ms[name], cpu_ms["deploy"], strict=True)]
             ratios[name].append(f"{median(paired):.2f}")
-    print("\ncost in times ours, by rate")
-    for name, found in ratios.items():
-        print(f"{name:<15}" + "".join(f"{ratio:>8}" for ratio in found))
+    print("\ncost relative to deploy, by rate")
+    for name, row in ratios.items():
+        print(f"{name:<15}" + "".join(f"{ratio:>8}" for ratio in row))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--aiohttp", action="store_true", help="our own client over aiohttp, which must be installed")
+    parser.add_argument("--aiohttp", action="store_true", help="deploy's client with aiohttp, which must be installed")
     parser.add_argument("--sglang", help="a python that has sglang")
     parser.add_argument("--aiperf", action="store_true", help="`deploy bench --tool aiperf`: the same requests")
     parser.add_argument("--tokenizer", help="a model directory with a tokenizer, for sglang")

@@ -1,10 +1,10 @@
-"""Agent sessions of minutes while their servers are replaced and stopped: what is cut, and what `deploy` counts.
+"""Run agent sessions while their servers are replaced and stopped, and count aborted requests.
 
     python tests/benchmarks/drain_sessions.py [--python PYTHON] [--bound 60] [--down 5] [--concurrency 12]
 
-Two servers behind the real gateway: with the PYTHON that has sglang the first one is real, on the CPU; else both are
-the scripted engine. `deploy bench` plays sessions with think time through the gateway. Meanwhile they are restarted one
-after the other, replaced by another plan, and at last stopped with a shorter bound.
+Two replicas behind the real gateway: with a PYTHON that has sglang, the first one is real, on the CPU; otherwise both
+are the scripted engine. `deploy bench` plays sessions with think time through the gateway. Meanwhile the replicas are
+restarted in a rolling update, replaced with another plan, and finally stopped with a shorter bound.
 """
 
 import argparse
@@ -43,26 +43,26 @@ SESSIONS = {
 
 
 def change(pair: Pair, *words: str) -> None:
-    """Change the servers while the sessions run, and print what became of their requests."""
-    begin = time.monotonic()
+    """Run a command that changes the servers, and print its time and its drains."""
+    started = time.monotonic()
     done = pair.deploy.run(*words)
     if done.returncode:
         sys.exit(done.stderr)
     drained = [line for line in done.stderr.splitlines() if line.startswith("drained")]
-    print(f"{words[0]}: {time.monotonic() - begin:.0f} s; {'; '.join(drained) or 'no request was left'}", flush=True)
+    print(f"{words[0]}: {time.monotonic() - started:.0f} s; {'; '.join(drained) or 'no request was left'}", flush=True)
 
 
 def report(folder: Path) -> None:
-    """Print what the client saw."""
+    """Print the client's results."""
     (point,) = json.loads((folder / "result.json").read_text())["points"]
     (file,) = folder.glob("requests-*.jsonl")
     requests = [json.loads(line) for line in file.read_text().splitlines()]
     ended = sorted(request["ended_s"] - request["scheduled_s"] for request in requests if request["failure"] is None)
-    began: dict[str, list[float]] = {}
+    sessions: dict[str, list[float]] = {}
     for request in requests:
-        began.setdefault(request["session"], []).append(request["ended_s"])
-    length = sorted(max(ends) - min(ends) for ends in began.values())
-    print(f"client: {point['requests']} requests of {len(began)} sessions, {point['succeeded']} whole")
+        sessions.setdefault(request["session"], []).append(request["ended_s"])
+    length = sorted(max(ends) - min(ends) for ends in sessions.values())
+    print(f"client: {point['requests']} requests of {len(sessions)} sessions, {point['succeeded']} complete")
     print(
         f"a request took {ended[len(ended) // 2]:.0f} s, at most {ended[-1]:.0f} s; a session up to {length[-1]:.0f} s"
     )

@@ -1,12 +1,12 @@
-"""Estimates of failures, placement and drains on 100 and 1,000 nodes of 8 GPUs: each formula beside its simulation.
+"""Estimate failures, placement and drains on 100 and 1,000 nodes of 8 GPUs, by formulas and by simulation.
 
     python tests/benchmarks/fleet_simulation.py [--nodes 100,1000] [--node-days 2e7] [--seed 1]
 
-A discrete-event simulation with a heap of events. Nodes fail at random: either the server restarts in its place, or the
-node is lost until it is repaired, and its server waits for enough free nodes. A server is one node, or two; or each
+A discrete-event simulation with a heap of events. Nodes fail at random: either the server restarts on the same node, or
+the node is lost until it is repaired, and its server waits for enough free nodes. A server has one node or two; or each
 node is a prefill or a decode server, and the smaller of the two pools limits the capacity. A rolling update drains and
-restarts a number of servers at a time. Columns with both have `formula ~ simulated`; below them are the figures that
-are formulas alone. `Inputs` names the source of each figure; none was measured on MI355X.
+restarts a number of servers at a time. Columns with both values have `formula ~ simulated`; the rows below them have
+only formulas. `Inputs` names the source of each value; none was measured on MI355X.
 """
 
 import argparse
@@ -22,7 +22,7 @@ DAY_S = 86_400.0
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """What the figures follow from. Times in seconds, sizes in GB, rates in GB/s."""
+    """Inputs of the estimate. Times in seconds, sizes in GB, rates in GB/s."""
 
     # Llama 3: 419 unexpected interruptions in 54 days on 2,048 nodes of 8 H100 (arXiv 2407.21783, table 5). For
     # comparison, A100: 6.5 per 1,000 node-days (arXiv 2410.21680, RSC-1).
@@ -40,7 +40,7 @@ class Inputs:
     engine_start_s: float = 65.0  # measured with compiled kernels, one H100 (docs/verified.md)
     compile_s: float = 633.0  # aiter's 16 modules, none compiled (sglang #34586)
     # The load of wafer.ai/blog/glm52-amd: 2.4 requests/s of 1,000 output tokens on a node, of which at most 80 run
-    # (profile mi355x-tp4dp2): 80 x 1,000 / 2,626 tok/s = 30 s a request. That durations are exponential is assumed.
+    # (profile mi355x-tp4dp2): 80 x 1,000 / 2,626 tok/s = 30 s for a request. Assumption: exponential durations.
     requests_per_node_s: float = 2.4
     input_tokens: int = 20_000
     running: int = 80
@@ -52,7 +52,7 @@ class Inputs:
     kv_bytes_per_token: int = 55_932  # fp8, GLM-5.2 with MTP (`deploy show mi355x-tp4dp2 --capacity`)
     image_gb: float = 75.3  # unpacked (sglang #22037)
     gateway_s: float = 0.028  # CPU time of a streamed request in smg 1.13.0 (gateway_cost.py)
-    # Each decode rank asks each prefill server that it knows (sglang 0.5.14, disaggregation/common/conn.py).
+    # Each decode rank polls each known prefill server (sglang 0.5.14, disaggregation/common/conn.py).
     heartbeat_interval_s: float = 5.0
     ranks: int = 8
     metrics_bytes: int = 61_000  # `/metrics` of sglang 0.5.14 on a CPU, one rank
@@ -60,20 +60,18 @@ class Inputs:
 
     @property
     def restart_s(self) -> float:
-        """Start of a server on a node that has the weights and the compiled kernels."""
+        """Startup time on a node with the weights and the compiled kernels."""
         return self.weights_gb / self.disk_gb_s + self.engine_start_s
 
     @property
     def lost_node_share(self) -> float:
-        """Share of the nodes that wait for repair, in the long run."""
+        """Mean share of the nodes that wait for repair."""
         expected = self.faults_per_node_day * self.lost_share * self.repair_s / DAY_S
         return expected / (1 + expected)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How servers use nodes."""
-
     name: str
     nodes_per_server: int = 1
     pools: int = 1  # 2: prefill and decode, one node each
@@ -88,17 +86,15 @@ LAYOUTS = (
 
 @dataclass(eq=False)
 class Server:
-    """One server of the simulation."""
-
     pool: int
     nodes: list[int] = field(default_factory=list)
     up: bool = True
-    generation: int = 0  # a planned start of an earlier generation is void
+    generation: int = 0  # a start that was scheduled by an earlier generation is ignored
 
 
 @dataclass
 class Fleet:
-    """The nodes, the servers on them, and the events to come."""
+    """The nodes, the servers on them, and future events."""
 
     inputs: Inputs
     layout: Layout
@@ -107,7 +103,7 @@ class Fleet:
     rng: random.Random
     now: float = 0.0
     lost_s: Counter[int] = field(default_factory=Counter)  # seconds, by the number of lost nodes
-    capacity_s: Counter[float] = field(default_factory=Counter)  # seconds, by the share of the capacity that serves
+    capacity_s: Counter[float] = field(default_factory=Counter)  # seconds, by the available share of the capacity
     faults: int = 0
     updated_after_s: float | None = None
     aborted: int = 0  # requests that a drain aborted
@@ -130,11 +126,11 @@ class Fleet:
 
     @property
     def capacity(self) -> float:
-        """Share of the planned capacity that serves: that of the smaller pool."""
+        """Available share of the planned capacity: that of the smaller pool."""
         return min(self.serving[pool] / planned for pool, planned in self.planned.items())
 
     def run(self, until_s: float = math.inf) -> "Fleet":
-        """Let time pass until then, or until a rolling update has ended."""
+        """Run the simulation until this time, or until a rolling update has ended."""
         while self.events and self.events[0][0] <= until_s and self.updated_after_s is None:
             at, _, act = heapq.heappop(self.events)
             self.lost_s[len(self.lost)] += at - self.now
@@ -144,7 +140,7 @@ class Fleet:
         return self
 
     def update(self, at_once: int) -> "Fleet":
-        """Begin a rolling update of that many servers at a time."""
+        """Start a rolling update of `at_once` servers at a time."""
         self.to_update = deque(self.servers)
         self.in_update = at_once
         for _ in range(at_once):
@@ -161,7 +157,7 @@ class Fleet:
     def _fault(self) -> None:
         self._next_fault()
         node = self.rng.randrange(self.nodes)
-        if node in self.lost:  # does not fail again before it is repaired
+        if node in self.lost:  # a lost node cannot fail again
             return
         self.faults += 1
         server, is_lost = self.owner.get(node), self.rng.random() < self.inputs.lost_share
@@ -187,7 +183,7 @@ class Fleet:
         self.assign_nodes()
 
     def assign_nodes(self) -> None:
-        """Give free nodes to the servers that wait, of the smaller pool first."""
+        """Assign free nodes to waiting servers, of the smaller pool first."""
         self.waiting.sort(key=lambda server: self.serving[server.pool])
         while self.waiting and len(self.free) >= self.layout.nodes_per_server:
             server = self.waiting.pop(0)
@@ -223,7 +219,7 @@ class Fleet:
     def _update_next(self) -> None:
         while self.to_update:
             server = self.to_update.popleft()
-            if server.up:  # otherwise its start, which is still to come, updates it
+            if server.up:  # otherwise its pending start updates it
                 self._drain(server)
                 return
         self.in_update -= 1
@@ -239,12 +235,12 @@ class Fleet:
         if server.up:
             self._stop(server)
             self._start_after(server, self.inputs.restart_s, self._update_next)
-        else:  # it failed while it drained: its restart is its update
+        else:  # it failed during the drain: its restart is the update
             self._update_next()
 
 
 def spares_needed(inputs: Inputs, nodes: int, shortage: float = 1e-3) -> int:
-    """Number of free nodes that the lost ones exceed for at most this share of the time: a binomial quantile."""
+    """Return the number of spares that lost nodes exceed for at most `shortage` of the time: a binomial quantile."""
     share, covered = inputs.lost_node_share, 0.0
     for lost in range(nodes + 1):
         covered += math.comb(nodes, lost) * share**lost * (1 - share) ** (nodes - lost)
@@ -254,16 +250,16 @@ def spares_needed(inputs: Inputs, nodes: int, shortage: float = 1e-3) -> int:
 
 
 def capacity_with_spares(inputs: Inputs, layout: Layout) -> float:
-    """Share of the capacity that serves, in the mean, if a free node is always there."""
+    """Return the mean available share of the capacity if there is always a free node."""
     down_s = inputs.restart_s + inputs.lost_share * inputs.node_lost_after_s
     return 1 / (1 + layout.nodes_per_server * inputs.faults_per_node_day * down_s / DAY_S)
 
 
 def capacity_without_spares(inputs: Inputs, layout: Layout, nodes: int) -> float:
-    """Share of the capacity that serves, in the mean, if every node is in use.
+    """Return the mean available share of the capacity if every node is in use.
 
-    Of two pools the smaller counts: the larger of two equal normal deviates exceeds their mean by sigma / sqrt(pi).
-    Half of a server of two nodes waits for the half of another one: for one server in two, in the mean.
+    With two pools, the smaller one counts: the larger of two equal normal deviates exceeds their mean by
+    sigma / sqrt(pi). With servers of two nodes, a single remaining node is unused if an odd number of nodes is lost.
     """
     share, servers = inputs.lost_node_share, nodes // layout.nodes_per_server
     lost = share
@@ -276,7 +272,7 @@ def capacity_without_spares(inputs: Inputs, layout: Layout, nodes: int) -> float
 
 
 def drain_s(inputs: Inputs) -> float:
-    """Mean time until the last of the running requests ends, or the bound: the integral of P(not all ended)."""
+    """Return the mean time until all running requests end, at most the bound: the integral of P(not all ended)."""
     steps = 1000
     step = inputs.drain_bound_s / steps
     times = (step * (index + 0.5) for index in range(steps))
@@ -284,16 +280,16 @@ def drain_s(inputs: Inputs) -> float:
 
 
 def update_s(inputs: Inputs, servers: int, at_once: int) -> float:
-    """Time of a rolling update that replaces that many servers at a time."""
+    """Return the time of a rolling update of `at_once` servers at a time."""
     return servers / at_once * (drain_s(inputs) + inputs.restart_s)
 
 
-def held(fleet: Fleet, share: float = 0.999) -> float:
-    """The capacity that the fleet has for at least this share of the time."""
-    left = (1 - share) * sum(fleet.capacity_s.values())
+def guaranteed_capacity(fleet: Fleet, share: float = 0.999) -> float:
+    """Return the capacity that is available for at least this share of the time."""
+    rest = (1 - share) * sum(fleet.capacity_s.values())
     for capacity in sorted(fleet.capacity_s):
-        left -= fleet.capacity_s[capacity]
-        if left < 0:
+        rest -= fleet.capacity_s[capacity]
+        if rest < 0:
             return capacity
     return 1.0
 
@@ -303,7 +299,7 @@ def mean_capacity(fleet: Fleet) -> float:
 
 
 def short_of_nodes(fleet: Fleet) -> float:
-    """Share of the time in which more nodes are lost than there are spares."""
+    """Return the share of the time with more lost nodes than spares."""
     short = sum(seconds for lost, seconds in fleet.lost_s.items() if lost > fleet.spares)
     return short / sum(fleet.lost_s.values())
 
@@ -314,14 +310,14 @@ def print_simulation(inputs: Inputs, nodes: int, node_days: float, seed: int) ->
     print(f"{'':<20}{'servers':>8}{'capacity with spares':>26}{'without spares':>26}{'99.9 % of time':>16}{'short':>9}")
     for layout in LAYOUTS:
         rng = random.Random(seed)
-        saved = Fleet(inputs=inputs, layout=layout, nodes=nodes, spares=spares, rng=rng).run(until)
+        with_spares = Fleet(inputs=inputs, layout=layout, nodes=nodes, spares=spares, rng=rng).run(until)
         full = Fleet(inputs=inputs, layout=layout, nodes=nodes, spares=0, rng=rng).run(until)
         values = (
-            f"{capacity_with_spares(inputs, layout):.5%} ~ {mean_capacity(saved):.5%}",
+            f"{capacity_with_spares(inputs, layout):.5%} ~ {mean_capacity(with_spares):.5%}",
             f"{capacity_without_spares(inputs, layout, nodes):.3%} ~ {mean_capacity(full):.3%}",
         )
-        print(f"{layout.name:<20}{len(saved.servers):>8}{values[0]:>26}{values[1]:>26}", end="")
-        print(f"{held(full):>16.2%}{short_of_nodes(saved):>9.3%}")
+        print(f"{layout.name:<20}{len(with_spares.servers):>8}{values[0]:>26}{values[1]:>26}", end="")
+        print(f"{guaranteed_capacity(full):>16.2%}{short_of_nodes(with_spares):>9.3%}")
     default = replace(inputs, drain_bound_s=inputs.default_drain_bound_s)
     twentieth = max(nodes // 20, 1)
     for at_once, bounded in ((1, inputs), (twentieth, inputs), (twentieth, default)):
@@ -351,8 +347,8 @@ def print_formulas(inputs: Inputs, nodes: int) -> None:
         ("prefill to fill the lost cache of a replica (s)", f"{inputs.cached_tokens * inputs.prefill_s_per_token:.0f}"),
         ("requests aborted by faults, of a million", f"{aborted_by_faults(inputs):.1f}"),
     )
-    for what, metric in rows:
-        print(f"{what:<56}{metric}")
+    for name, value in rows:
+        print(f"{name:<56}{value}")
 
 
 def starts(inputs: Inputs) -> str:
@@ -361,7 +357,7 @@ def starts(inputs: Inputs) -> str:
 
 
 def aborted_by_faults(inputs: Inputs) -> float:
-    """Requests that run on a server when it fails, of each million requests."""
+    """Return the requests that run on a server when it fails, of each million requests."""
     return inputs.faults_per_node_day * inputs.running / (inputs.requests_per_node_s * DAY_S) * 1e6
 
 

@@ -1,8 +1,8 @@
-"""CPU time that the gateway, smg, uses for a streamed request.
+"""Measure the CPU time of the gateway, smg, for a streamed request.
 
     python tests/benchmarks/gateway_cost.py PYTHON [--requests 60] [--tokens 1000]
 
-PYTHON has smg. Two scripted servers (tests/support/scripted_server.py) stream each token as an event of its own; four
+PYTHON has smg. Two scripted servers (tests/support/scripted_server.py) stream each token as a separate event; four
 clients send prompts of 78,000 characters (about 20,000 tokens), 60 % of them shared; the policy is `cache_aware`.
 """
 
@@ -27,7 +27,7 @@ from scripted_server import Answer, Script, scripted
 
 
 def serve(pipe: Connection) -> None:
-    """Be a worker until told to stop."""
+    """Run a worker until the pipe says stop."""
     answer = Answer(itl_s=0.0005)
     with scripted(Script(answer=lambda _: answer)) as server:
         pipe.send(server.url)
@@ -35,7 +35,7 @@ def serve(pipe: Connection) -> None:
 
 
 def measure(python: str, requests: int, tokens: int) -> float:
-    """CPU seconds that smg uses for a request."""
+    """Return the CPU seconds that smg uses for a request."""
     pipes, urls = [], []
     for _ in range(2):
         here, there = multiprocessing.Pipe()
@@ -85,7 +85,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1000)
     chosen = parser.parse_args()
     seconds = measure(chosen.python, chosen.requests, chosen.tokens)
-    print(f"{seconds * 1e3:.1f} ms a request of {chosen.tokens} tokens")
+    print(f"{seconds * 1e3:.1f} ms for a request of {chosen.tokens} tokens")
 
 
 if __name__ == "__main__":

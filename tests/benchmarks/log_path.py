@@ -1,11 +1,11 @@
-"""What the path of a log costs: MB a second of CPU time on one core, and peak memory above that of the imports.
+"""Measure how fast logs are processed: MB for each second of CPU time, and peak memory above that of the imports.
 
     python tests/benchmarks/log_path.py [--megabytes 50] [--rounds 3] [--against TREE] [--only WORD] [--parts copy,tail]
 
-Five parts, each in a process of its own: the supervisor's copy (secrets removed), the reading of a growing log, the
-lines of a container's log (secrets removed), the wait for a server (stages read), and the diagnosis. Every kind of log
-that was found to be slow once, an API key known. The best of the rounds counts; `--against` measures another checkout
-in turns with this one, and prints its figure first.
+Five parts, each in its own process: the supervisor's copy (with redaction), reading a growing log, the lines of a
+container's log (with redaction), waiting for readiness (parsing stages), and the diagnosis. `LOGS` has every kind of
+log that was once slow; an API key is known. The output is the best of the rounds. `--against` alternates with another
+checkout, and prints its value first.
 """
 
 import argparse
@@ -115,7 +115,7 @@ def tail(path: Path) -> Iterator[str]:
 def of_container(path: Path) -> None:
     from orchestrator.core.logs.lines import Lines, coalesce, redacted
 
-    read_all(Lines(redacted(coalesce(pieces(path, 1 << 14)))))  # as much as a Docker daemon sends at most
+    read_all(Lines(redacted(coalesce(pieces(path, 1 << 14)))))  # the largest block of a Docker daemon
 
 
 def awaited(path: Path) -> None:
@@ -171,8 +171,8 @@ def measure(part: str, path: Path) -> None:
 
     Secret(KEY)
     importlib.import_module("orchestrator.runtimes.supervisor.main")
-    diagnose([readiness.__name__])  # its catalog is read, and its search made
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
+    diagnose([readiness.__name__])  # loads the catalog and compiles the search
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak memory
     began, before = time.process_time(), kib("VmRSS")
     PARTS[part](path)
     seconds, more = time.process_time() - began, (kib("VmHWM") - before) / 1024

@@ -1,9 +1,9 @@
-"""The peak memory of `deploy bench` as a trace grows: it should not.
+"""Measure the peak memory of `deploy bench` for traces of different lengths; it should be constant.
 
     python tests/benchmarks/replay_memory.py [--requests 300,3000,30000] [--output-tokens 50] [--turns 1]
 
-The scripted server (tests/support/scripted_server.py) runs in a process of its own. A line has one block of 512 tokens.
-With --turns N, N lines form a session, of which each prompt has one block more.
+The scripted server (tests/support/scripted_server.py) runs in its own process. A line has one block of 512 tokens. With
+--turns N, N lines form a session, and each prompt has one block more than the previous one.
 """
 
 import argparse
@@ -23,16 +23,16 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests/support")]
 from scripted_server import Script, scripted  # noqa: E402
 
 
-class Forgetful(list[object]):
-    """Keeps nothing, so that the server does not grow."""
+class EmptyList(list[object]):
+    """Ignores `append`, so that the server's memory does not grow."""
 
     def append(self, _: object) -> None:
         pass
 
 
 def serve(pipe: Connection) -> None:
-    """Be the server until told to stop."""
-    nothing = Forgetful()
+    """Run the server until the pipe says stop."""
+    nothing = EmptyList()
     script = Script(pinned=nothing, bodies=nothing, heads=nothing, exchanges=nothing)  # type: ignore[arg-type]
     with scripted(script) as server:
         pipe.send(server.url)

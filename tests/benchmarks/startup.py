@@ -1,8 +1,8 @@
-"""How long `deploy --help`, `render` and `status` take, beside `python -c pass` and a bare typer + pydantic program.
+"""Measure the time of `deploy --help`, `render` and `status`, `python -c pass`, and a bare typer + pydantic program.
 
     python tests/benchmarks/startup.py [ROUNDS]
 
-All alternate in one run; medians of CPU and wall-clock time, and ratios of CPU time.
+The programs alternate. The output has medians of CPU and wall-clock time, and ratios of CPU time.
 """
 
 import resource
@@ -48,7 +48,7 @@ def main(rounds: int) -> None:
             subprocess.run(argv, check=True, capture_output=True)
             taken[name].append((cpu_seconds() - cpu, time.perf_counter() - start))
     medians = {
-        name: [statistics.median(seconds) for seconds in zip(*seen, strict=True)] for name, seen in taken.items()
+        name: [statistics.median(seconds) for seconds in zip(*pairs, strict=True)] for name, pairs in taken.items()
     }
     python, bare = medians["python -c pass"][0], medians["bare typer + pydantic, run"][0]
     for name, (cpu, wall) in medians.items():

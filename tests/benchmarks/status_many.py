@@ -1,10 +1,10 @@
-"""How long `deploy status` takes with many servers: containers, pods or processes.
+"""Measure the time of `deploy status` with many servers: containers, pods or processes.
 
     python tests/benchmarks/status_many.py {containers|pods|processes} [SERVERS] [ROUNDS]
 
-The containers sleep, in the stand-in image that the integration tests build, and carry the labels of servers. They need
-a Docker engine. The processes sleep below supervisors of their own. A real API server is told that the pods run, on a
-node that is only said to be there (`make kubernetes` builds it). Everything is removed at the end.
+The containers run `sleep` in the test image of the integration tests, with the labels of servers; they need a Docker
+engine. The processes run `sleep` below supervisors. The pods have the status `Running` on a fake node of a real API
+server (`make kubernetes` builds it). Everything is removed at the end.
 """
 
 import json
@@ -66,9 +66,9 @@ def seconds(argv: list[str], rounds: int, env: dict[str, str] | None = None) -> 
 
 def status_seconds(home: str, rounds: int, servers: int) -> float:
     argv, env = [sys.executable, "-m", "orchestrator", "status"], {**os.environ, "DEPLOY_HOME": home}
-    env |= {"PYTHONPYCACHEPREFIX": f"{home}/compiled", "PYTHONDONTWRITEBYTECODE": ""}  # as once installed
-    found = subprocess.run(argv, capture_output=True, text=True, check=True, env=env)
-    assert sum(line.startswith(PREFIX) for line in found.stdout.splitlines()) == servers
+    env |= {"PYTHONPYCACHEPREFIX": f"{home}/compiled", "PYTHONDONTWRITEBYTECODE": ""}  # as installed
+    status = subprocess.run(argv, capture_output=True, text=True, check=True, env=env)
+    assert sum(line.startswith(PREFIX) for line in status.stdout.splitlines()) == servers
     return seconds(argv, rounds, env)
 
 
@@ -79,9 +79,9 @@ def of_containers(servers: int, rounds: int) -> None:
         for number, name in enumerate(names):
             docker("run", "--detach", "--init", "--name", name, *labels(number), image, "sleep", "600")
         with tempfile.TemporaryDirectory() as home:
-            ours = status_seconds(home, rounds, servers)
+            taken = status_seconds(home, rounds, servers)
         print(f"docker ps of {servers:3} containers      {seconds(['docker', 'ps'], rounds):6.2f} s")
-        print(f"deploy status of {servers:3} containers  {ours:6.2f} s")
+        print(f"deploy status of {servers:3} containers  {taken:6.2f} s")
     finally:
         subprocess.run(["docker", "rm", "--force", *names], capture_output=True, check=False)
 
@@ -106,10 +106,10 @@ def of_processes(servers: int, rounds: int) -> None:
 
 
 def started(home: str, name: str, artifacts: Artifacts) -> list[Manifest]:
-    """The objects of a server as if it had been started from this home."""
+    """Return the objects of a server, as if it had been started from this home."""
     run = open_run(Home(Path(home)), name, artifacts.plan)
     run.write([RenderedFile(path="plan.json", content=artifacts.plan.to_json().encode(), executable=False)])
-    objects = [obj for obj in objects_of(artifacts, "x", name) if obj["apiVersion"] != "policy/v1"]  # too young
+    objects = [obj for obj in objects_of(artifacts, "x", name) if obj["apiVersion"] != "policy/v1"]  # too new for it
     for obj in objects:
         obj["metadata"]["annotations"][RUN_DIR] = str(run.path)
     return objects

@@ -1,11 +1,11 @@
-"""What `deploy up` adds to a start: the same server command started by hand and polled, side by side in one run.
+"""Measure the time that `deploy up` adds to the start of a server.
 
     python tests/benchmarks/up_overhead.py [ROUNDS [IMAGE]]
 
-By hand: the rendered command is executed, and `/health` polled every 0.1 s until it answers 200. `deploy up`: from the
-command's first moment to the line that says ready; the smoke test that follows is shown apart. The two alternate, so
-that whatever else the machine does meets both. Needs the environment of `cpu-tiny` (`make demo` builds it). With IMAGE
-(tests/support/standin.py makes one that holds sglang) both are containers: the rendered `docker run` line by hand.
+By hand: run the rendered command, and poll `/health` every 0.1 s until it returns 200. `deploy up`: the time from its
+start to the ready line, and the time with the smoke test. The two alternate, so that other load on the machine affects
+both. Needs the environment of `cpu-tiny` (`make demo` builds it). With IMAGE (tests/support/standin.py builds one with
+sglang), both are containers, by hand with the rendered `docker run` script.
 """
 
 import json
@@ -34,13 +34,13 @@ DEPLOY = [sys.executable, "-m", "orchestrator"]
 
 
 def by_hand(run_dir: str) -> float:
-    """Seconds from starting the rendered command, as the run directory keeps it, to a 200 from /health."""
+    """Return the seconds from the start of the command in the run directory to a 200 from /health."""
     start = time.perf_counter()
-    nowhere = subprocess.DEVNULL
+    devnull = subprocess.DEVNULL
     script = f"{run_dir}/{'docker-run.sh' if IMAGE else 'server.sh'}"
-    process = subprocess.Popen(["sh", script], stdout=nowhere, stderr=nowhere, start_new_session=True)
+    process = subprocess.Popen(["sh", script], stdout=devnull, stderr=devnull, start_new_session=True)
     try:
-        while not answers():
+        while not is_healthy():
             time.sleep(0.1)
         return time.perf_counter() - start
     finally:
@@ -51,7 +51,7 @@ def by_hand(run_dir: str) -> float:
         process.wait()
 
 
-def answers() -> bool:
+def is_healthy() -> bool:
     try:
         return httpx.get(f"http://127.0.0.1:{PORT}/health", timeout=30, trust_env=False).status_code == 200
     except httpx.HTTPError:
@@ -59,7 +59,7 @@ def answers() -> bool:
 
 
 def by_deploy() -> tuple[float, float, str]:
-    """Seconds to ready, seconds to proven, and the run directory."""
+    """Return the seconds to ready and to verified, and the run directory."""
     start, ready = time.perf_counter(), 0.0
     with subprocess.Popen([*DEPLOY, "up", "--profile", "cpu-tiny", *SET], stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
@@ -75,7 +75,7 @@ def by_deploy() -> tuple[float, float, str]:
 
 
 def main(rounds: int) -> None:
-    _, _, run_dir = by_deploy()  # builds what is missing, and warms the file cache for both
+    _, _, run_dir = by_deploy()  # builds what is missing, and fills the file cache
     hand, ready, verified = [], [], []
     for _ in range(rounds):
         hand.append(by_hand(run_dir))
@@ -85,7 +85,7 @@ def main(rounds: int) -> None:
     median = statistics.median
     print(f"by hand, polled        {median(hand):6.2f} s   {[round(item, 1) for item in hand]}")
     print(f"deploy up, to ready    {median(ready):6.2f} s   {[round(item, 1) for item in ready]}")
-    print(f"deploy up, to proven   {median(verified):6.2f} s")
+    print(f"deploy up, to verified {median(verified):6.2f} s")
     print(f"ratio to ready         {median(ready) / median(hand):6.3f}")
 
 

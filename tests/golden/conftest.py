@@ -1,4 +1,4 @@
-"""Show what differs where a helper of these tests asserts."""
+"""Let pytest show the difference when a helper's assertion fails."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Expected texts on disk, and what a test compares with them. `UPDATE_GOLDEN=1` writes them instead."""
+"""Compare texts with golden files; `UPDATE_GOLDEN=1` writes the files instead."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -6,47 +6,46 @@ from difflib import unified_diff
 from pathlib import Path
 from typing import Final
 
-_REVIEW: Final = "`UPDATE_GOLDEN=1 pytest tests/golden` writes it anew: review the change"
+_REVIEW: Final = "`UPDATE_GOLDEN=1 pytest tests/golden` updates it: review the change"
 
 
-def check_folder(folder: Path, found: Mapping[str, str]) -> None:
-    """Hold texts by relative path against the files of a folder."""
+def check_folder(folder: Path, actual: Mapping[str, str]) -> None:
+    """Compare texts by relative path with the files of a folder."""
     if os.environ.get("UPDATE_GOLDEN"):
         for path in folder.rglob("*"):
-            if path.is_file() and str(path.relative_to(folder)) not in found:
+            if path.is_file() and str(path.relative_to(folder)) not in actual:
                 path.unlink()
-        for path, text in found.items():
+        for path, text in actual.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(text)
     expected = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
-    assert found == expected, _REVIEW
+    assert actual == expected, _REVIEW
 
 
-def check_file(path: Path, found: str) -> None:
-    """Hold a text against a file."""
+def check_file(path: Path, actual: str) -> None:
     if os.environ.get("UPDATE_GOLDEN"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(found)
+        path.write_text(actual)
     assert path.is_file(), _REVIEW
-    assert found == path.read_text(), _REVIEW
+    assert actual == path.read_text(), _REVIEW
 
 
 def differences(
-    base: Mapping[str, str], found: Mapping[str, str], *, counterpart: Callable[[str], str] = lambda path: path
+    base: Mapping[str, str], actual: Mapping[str, str], *, counterpart: Callable[[str], str] = lambda path: path
 ) -> str:
-    """What differs from a base, file by file, with one line of context.
+    """Return the differences from a base, file by file, with one line of context.
 
-    `counterpart` gives the file of the base that a file is compared with. A file whose counterpart is missing is shown
-    whole. A file of the base that nothing was compared with is named.
+    `counterpart` returns the path in the base for a file. A file without a counterpart is shown in full; a file of the
+    base that was compared with nothing is listed.
     """
-    blocks = [_difference(base.get(counterpart(path), ""), found[path], path) for path in sorted(found)]
-    compared = {counterpart(path) for path in found}
+    blocks = [_difference(base.get(counterpart(path), ""), actual[path], path) for path in sorted(actual)]
+    compared = {counterpart(path) for path in actual}
     blocks += [f"--- {path}\nnot there\n" for path in sorted(base.keys() - compared)]
     return "".join(blocks)
 
 
 def _difference(before: str, after: str, path: str) -> str:
     lines = unified_diff(before.splitlines(), after.splitlines(), n=1, lineterm="")
-    # Line numbers would change with every line added above.
+    # Line numbers would change with every line that is added above.
     shown = ["@@" if line.startswith("@@ ") else line for line in list(lines)[2:]]
     return "\n".join([f"--- {path}", *shown, ""]) if shown else ""

@@ -1,6 +1,6 @@
-"""Each fenced `deploy` command of the README and the guides is accepted, and runs unless `CANNOT_RUN` has its reason.
+"""Each fenced `deploy` command of the documentation is valid, and runs unless `CANNOT_RUN` has a reason.
 
-The commands of a page run in their order, in a home of its own. The scripted engine serves `cpu-tiny`; `up` of other
+The commands of a page run in order, in a home for each page. The scripted engine serves `cpu-tiny`; `up` of other
 profiles, `reproduce`, `eval`, `sweep`, `prune` and `kernels tune` run with `--dry-run`.
 """
 
@@ -54,7 +54,7 @@ FAILS = {
 
 
 def fenced(page: Path) -> Iterator[str]:
-    """The commands of a page, a line each, comments left out."""
+    """Yield the commands of a page without comments."""
     for block in re.findall(r"^```(?:console|sh)\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():
             yield from re.findall(
@@ -79,7 +79,7 @@ def verb_of(words: list[str]) -> str:
 
 
 def reason_against(line: str) -> str:
-    """The reason why a command cannot run here; empty if it can."""
+    """Return why a command cannot run here; empty if it can."""
     command = line.removeprefix("deploy ")
     return next((reason for pattern, reason in CANNOT_RUN.items() if re.match(pattern, command)), "")
 
@@ -105,20 +105,20 @@ def test_documented_command_is_accepted(page: str, line: str) -> None:
     while hasattr(command, "commands"):
         command = command.commands[words.pop(0)]
         context = command.make_context(command.name, [], parent=context, resilient_parsing=True)
-    given, left, _ = command.make_parser(context).parse_args(list(words))
-    assert not left, f"{page}: `{' '.join(left)}` is not taken"
-    lacking = [option.name for option in command.params if option.required and given.get(option.name) is None]
-    assert not [name for name in lacking if name != "profile" or "--profile" not in words], f"{page}: {line}"
+    values, rest, _ = command.make_parser(context).parse_args(list(words))
+    assert not rest, f"{page}: unknown arguments `{' '.join(rest)}`"
+    missing = [option.name for option in command.params if option.required and values.get(option.name) is None]
+    assert not [name for name in missing if name != "profile" or "--profile" not in words], f"{page}: {line}"
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    """A home whose `cpu-tiny` is served by the scripted engine, and a working directory with what pages name."""
+    """Return a home in which the scripted engine serves `cpu-tiny`, and enter a directory with the pages' files."""
     home = Home(tmp_path / "home")
     profiles = home.root / "profiles"
     own = yaml.safe_load((ROOT / "profiles/cpu-tiny.yaml").read_text())
     own["engine"] = {"use": own["engine"], "python": str(ENGINE)}
-    own["model"] = {"use": own["model"], "questions": None}  # the scripted engine knows no answers
+    own["model"] = {"use": own["model"], "questions": None}  # the scripted engine answers no question correctly
     own["server"]["port"] = free_port()
     (profiles / "workloads").mkdir(parents=True)
     (profiles / "cpu-tiny.yaml").write_text(yaml.safe_dump(own))
@@ -142,7 +142,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 
 
 def _shorten(name: str, folder: Path) -> None:
-    """Write the workload `name` with four short requests."""
+    """Write a version of a workload with four short requests."""
     workload = yaml.safe_load((ROOT / f"profiles/workloads/{name}.yaml").read_text())
     workload |= {"input_tokens": 100, "output_tokens": 8, "request_rates": [20.0], "requests": 4}
     workload = {key: value for key, value in workload.items() if key not in {"ramp", "duration_s"}}
@@ -150,7 +150,7 @@ def _shorten(name: str, folder: Path) -> None:
 
 
 def _small_glm(directory: Path) -> Path:
-    """GLM-4.7-Flash with 1 GB of weights and a short context, which fit into the memory of any host."""
+    """Write GLM-4.7-Flash with 1 GB of weights and a short context, which fit into the memory of any host."""
     config = PUBLIC["GLM-4.7-Flash"].config | {"max_position_embeddings": 4096}
     write_config(directory, config, weights=1_000_000_000)
     return directory
@@ -160,7 +160,7 @@ CHECKPOINTS = {"zai-org/GLM-4.7-Flash": _small_glm, "/mnt/glm": write_checkpoint
 
 
 def _prepared(words: list[str], url: str, home: Home) -> list[str]:
-    """The command with a server, a checkpoint and results that exist, and `--dry-run` where it needs more."""
+    """Return the command with an existing server, checkpoint and results, and with `--dry-run` if it needs more."""
     for path, write in CHECKPOINTS.items():
         if path in words:
             words[words.index(path)] = f"./{write(Path(Path(path).name))}"

@@ -1,6 +1,6 @@
-"""The artifacts of every shipped profile, so that a change of a profile is reviewed as a change of its command line.
+"""The artifacts of every shipped profile match golden files, so that reviews show changes of command lines.
 
-A few profiles have a folder with their whole artifacts. Each other one has one file: `NAME.diff`, what differs from the
+A few profiles have a folder with all artifacts. Each other profile has one file: `NAME.diff`, the differences from the
 artifacts of the profile that it extends, or `NAME.sh`, its command. `UPDATE_GOLDEN=1 pytest tests/golden` writes all.
 """
 
@@ -16,15 +16,15 @@ from orchestrator.planner.planning import load, profile_names, render_artifacts,
 
 GOLDEN = Path(__file__).parent
 PROFILES = profile_names(Catalog.shipped())
-# Copied as they are from images/; a golden copy would only have to be kept in step.
+# Unchanged copies from images/.
 COPIED = ("image/patches/apply_patches.py", "image/patches/read_sources.py")
-# Profiles that are kept whole. The others are compared with what they extend; one that extends nothing is its command.
+# Profiles with a folder.
 WHOLE = ["mi355x-tp8", "mi355x-tp4dp2", "mi325x-tp8", "b200-tp8", "cpu-tiny"]
 DERIVED = sorted({*PROFILES} - {*WHOLE})
 
 
 def base_of(profile: str) -> str | None:
-    """What a profile extends, if that leads to one that is kept whole."""
+    """Return the profile that a profile extends, if the chain leads to one in `WHOLE`."""
     path = Catalog.shipped().path(EntryKind.PROFILE, profile)
     base = yaml.safe_load(path.read_text()).get("extends")
     return base if base in WHOLE or (base and base_of(base)) else None
@@ -36,7 +36,6 @@ def artifacts(profile: str) -> dict[str, str]:
 
 
 def in_base(path: str) -> str:
-    """A replica's file is compared with the file of the one server that the base has."""
     return re.sub(r"^replica-\d+/", "", path)
 
 
@@ -47,9 +46,9 @@ def test_artifacts(profile: str) -> None:
 
 @pytest.mark.parametrize("profile", DERIVED)
 def test_differences_from_base_profile(profile: str) -> None:
-    base, found = base_of(profile), artifacts(profile)
-    command = next(text for path, text in found.items() if path.endswith("server.sh"))
-    text = command if base is None else differences(artifacts(base), found, counterpart=in_base)
+    base, files = base_of(profile), artifacts(profile)
+    command = next(text for path, text in files.items() if path.endswith("server.sh"))
+    text = command if base is None else differences(artifacts(base), files, counterpart=in_base)
     check_file(GOLDEN / f"{profile}.{'sh' if base is None else 'diff'}", text)
 
 

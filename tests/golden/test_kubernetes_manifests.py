@@ -1,6 +1,6 @@
-"""Manifests for Kubernetes, and what Kubernetes' own schemas say of them.
+"""Kubernetes manifests match golden files and the schemas of Kubernetes.
 
-Two profiles are kept whole, one as what differs from the first. `UPDATE_GOLDEN=1 pytest tests/golden` writes them.
+One case is saved as its differences from another. `UPDATE_GOLDEN=1 pytest tests/golden` writes the files.
 """
 
 from pathlib import Path
@@ -21,22 +21,22 @@ from orchestrator.planner.planning import load, profile_names
 
 FOLDER = Path(__file__).parent / "kubernetes"
 VERSIONS = ("1.28", "1.32", "1.36")
-# In a ConfigMap of each case.
-CARRIED = (liveness, drain, first_sample)
-PROGRAMS = (data_root() / "images" / "check_server_args.py", *(Path(program.__file__) for program in CARRIED))
-DIFFERENCES = {"b200-tp8": "mi355x-tp4dp2"}  # a case, and the one that it is compared with
+# Programs in a ConfigMap of each case.
+EMBEDDED = (liveness, drain, first_sample)
+PROGRAMS = (data_root() / "images" / "check_server_args.py", *(Path(program.__file__) for program in EMBEDDED))
+DIFFERENCES = {"b200-tp8": "mi355x-tp4dp2"}  # case -> base
 
 
 def manifests(case: str) -> dict[str, str]:
-    """Its manifests, each program of this repository that they carry as its name alone."""
+    """Return the manifests of a case, with the name of each embedded program instead of its text."""
     texts = manifest_texts(cluster_plan(case, *CASES[case]))
     return {name: _without_programs(text) for name, text in texts.items()}
 
 
 def _without_programs(text: str) -> str:
     for program in PROGRAMS:
-        carried = indent(program.read_text(), " " * 4)
-        text = text.replace(carried, f"    <{program.name}>\n")
+        embedded = indent(program.read_text(), " " * 4)
+        text = text.replace(embedded, f"    <{program.name}>\n")
     return text
 
 
@@ -57,14 +57,13 @@ def test_every_golden_manifest_belongs_to_a_case() -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("case", CASES)
 def test_every_object_is_valid_for_kubernetes_version(case: str, version: str) -> None:
-    found = all_objects(cluster_plan(case, *CASES[case]))
-    assert {"Deployment", "Service", "NetworkPolicy", "PodDisruptionBudget"} <= {obj["kind"] for obj in found}
-    for obj in found:
+    objs = all_objects(cluster_plan(case, *CASES[case]))
+    assert {"Deployment", "Service", "NetworkPolicy", "PodDisruptionBudget"} <= {obj["kind"] for obj in objs}
+    for obj in objs:
         check_object(obj, version)
 
 
 def test_unknown_field_is_rejected() -> None:
-    """The schemas are strict: the test above can fail."""
     deployment = objects(cluster_plan("cpu-tiny", *CASES["cpu-tiny"]))["Deployment"]
     deployment["spec"]["replica"] = 1
     with pytest.raises(kubernetes_validate.ValidationError):
@@ -72,28 +71,28 @@ def test_unknown_field_is_rejected() -> None:
 
 
 def test_shipped_profiles_render_valid_manifests() -> None:
-    """Not those that run where no image is, whose checkpoint has to be patched, or whose servers have roles."""
+    """Profiles without an image, with a patched checkpoint or with roles cannot run on Kubernetes."""
     plans = {name: load(name).plan for name in profile_names(Catalog.shipped())}
     fit = [name for name, plan in plans.items() if plan.engine.image and not overlay_path(plan) and not plan.roles]
     assert len(fit) > 30
-    faults = {}
+    errors = {}
     for profile in fit:
         for obj in all_objects(cluster_plan(profile, *CASES["cpu-tiny"])):
             try:
                 check_object(obj, VERSIONS[-1])
             except kubernetes_validate.ValidationError as error:
-                faults[profile] = error
-    assert not faults
+                errors[profile] = error
+    assert not errors
 
 
 def test_profile_patching_the_checkpoint_is_rejected() -> None:
-    with pytest.raises(ProfileError, match="cannot plan") as caught:
+    with pytest.raises(ProfileError, match="cannot plan") as raised:
         manifest_texts(cluster_plan("mi355x-tp4dp2-july", *CASES["cpu-tiny"]))
-    assert "config.json" in caught.value.problems[0].message
+    assert "config.json" in raised.value.problems[0].message
 
 
 def test_manifests_contain_no_yaml_anchors() -> None:
-    """kubectl expands anchors, and people who read a manifest do not."""
+    """Anchors make a manifest hard to read."""
     for case, overrides in CASES.items():
         for text in manifest_texts(cluster_plan(case, *overrides)).values():
             tokens = yaml.scan(text)

@@ -1,7 +1,4 @@
-"""The pages below docs/reference are generated from the code.
-
-`UPDATE_GOLDEN=1 pytest tests/golden` writes them.
-"""
+"""The pages in docs/reference match the code; `UPDATE_GOLDEN=1 pytest tests/golden` writes them."""
 
 import inspect
 import json
@@ -36,14 +33,14 @@ def table(header: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
 
 
 def exit_codes() -> str:
-    """One row a code, from the class that brings it."""
+    """Return one row for each code, from its error class."""
     classes = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if "exit_code" in vars(kind)]
     rows = sorted((kind.exit_code, (kind.__doc__ or "").partition("\n")[0]) for kind in classes)  # type: ignore[attr-defined]
     return table(("code", "when"), ((str(code), text) for code, text in rows))
 
 
 def commands() -> str:
-    """One row a command or a group of them, from the first sentence of its help."""
+    """Return one row for each command or group, from the first sentence of its help."""
     return table(("command", "what it does"), _commands())
 
 
@@ -67,7 +64,6 @@ def _help(words: tuple[str, ...]) -> str:
 
 
 def profile_keys() -> str:
-    """One row a key of a profile."""
     rows = (row for row in _keys(schema.Profile, "") if not row[0].startswith(("`layout.prefill.", "`layout.decode.")))
     return table(("key", "default", "meaning"), rows)
 
@@ -88,7 +84,7 @@ def _default(value: object) -> str:
 
 
 def _section(annotation: object) -> type[BaseModel] | None:
-    """The model of a section; a setting is a value, not a section."""
+    """Return the model of a section; None for a setting, which is a value."""
     for part in (annotation, *typing.get_args(annotation)):
         if isinstance(part, type) and issubclass(part, BaseModel) and not issubclass(part, Setting):
             return part
@@ -96,7 +92,6 @@ def _section(annotation: object) -> type[BaseModel] | None:
 
 
 def patches() -> str:
-    """One row a patch of the ledger."""
     rows = (
         (f"`{patch.id}`", patch.apply.kind, patch.title, patch.applies.engine or "any", patch.upstream.reference)
         for patch in read_ledger()
@@ -105,7 +100,6 @@ def patches() -> str:
 
 
 def recipes() -> str:
-    """One row a recipe of quantization."""
     rows = (
         (f"`{name}`", recipe.description, ", ".join(f"`{pattern}`" for pattern in recipe.exclude), recipe.source)
         for name in Catalog.shipped().names(EntryKind.RECIPE)
@@ -115,9 +109,9 @@ def recipes() -> str:
 
 
 def json_schemas() -> str:
-    """One line a command, as `deploy schema COMMAND` prints it, and one line a class that they share.
+    """Return one line for each command, as `deploy schema COMMAND` prints it, and one for each shared class.
 
-    Where one command leaves out what has no value and another prints null, the class requires what both print.
+    If one command omits empty fields and another prints null, the class requires only the fields that both print.
     """
     outputs = json_outputs()
     found = (pair for output in outputs.values() for pair in output.schema["$defs"].items())
@@ -133,7 +127,7 @@ def json_schemas() -> str:
 
 _ROLE_KEYS = ", ".join(f"`{name}`" for name in schema.RoleSection.model_fields)
 
-# The pages below docs/reference: file, title, what it says first, its table.
+# The pages in docs/reference: file, title, introduction, table.
 REFERENCE: dict[str, tuple[str, str, Callable[[], str]]] = {
     "commands.md": (
         "Commands",
@@ -172,7 +166,7 @@ def test_reference_page_matches_code(name: str) -> None:
 
 
 def test_json_output_schemas_match_code() -> None:
-    """A change here is a change for every program that reads the JSON of a command."""
+    """A change of the schemas affects every program that reads a command's JSON."""
     page = ROOT / "docs/reference" / SCHEMAS
     if os.environ.get("UPDATE_GOLDEN"):
         page.write_text(json_schemas())
@@ -189,7 +183,7 @@ PAGES = sorted(path for path in ROOT.glob("**/*.md") if not _NOT_OURS & {*path.p
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_has_a_target(page: Path) -> None:
-    """Files and headings of this repository; addresses elsewhere are not asked."""
+    """External addresses are not checked."""
     for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):
         file, _, heading = link.partition("#")
         target = (page.parent / file).resolve() if file else page
@@ -199,7 +193,7 @@ def test_every_link_has_a_target(page: Path) -> None:
             assert heading in {re.sub(r"[^\w\- ]", "", line).lower().replace(" ", "-") for line in found}, link
 
 
-OWN_PAGES = [page for page in PAGES if page.parent.name != "recorded"]  # which names modules of other projects
+OWN_PAGES = [page for page in PAGES if page.parent.name != "recorded"]  # recorded pages name other projects' modules
 
 
 @pytest.mark.parametrize("page", OWN_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -210,9 +204,8 @@ def test_every_documented_module_exists(page: Path) -> None:
 
 
 def test_documentation_pages_stay_short() -> None:
-    """A page that grows is two pages, or says what the code says."""
     assert (ROOT / "README.md").read_text().count("\n") <= 120
     for folder in ("profiles", "patches", "images", "tests"):
         assert (ROOT / folder / "README.md").read_text().count("\n") <= 40, folder
-    pages = [page for page in PAGES if page.name != "CHANGELOG.md"]  # which grows with each change
+    pages = [page for page in PAGES if page.name != "CHANGELOG.md"]  # grows with each change
     assert sum(len(re.findall(r"[A-Za-z0-9][^\s|]*", page.read_text())) for page in pages) <= 18_250

@@ -1,4 +1,4 @@
-"""The JSON Schemas that editors read, generated from the models; installing the package writes them to `profiles/`."""
+"""The JSON Schemas for editors, which the installation of the package writes to `profiles/`."""
 
 import json
 from pathlib import Path

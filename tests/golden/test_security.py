@@ -1,4 +1,4 @@
-"""Every claim of the security policy names a test that there is."""
+"""The tests that the security policy names exist."""
 
 import re
 
@@ -26,4 +26,4 @@ def test_threat_model_states_worst_case_of_each_party() -> None:
     parties = {row[0]: row[1] for row in rows[2:]}
     for party in ("hub", "registry", "package index", "broker", "remote host", "endpoint", "results file"):
         assert [worst for name, worst in parties.items() if name.startswith(party) and worst], party
-    assert len(model.split()) < 500  # it is read where it is short
+    assert len(model.split()) < 500

@@ -1,4 +1,4 @@
-"""The wheel carries its data: installed in an empty folder, away from the repository, it renders the same."""
+"""The wheel contains all data: installed outside the repository, `deploy` renders the same artifacts."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from orchestrator.planner.planning import load, render_artifacts, rendered_files
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel's content, unpacked into an empty folder."""
+    """Build the wheel and unpack it into an empty folder."""
     folder = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
     subprocess.run(build, cwd=data_root(), check=True, capture_output=True)

@@ -1,4 +1,4 @@
-"""`deploy` on this machine's GPUs, seen from outside: its command line, nvidia-smi and the process table."""
+"""Run `deploy` on this machine's GPUs, and check them with nvidia-smi and the process table."""
 
 import json
 import os
@@ -21,21 +21,21 @@ from typing import Any
 DEPLOY = shlex.split(os.environ.get("DEPLOY", f"{sys.executable} -m orchestrator"))
 SETTINGS = [word for setting in os.environ.get("GPU_SET", "").split() for word in ("--set", setting)]
 HOLDER = Path(__file__).with_name("memory_holder.py")
-IDLE_MIB = 1024  # what the driver itself may hold of a GPU
+IDLE_MIB = 1024  # the driver itself may use this much
 
 
 def count() -> int:
-    """NVIDIA GPUs of this machine."""
+    """Return the number of NVIDIA GPUs."""
     return len(used_mib()) if shutil.which("nvidia-smi") else 0
 
 
 def used_mib() -> list[int]:
-    """Memory in use on each GPU."""
+    """Return the memory in use on each GPU."""
     return [int(line) for line in _query("memory.used")]
 
 
 def gpu_name() -> str:
-    """What the driver calls the first GPU: `NVIDIA H200`, `NVIDIA H100 80GB HBM3`."""
+    """Return the driver's name of the first GPU, such as `NVIDIA H100 80GB HBM3`."""
     return _query("name")[0]
 
 
@@ -46,29 +46,29 @@ def _query(field: str) -> list[str]:
 
 
 def schedulers() -> dict[str, int]:
-    """sglang's schedulers that run: what each calls itself, and its pid."""
-    found = {}
+    """Return the titles and pids of the running sglang schedulers."""
+    pids = {}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             title = path.read_text(errors="replace").replace("\0", " ").strip()
         except OSError:
             continue
         if title.startswith("sglang::scheduler"):
-            found[title] = int(path.parent.name)
-    return found
+            pids[title] = int(path.parent.name)
+    return pids
 
 
 def wait_until(condition: Callable[[], bool], *, within: float) -> float:
-    """Seconds until it holds; fails when that takes too long."""
-    begun = time.monotonic()
+    """Return the seconds until the condition is true; fail after `within` seconds."""
+    started = time.monotonic()
     while not condition():
-        assert time.monotonic() - begun < within, f"not within {within:g} s"
+        assert time.monotonic() - started < within, f"not within {within:g} s"
         time.sleep(0.1)
-    return time.monotonic() - begun
+    return time.monotonic() - started
 
 
 def assert_free() -> None:
-    """Nothing of a server is left: no scheduler, no memory."""
+    """Assert that no scheduler runs and no GPU memory is in use."""
     assert schedulers() == {}
     wait_until(lambda: max(used_mib()) <= IDLE_MIB, within=60)
     print(f"VRAM in use afterwards: {used_mib()} MiB", flush=True)
@@ -76,8 +76,6 @@ def assert_free() -> None:
 
 @dataclass(frozen=True)
 class Done:
-    """A command that has ended."""
-
     code: int
     text: str  # both streams
     seconds: float
@@ -85,33 +83,31 @@ class Done:
 
 @dataclass(frozen=True)
 class Line:
-    """Runs `deploy` with one home, and shows what it said."""
+    """Runs `deploy` with one home and prints its output."""
 
     home: Path
 
     def run(self, *words: str, within: float = 560) -> Done:
-        """Run to the end."""
-        begun = time.monotonic()
+        started = time.monotonic()
         done = subprocess.run(
             [*DEPLOY, *words], env=self._env(), capture_output=True, text=True, timeout=within, check=False
         )
-        seconds = time.monotonic() - begun
+        seconds = time.monotonic() - started
         text = done.stderr + done.stdout
         print(f"\n$ deploy {shlex.join(words)}\n{text}[{done.returncode} after {seconds:.1f} s]", flush=True)
         return Done(done.returncode, text, seconds)
 
     def up(self, profile: str, *settings: str, name: str | None = None, options: tuple[str, ...] = ()) -> Done:
-        """Bring a profile up."""
         return self.run(*self._up(profile, *settings, name=name), *options)
 
     def bench_serving(
         self, name: str, *, input_tokens: int, output_tokens: int, rate: int, requests: int
     ) -> dict[str, Any]:
-        """What sglang's own client measures on a server; run by the engine's Python, with random token ids."""
+        """Measure a server with sglang's own client and random token ids, with the engine's Python."""
         script = max((self.home / "runs" / name).glob("*/server.sh")).read_text()
         launch = shlex.split(script[script.index("\nexec ") :])
         option = dict(pairwise(launch))
-        stub = self.home / "bench-serving"  # of Hugging Face's `datasets`, which it imports and does not use here
+        stub = self.home / "bench-serving"  # for Hugging Face's `datasets`, which the client imports but does not use
         stub.mkdir(exist_ok=True)
         (stub / "datasets.py").write_text("def load_dataset(*_args, **_options):\n    raise RuntimeError\n")
         written = stub / f"{name}.jsonl"
@@ -127,13 +123,12 @@ class Line:
         measured: dict[str, Any] = json.loads(written.read_text().splitlines()[-1])
         return measured
 
-    def going_up(self, profile: str, *settings: str) -> "AbstractContextManager[Background]":
-        """Bring a profile up in the background."""
+    def running_up(self, profile: str, *settings: str) -> "AbstractContextManager[Background]":
         return self.background(*self._up(profile, *settings, name=None))
 
     @contextmanager
     def background(self, *words: str) -> "Iterator[Background]":
-        """Run in the background; interrupted at the end, if it still runs."""
+        """Run a command in the background; interrupt it at the end of the block."""
         print(f"\n$ deploy {shlex.join(words)} &", flush=True)
         streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         with subprocess.Popen([*DEPLOY, *words], env=self._env(), **streams) as process:
@@ -153,33 +148,33 @@ class Line:
 
 
 class Background:
-    """`deploy` in the background, and what it says."""
+    """A `deploy` command that runs in the background."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
-        """Read its output as it comes."""
+        """Read the output in a thread."""
         self._process = process
         self._lines: Queue[str] = Queue()
         Thread(target=self._read, daemon=True).start()
 
     def wait_for(self, pattern: str, *, within: float) -> str:
-        """Return the line in which it says that."""
-        end, seen = time.monotonic() + within, list[str]()
-        while not (seen and re.search(pattern, seen[-1])):
+        """Wait for a line that matches and return it."""
+        end, lines = time.monotonic() + within, list[str]()
+        while not (lines and re.search(pattern, lines[-1])):
             try:
-                seen.append(self._lines.get(timeout=max(end - time.monotonic(), 0)))
+                lines.append(self._lines.get(timeout=max(end - time.monotonic(), 0)))
             except Empty:
-                seen.append("")
-            assert seen[-1], f"no {pattern!r} within {within:g} s, or before its end:\n{''.join(seen[-20:])}"
-        print("".join(seen), end="", flush=True)
-        return seen[-1]
+                lines.append("")
+            assert lines[-1], f"no {pattern!r} within {within:g} s, or before its end:\n{''.join(lines[-20:])}"
+        print("".join(lines), end="", flush=True)
+        return lines[-1]
 
     def interrupt(self) -> tuple[int, float]:
-        """Ctrl-C; the exit code, and the seconds until it had ended."""
-        begun = time.monotonic()
+        """Send Ctrl-C; return the exit code and the seconds until the exit."""
+        started = time.monotonic()
         self._process.send_signal(signal.SIGINT)
         code = self._process.wait(timeout=180)
-        print(f"[Ctrl-C: {code} after {time.monotonic() - begun:.1f} s]", flush=True)
-        return code, time.monotonic() - begun
+        print(f"[Ctrl-C: {code} after {time.monotonic() - started:.1f} s]", flush=True)
+        return code, time.monotonic() - started
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -190,7 +185,7 @@ class Background:
 
 @contextmanager
 def memory_holder(gib: int) -> Iterator["subprocess.Popen[str]"]:
-    """Another program that holds memory of the first GPU."""
+    """Run another program that uses memory of the first GPU."""
     with subprocess.Popen([sys.executable, str(HOLDER), str(gib)], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

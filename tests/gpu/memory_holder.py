@@ -1,4 +1,4 @@
-"""Hold GIB of memory on the first GPU until killed: `python memory_holder.py GIB`. It asks the driver, not torch."""
+"""Allocate GIB of memory on the first GPU until killed: `python memory_holder.py GIB`. Uses the driver, not torch."""
 
 import ctypes
 import signal
@@ -13,6 +13,6 @@ for result in (
     cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(int(sys.argv[1]) << 30)),
 ):
     if result:
-        sys.exit(f"the driver answers {result}")
+        sys.exit(f"the driver returns {result}")
 print("held", flush=True)
 signal.pause()

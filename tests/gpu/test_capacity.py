@@ -1,7 +1,7 @@
-"""The capacity that `deploy show --capacity` computes beforehand, against what sglang makes of a real GPU's memory.
+"""The capacity of `deploy show --capacity` matches the log of sglang on real GPUs.
 
-On one GPU, over two and over four, with a cache of bfloat16 and of FP8; each is a start of its own. FP8 is read by
-Triton's attention: FA3's library may have been cut down to bfloat16 to be carried to such a machine.
+On one, two and four GPUs, with a cache of bfloat16 and of FP8. FP8 uses Triton attention, because an FA3 library may
+have been reduced to bfloat16.
 """
 
 import json
@@ -28,20 +28,20 @@ CASES = {
 
 @dataclass(frozen=True)
 class Compared:
-    """What was computed, and the log of what was started."""
+    """The computed capacity, and the log of the server."""
 
     computed: dict[str, dict[str, float]]
     log: str
 
     def logged(self, pattern: str) -> list[float]:
-        """Every number that the log has there, of the first rank where there are several."""
+        """Return all numbers that match in the log, of the first rank only."""
         lines = [line for line in self.log.splitlines() if not re.search(r" TP[1-9][0-9]*\]", line)]
         return [float(found) for line in lines for found in re.findall(pattern, line)]
 
 
 @pytest.fixture(scope="module", params=CASES)
 def compared(request: pytest.FixtureRequest, line: Line) -> Iterator[Compared]:
-    """A case, computed, and then started; whether its answers are right is asked elsewhere."""
+    """Compute the capacity of a case, and start its server; another test checks its responses."""
     profile, gpus, settings = CASES[request.param]
     if count() < gpus:
         pytest.skip(f"{request.param} needs {gpus} NVIDIA GPUs, this machine has {count()}")
@@ -53,7 +53,7 @@ def compared(request: pytest.FixtureRequest, line: Line) -> Iterator[Compared]:
     yield Compared(computed=json.loads(shown.text[shown.text.index("{") :]), log=log)
     line.run("down", request.param)
     assert_free()
-    assert started.code in {0, 8}  # ready, whatever its smoke test says
+    assert started.code in {0, 8}  # ready, with any result of the smoke test
 
 
 def test_computed_token_capacity_matches_log(compared: Compared) -> None:
@@ -64,12 +64,12 @@ def test_computed_token_capacity_matches_log(compared: Compared) -> None:
 
 
 def test_computed_kv_cache_size_matches_log(compared: Compared) -> None:
-    """Keys and values of target and draft, in GiB."""
+    """The pools of keys and values of the target and the draft model are logged in GiB."""
     pools = sum(compared.logged(r"[KV] size: ([0-9.]+) GB"))
     tokens = compared.logged(r"KV Cache is allocated.*#tokens: ([0-9]+)")[0]
-    held = compared.computed["cache"]["actual_token_bytes"] * tokens / GIB
-    print(f"cache: computed {held:.2f} GiB, logged {pools:.2f} GiB", flush=True)
-    assert held == pytest.approx(pools, rel=WITHIN)
+    computed = compared.computed["cache"]["actual_token_bytes"] * tokens / GIB
+    print(f"cache: computed {computed:.2f} GiB, logged {pools:.2f} GiB", flush=True)
+    assert computed == pytest.approx(pools, rel=WITHIN)
 
 
 def test_computed_weights_and_free_memory_match_log(compared: Compared) -> None:
@@ -84,6 +84,6 @@ def test_computed_weights_and_free_memory_match_log(compared: Compared) -> None:
     )
     assert memory["weights_bytes"] / GIB == pytest.approx(weights, rel=WITHIN)
     assert memory["free_bytes"] / GIB == pytest.approx(free, rel=WITHIN)
-    # the fraction that is called safe leaves room for all that was taken after the cache was made
+    # The safe fraction leaves enough memory for all allocations after the cache.
     available = memory["free_bytes"] / GIB * (1 - memory["fraction"])
     assert available - left < memory["activation_bytes"] / GIB

@@ -1,6 +1,6 @@
-"""The capacity of each family of attention, computed by `deploy`, against what sglang makes of a real GPU's memory.
+"""The capacity that `deploy` computes for each family of attention matches the log of sglang on a real GPU.
 
-Shrunken configs and dummy weights on one GPU: 20 to 60 s each. `GPU_SET="engine.python=…"` names sglang's Python.
+With small configs and dummy weights on one GPU, 20 to 60 s each. `GPU_SET="engine.python=…"` names sglang's Python.
 """
 
 import os
@@ -30,7 +30,7 @@ def family(request: pytest.FixtureRequest) -> str:
 
 
 def started(name: str, folder: Path) -> Logged:
-    """Start the server until its pools are there, and return what it logged."""
+    """Start a server, stop it after the pools are allocated, and return its logged values."""
     FAMILIES[name].write(folder)
     log = folder / "server.log"
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "SGLANG_DISABLE_CUDNN_CHECK": "1", "PYTHONUNBUFFERED": "1"}

@@ -1,4 +1,4 @@
-"""Several GPUs: the death of a rank in both layouts, two servers that share a node, and the layouts' trade on four."""
+"""On several GPUs: a dead rank in both layouts, two servers on one node, and a benchmark of both layouts on four."""
 
 import json
 import os
@@ -16,10 +16,10 @@ pytestmark = pytest.mark.skipif(count() < 2, reason="this machine has fewer than
 
 SMALL = "model=glm4-moe-random"
 LAYOUTS = {"dp2": (SMALL, "layout.tp=1", "layout.dp=2"), "tp2": (SMALL, "layout.tp=2", "layout.dp=1")}
-LADDER = "8,16,32,64,96,128"  # requests a second: to the knee of both
+LADDER = "8,16,32,64,96,128"  # requests per second, beyond the knee of both layouts
 REQUESTS = 600
 SHARED = f"""
-description: many shared prefixes, more than the cache of one replica holds
+description: many shared prefixes, larger than the cache of one replica
 input_tokens: 4000
 output_tokens: 64
 cache_hit_rate: 0.9
@@ -33,8 +33,8 @@ seed: 1
 timeout_s: 60
 slo: {{ttft_p95_s: 60.0, success_share: 0.99}}
 """
-CACHE = "flags.max-total-tokens=90000"  # of each replica; the prefixes are 115,200 tokens
-GATEWAY = "http://127.0.0.1:30050"  # a server by its name is asked for its counters, and one of two is away
+CACHE = "flags.max-total-tokens=90000"  # of each replica; the prefixes have 115,200 tokens
+GATEWAY = "http://127.0.0.1:30050"  # a URL, because `bench NAME` reads the counters of all replicas, and one is down
 TWO = {"ranks": ("layout.dp=2",), "servers": ("layout.dp=1", "replicas=2")}
 
 
@@ -63,7 +63,7 @@ def test_dead_rank_is_diagnosed_in_each_layout(line: Line, results: Path, layout
     assert result.seconds < 10
     smoke = line.run("smoke", layout)
     assert (smoke.code, smoke.seconds < 10) == (8, True)
-    if layout == "tp2":  # the other rank notices when it waits for this one, and takes the server with it
+    if layout == "tp2":  # the other rank waits for this one, and then ends the server
         wait_until(lambda: schedulers() == {}, within=120)
         assert "fatal: rank-lost" in line.run("diagnose", layout).text
     else:
@@ -73,7 +73,7 @@ def test_dead_rank_is_diagnosed_in_each_layout(line: Line, results: Path, layout
 
 @pytest.fixture
 def neighbors(line: Line) -> Iterator[None]:
-    """Two servers, one on each GPU; their log names them `left` and `right`."""
+    """Start two servers, one on each GPU."""
     assert_free()
     assert line.up("h200-tiny", name="left").code == 0
     assert line.up("h200-tiny", "flags.base-gpu-id=1", "server.port=30021", name="right").code == 0
@@ -102,7 +102,7 @@ def test_two_servers_share_a_node(line: Line, results: Path) -> None:
 
 @pytest.mark.usefixtures("free")
 def test_replicas_behind_gateway_survive_replacement_under_load(line: Line, results: Path, tmp_path: Path) -> None:
-    """Beside one server of two ranks; then one of them dies, and both are replaced while the load goes on."""
+    """Compare the cache hits with one server of two ranks; then kill a replica, and replace both under load."""
     workload = tmp_path / "shared.yaml"
     workload.write_text(SHARED)
     measured = {}
@@ -144,7 +144,7 @@ def _bench(line: Line, name: str, workload: Path, output: Path) -> dict[str, Any
 @pytest.mark.usefixtures("free")
 @pytest.mark.parametrize("profile", ["h200x4-tp4", "h200x4-tp2dp2"])
 def test_four_gpu_layout_benchmark_matches_sglang_client(line: Line, results: Path, profile: str) -> None:
-    """The ladder and one request at a time; the last run, of prompts that share nothing, beside sglang's own client."""
+    """Only the run without shared prefixes is compared with sglang's client."""
     assert line.up(profile).code == 0
     measured = {
         "ladder": ("--workload", "random-4k-256", "--request-rate", LADDER),
@@ -154,8 +154,8 @@ def test_four_gpu_layout_benchmark_matches_sglang_client(line: Line, results: Pa
     for name, words in measured.items():
         output = str(results / f"four-{name}" / profile)
         assert line.run("bench", profile, *words, "--price", "3.50", "--output", output).code == 0
-    theirs = line.bench_serving(profile, input_tokens=4000, output_tokens=256, rate=8, requests=96)
-    ours = json.loads((results / "four-plain" / profile / "result.json").read_text())["points"][0]
-    assert theirs["completed"] == ours["succeeded"] == 96
+    sglang = line.bench_serving(profile, input_tokens=4000, output_tokens=256, rate=8, requests=96)
+    deploy = json.loads((results / "four-plain" / profile / "result.json").read_text())["points"][0]
+    assert sglang["completed"] == deploy["succeeded"] == 96
     assert line.run("down", profile).code == 0
     assert line.run("report", str(results / "four-ladder")).code == 0

@@ -1,4 +1,4 @@
-"""The whole line on one GPU: a model with experts and drafts, brought up, proven, measured, and broken."""
+"""On one GPU: start, verify, measure and break a server of a model with experts and drafts."""
 
 import json
 import os
@@ -14,19 +14,18 @@ pytestmark = pytest.mark.skipif(count() < 1, reason="this machine has no NVIDIA 
 
 NAME = "h200-glm-mtp"
 MEASURED = ("--workload", "random-4k-256", "--request-rate", "8,24", "--price", "3.50")
-QUICK = 10  # seconds: the process table tells, nothing is waited for
+QUICK = 10  # seconds; the process table shows the death without a timeout
 
 
 @pytest.fixture(scope="class")
 def up(line: Line) -> Iterator[Done]:
-    """`deploy up`, to its end."""
     yield line.up(NAME)
     line.run("down", NAME)
     assert_free()
 
 
 class TestOneServer:
-    """Brought up once; the last test kills it."""
+    """All tests share one server, which the last test kills."""
 
     def test_server_starts_and_passes_smoke_test(self, up: Done) -> None:
         assert up.code == 0
@@ -69,9 +68,9 @@ def test_always_rejected_drafts_fail_smoke_test(line: Line) -> None:
 @pytest.mark.usefixtures("free")
 @pytest.mark.parametrize("stage", ["loading weights", "capturing target prefill graphs"])
 def test_ctrl_c_during_startup_exits_with_130(line: Line, stage: str) -> None:
-    with line.going_up(NAME) as going:
-        going.wait_for(stage, within=180)
-        code, _ = going.interrupt()
+    with line.running_up(NAME) as starting:
+        starting.wait_for(stage, within=180)
+        code, _ = starting.interrupt()
     assert code == 130
 
 
@@ -81,11 +80,11 @@ def test_vram_used_by_other_process_delays_start(line: Line) -> None:
         result = line.run("preflight", "--profile", NAME, *SETTINGS)
         assert result.code == 4
         assert f"pid {holder.pid}" in result.text
-        with line.going_up(NAME) as going:
-            going.wait_for("waiting for VRAM to drain", within=60)
+        with line.running_up(NAME) as starting:
+            starting.wait_for("waiting for VRAM to drain", within=60)
             holder.kill()
-            going.wait_for("started `", within=60)
-            assert going.interrupt()[0] == 130
+            starting.wait_for("started `", within=60)
+            assert starting.interrupt()[0] == 130
 
 
 @pytest.mark.usefixtures("free")

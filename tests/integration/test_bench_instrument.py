@@ -19,7 +19,7 @@ import pytest
 from quiet import Quietness, preferred
 from scripted_runs import TOKENS, WORKLOAD, after_warm_up, bench, kinds, only
 from scripted_server import Answer, Exchange, Script
-from true_times import TrueTimes, assert_found, from_arrival, from_plan
+from true_times import TrueTimes, assert_accurate, from_arrival, from_plan
 from waits import TIMEOUT
 
 from orchestrator.bench.result import BenchResult, Distribution, IssueKind, Point
@@ -197,10 +197,10 @@ def test_every_percentile_is_accurate_within_two_percent(measured: Find, api: st
     assert median(true.ttft_s) == pytest.approx(0.59, rel=FOLLOWED)
     assert max(true.ttft_s) == pytest.approx(0.88, rel=FOLLOWED)
     assert median(true.itl_s) == pytest.approx(0.15, rel=FOLLOWED)
-    assert_found(point.latency.ttft_from_schedule_s, true.ttft_s)
-    assert_found(point.latency.e2e_from_schedule_s, true.e2e_s)
-    assert_found(point.latency.tpot_s, true.tpot_s)
-    assert_found(point.latency.itl_per_chunk_s, true.itl_s)
+    assert_accurate(point.latency.ttft_from_schedule_s, true.ttft_s)
+    assert_accurate(point.latency.e2e_from_schedule_s, true.e2e_s)
+    assert_accurate(point.latency.tpot_s, true.tpot_s)
+    assert_accurate(point.latency.itl_per_chunk_s, true.itl_s)
     assert point.send_lag_s is not None
     assert point.send_lag_s.p95 < 0.02
 
@@ -214,7 +214,7 @@ def test_server_stall_raises_latency_not_lowers_rate(measured: Find) -> None:
     assert point.send_lag_s.p95 < 0.02
     assert max(true.ttft_s) == pytest.approx(1.0, rel=FOLLOWED)
     assert sorted(true.ttft_s)[-10:] == pytest.approx([0.1 * waited for waited in range(1, 11)], abs=0.05)
-    assert_found(ttft(point), true.ttft_s)
+    assert_accurate(ttft(point), true.ttft_s)
 
 
 def test_queueing_raises_scheduled_latency_and_is_not_sustained(measured: Find) -> None:
@@ -224,7 +224,7 @@ def test_queueing_raises_scheduled_latency_and_is_not_sustained(measured: Find) 
     assert point.sustained is False
     found.quietness.or_not_judged()
     assert max(true.ttft_s) == pytest.approx(0.15 + 49 * 0.05, rel=FOLLOWED)
-    assert_found(ttft(point), true.ttft_s)
+    assert_accurate(ttft(point), true.ttft_s)
     assert point.send_lag_s is not None
     assert point.send_lag_s.p95 < 0.02
     grown = linear_regression(true.begun_s[25:], true.ttft_s[25:]).slope
@@ -246,7 +246,7 @@ def test_slow_accept_counts_as_latency(measured: Find) -> None:
     true = found.planned
     found.quietness.or_not_judged()
     assert true.ttft_s == pytest.approx([0.3, 0.6, 0.6, 0.6], rel=FOLLOWED)
-    assert_found(ttft(found.only), true.ttft_s)
+    assert_accurate(ttft(found.only), true.ttft_s)
 
 
 @pytest.mark.parametrize("case", ["in halves", "in halves, usage at the end"])
@@ -259,9 +259,9 @@ def test_split_chunks_with_multiple_tokens_are_measured_correctly(measured: Find
     assert median(true.ttft_s) == pytest.approx(0.4, rel=FOLLOWED)  # a chunk has come when its second half has
     assert median(true.itl_s) == pytest.approx(0.4, rel=FOLLOWED)
     assert median(true.tpot_s) == pytest.approx(0.4 / (TOKENS - 1), rel=FOLLOWED)
-    assert_found(ttft(point), true.ttft_s)
-    assert_found(point.latency.itl_per_chunk_s, true.itl_s)
-    assert_found(point.latency.tpot_s, true.tpot_s)
+    assert_accurate(ttft(point), true.ttft_s)
+    assert_accurate(point.latency.itl_per_chunk_s, true.itl_s)
+    assert_accurate(point.latency.tpot_s, true.tpot_s)
 
 
 def test_failures_are_counted_by_kind_without_delaying_others(measured: Find) -> None:
@@ -272,7 +272,7 @@ def test_failures_are_counted_by_kind_without_delaying_others(measured: Find) ->
     assert kinds(found.result) == {IssueKind.FAILED_REQUESTS}
     found.quietness.or_not_judged()
     assert max(true.ttft_s) == pytest.approx(0.3, rel=FOLLOWED)
-    assert_found(ttft(point), true.ttft_s)
+    assert_accurate(ttft(point), true.ttft_s)
     assert point.send_lag_s is not None
     assert point.send_lag_s.p95 < 0.02
 
@@ -286,6 +286,6 @@ def test_closed_loop_with_single_request_is_measured_correctly(measured: Find) -
     found.quietness.or_not_judged()
     assert median(true.ttft_s) == pytest.approx(0.3, rel=FOLLOWED)
     assert median(true.e2e_s) == pytest.approx(0.8, rel=FOLLOWED)
-    assert_found(ttft(point), true.ttft_s)
+    assert_accurate(ttft(point), true.ttft_s)
     assert point.full_run is not None
     assert point.full_run.output_tok_per_s == pytest.approx(4 * TOKENS / sum(true.e2e_s), rel=0.02)

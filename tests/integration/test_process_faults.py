@@ -48,7 +48,7 @@ def broken(scripted: CpuEngine) -> Iterator[CpuServer]:
 
 def test_server_exiting_during_load_keeps_exit_code_and_log(broken: CpuServer) -> None:
     assert broken.runtime.state(broken.handle).exit_code == 1
-    assert any("broken, as it was told" in line for line in broken.runtime.logs(broken.handle, follow=False))
+    assert any("SCRIPTED_BROKEN is set" in line for line in broken.runtime.logs(broken.handle, follow=False))
     wait_until_no_process_is_left(broken)
 
 

@@ -73,7 +73,7 @@ def test_failed_worker_ends_others_and_keeps_finished_shards(directory: Path) ->
     failed = Quantizing(directory, "failed", "--workers", "1", does=f"fail {shard}")
     code, output = failed.end()
     assert code == 5
-    assert "RuntimeError: the stand-in was told to fail" in output
+    assert "RuntimeError: the fake Quark was told to fail" in output
     assert "4 of 5 shards are done and saved" in output
     assert not failed.workers()
 

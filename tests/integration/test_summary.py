@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import summary
 from kubernetes_runs import last_run
-from schedule import GROUPS, LONGEST, group_of
+from schedule import GROUPS, SLOWEST_FILES, group_of
 from summary import excuse_for
 
 ROOT = Path(__file__).parents[2]
@@ -72,7 +72,7 @@ def test_unexcused_skip_fails_the_run(tmp_path: Path) -> None:
     code, output = run(tmp_path, RUN + NEEDLESS, "--fail-on-needless-skips")
     assert code == 1, output
     assert "skipped 1 (COULD HAVE RUN): for no reason" in output
-    assert "FAILED: skipped, and could have run on this machine: " in output
+    assert "FAILED: skipped, but could have run on this machine: " in output
     assert run(tmp_path, RUN + NEEDLESS)[0] == 0, "the run failed without --fail-on-needless-skips"
 
 
@@ -115,7 +115,7 @@ def test_missing_kubernetes_build_shows_last_recorded_run(tmp_path: Path) -> Non
 
 def test_every_scheduled_file_exists() -> None:
     names = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
-    assert set(LONGEST) <= names
+    assert set(SLOWEST_FILES) <= names
 
 
 def test_files_sharing_real_server_run_on_one_worker() -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints in the safetensors format: real headers over sparse data, so that 50 GB take no room."""
+"""Checkpoints in the safetensors format, with real headers and sparse data: 50 GB take no disk space."""
 
 import json
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def write_shard(path: Path, tensors: Mapping[str, int]) -> None:
-    """A whole safetensors file; `tensors` gives each tensor's bytes."""
+    """Write a complete safetensors file; `tensors` has the bytes of each tensor."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, size in tensors.items():
@@ -21,7 +21,7 @@ def write_shard(path: Path, tensors: Mapping[str, int]) -> None:
 def write_checkpoint(
     directory: Path, *, shards: int = 3, size: int = 1000, layers: int = 3, mtp_layer: int | None = 3
 ) -> Path:
-    """A whole checkpoint of `layers` layers spread over `shards` files of about `size` bytes each."""
+    """Write a complete checkpoint with `shards` files of about `size` bytes each."""
     directory.mkdir(parents=True, exist_ok=True)
     layers_named = [*range(layers), *([mtp_layer] if mtp_layer is not None else [])]
     names = [f"model.layers.{layer}.{part}.weight" for layer in layers_named for part in ("attn", "mlp")]

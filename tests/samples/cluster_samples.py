@@ -1,4 +1,4 @@
-"""Plans for a Kubernetes cluster, each on an image that a registry has."""
+"""Plans and manifests for a Kubernetes cluster, with an image in a registry."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,7 +16,7 @@ from orchestrator.planner.planning import load, render_artifacts, rendered_files
 IMAGE: Final = f"registry.example/sglang@sha256:{'0123456789abcdef' * 4}"
 HOST_PATH: Final = "kubernetes.weights.host_path=/srv/models"
 MONITORED: Final = "kubernetes.allowed_scrapers=[kubernetes.io/metadata.name=monitoring]"
-CASES: Final[Mapping[str, tuple[str, ...]]] = {  # one of each vendor; between them everything that can be said
+CASES: Final[Mapping[str, tuple[str, ...]]] = {  # one of each vendor; together they use all settings
     "mi355x-tp4dp2": (
         "kubernetes.namespace=serving",
         "kubernetes.node_selector=[amd.com/gpu.device-id=75a3]",
@@ -44,37 +44,35 @@ _schema_contents: Final = cache(utils.schema_contents)
 
 
 def cluster_plan(profile: str, *overrides: str, image: str | None = IMAGE) -> Plan:
-    """The plan of a profile on a cluster."""
     return replace(load(profile, overrides=("runtime=kubernetes", *overrides)).plan, prebuilt_image=image)
 
 
 def manifest_texts(plan: Plan, name: str | None = None) -> dict[str, str]:
-    """The rendered manifests by file name."""
+    """Return the rendered manifests by file name."""
     files = rendered_files(render_artifacts(plan), name)
     return {file.path: file.content.decode() for file in files if file.path.endswith(".yaml")}
 
 
 def all_objects(plan: Plan, name: str | None = None) -> list[dict[str, Any]]:
-    """The rendered objects."""
     return [obj for text in manifest_texts(plan, name).values() for obj in yaml.load_all(text, Loader=_LOADER) if obj]
 
 
-def check_object(found: dict[str, Any], version: str) -> None:
-    """Raise ValidationError unless it fits the schema of this version of Kubernetes.
+def check_object(manifest: dict[str, Any], version: str) -> None:
+    """Raise ValidationError unless the object matches the schema of this version of Kubernetes.
 
-    Strict: a field that the API server would drop without a word is a fault. The library reads two megabytes for each
-    object; here they are read once.
+    Unknown fields, which the API server would silently drop, are errors. The library reads 2 MB of schemas for each
+    object; here they are cached.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(utils, "schema_contents", _schema_contents)
-        kubernetes_validate.validate(found, version, strict=True)
+        kubernetes_validate.validate(manifest, version, strict=True)
 
 
 def objects(plan: Plan, name: str | None = None) -> dict[str, Any]:
-    """The rendered objects of one server by kind."""
+    """Return the rendered objects of one server by kind."""
     return {obj["kind"]: obj for obj in all_objects(plan, name)}
 
 
 def pod(plan: Plan, name: str | None = None) -> Any:  # noqa: ANN401 - JSON of the API's shape
-    """What the pod of its server is."""
+    """Return the pod spec of the server."""
     return objects(plan, name)["Deployment"]["spec"]["template"]["spec"]

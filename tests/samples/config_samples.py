@@ -1,7 +1,7 @@
-"""config.json of public checkpoints as far as a model's file follows from it, and checkpoints of that shape.
+"""Configs of public checkpoints, and sparse checkpoints for them.
 
-Written by hand from public documentation, each with its source; keys that say nothing of shape, size or kind are left
-out. The checkpoints have the real headers of a few layers' tensors over sparse data: they take no room.
+The configs are written by hand from the public sources named here, with only the keys about shape, size and kind. The
+checkpoints have real headers for a few tensors of each layer; their sparse data takes no disk space.
 """
 
 import json
@@ -15,7 +15,7 @@ Config = dict[str, Any]
 INDEX = "model.safetensors.index.json"
 
 # huggingface.co/zai-org/GLM-5.2/blob/main/config.json, as quoted in public by its readers (max_position_embeddings,
-# layers, heads, experts, index_*, q and kv ranks); layout of keys as in a quantized GLM-5.3 (the same model class)
+# layers, heads, experts, index_*, q and kv ranks); key structure of a quantized GLM-5.3 (the same model class)
 GLM_52: Config = {
     "architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa", "dtype": "bfloat16", "hidden_size": 6144,
     "intermediate_size": 12288, "moe_intermediate_size": 2048, "num_hidden_layers": 78, "num_attention_heads": 64,
@@ -26,7 +26,7 @@ GLM_52: Config = {
     "max_position_embeddings": 1048576, "rope_parameters": {"rope_theta": 8000000, "rope_type": "default"},
     "vocab_size": 154880,
 }  # fmt: skip
-# real output of AMD Quark 0.13 for such a model, as far as the kind of weights follows from it
+# excerpt of the real output of AMD Quark 0.13 for such a model
 QUARK_MXFP4: Config = {
     "quant_method": "quark",
     "global_quant_config": {"weight": {"dtype": "fp4", "qscheme": "per_group", "scale_format": "e8m0"}},
@@ -41,8 +41,8 @@ GLM_47_FLASH: Config = {
     "num_experts_per_tok": 4, "first_k_dense_replace": 1, "num_nextn_predict_layers": 1,
     "max_position_embeddings": 202752, "rope_theta": 1000000, "rope_scaling": None, "vocab_size": 154880,
 }  # fmt: skip
-# huggingface.co/deepseek-ai/DeepSeek-V3.2/blob/main/config.json; DeepSeek-V3's beside DeepSeek-V3.2-Exp's
-# inference/config_671B_v3.2.json (index_*)
+# huggingface.co/deepseek-ai/DeepSeek-V3.2/blob/main/config.json; DeepSeek-V3's, with index_* of DeepSeek-V3.2-Exp's
+# inference/config_671B_v3.2.json
 DEEPSEEK_V32: Config = {
     "architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32", "torch_dtype": "bfloat16",
     "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048, "num_hidden_layers": 61,
@@ -73,8 +73,8 @@ GPT_OSS_120B: Config = {
     "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]},
     "vocab_size": 201088,
 }  # fmt: skip
-# huggingface.co/MiniMaxAI/MiniMax-M3-MXFP8/blob/main/config.json; the text part as reproduced beside the same of
-# mlx-community/MiniMax-M3-4bit. Drafting layers are named and not in the published checkpoint.
+# huggingface.co/MiniMaxAI/MiniMax-M3-MXFP8/blob/main/config.json; the text part also as in
+# mlx-community/MiniMax-M3-4bit. The config names MTP layers, which the published checkpoint lacks.
 MINIMAX_M3: Config = {
     "architectures": ["MiniMaxM3SparseForConditionalGeneration"], "model_type": "minimax_m3_vl",
     "auto_map": {"AutoConfig": "configuration_minimax_m3_vl.MiniMaxM3VLConfig"},
@@ -117,15 +117,15 @@ LLAMA_33_70B: Config = {
 
 @dataclass(frozen=True)
 class Public:
-    """A public checkpoint: its config, and the bytes of its weights; `prefix` begins the names of its tensors."""
+    """A public checkpoint: its config, the bytes of its weights, and the prefix of its tensor names."""
 
     config: Config
     weights: int
     prefix: str = "model."
 
 
-# Bytes of weights, rounded: of GLM-5.2 and MiniMax-M3 as published (InferenceX #2867, sglang cookbook MiniMax-M3.mdx),
-# of the others their parameters times the width of a weight.
+# Rounded bytes of weights: published for GLM-5.2 and MiniMax-M3 (InferenceX #2867, sglang cookbook MiniMax-M3.mdx), and
+# parameters times bytes of a weight for the others.
 PUBLIC: Mapping[str, Public] = {
     "GLM-5.2-FP8": Public({**GLM_52, "quantization_config": {"quant_method": "fp8"}}, 756_000_000_000),
     "GLM-4.7-Flash": Public(GLM_47_FLASH, 62_500_000_000),
@@ -140,7 +140,7 @@ _NO_DRAFT = "MiniMax-M3-MXFP8"
 
 
 def write_public(directory: Path, name: str, **change: object) -> Path:
-    """The checkpoint of one of `PUBLIC`, with changes of its config; None takes a key away."""
+    """Write a checkpoint of `PUBLIC` with config changes; None removes a key."""
     public = PUBLIC[name]
     config = {key: value for key, value in {**public.config, **change}.items() if value is not None}
     drafts = 0 if name == _NO_DRAFT else None
@@ -160,9 +160,9 @@ def write_config(
     shards: int = 4,
     experts: int = 0,
 ) -> Path:
-    """A whole checkpoint of this config, with tensors as `shape` has them, of exactly `weights` bytes in files.
+    """Write a complete checkpoint with exactly `weights` bytes of files, with the tensors of the config `shape`.
 
-    `experts` is how many of each layer have three matrices and their scales.
+    `experts` is the number of experts of each layer that have three matrices and their scales.
     """
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config, indent=1))
@@ -186,10 +186,7 @@ def write_config(
 
 
 def write_file(path: Path, tensors: Mapping[str, tuple[int, ...]], size: int) -> None:
-    """A whole safetensors file of bf16 tensors, sparse, of exactly `size` bytes: the last tensor is as long as needed.
-
-    That one has one dimension.
-    """
+    """Write a sparse safetensors file of bf16 tensors with exactly `size` bytes; a one-dimensional tensor fills it."""
     named = {"__metadata__": {"format": "pt"}}
     end = 0
     entries: dict[str, object] = dict(named)
@@ -198,19 +195,19 @@ def write_file(path: Path, tensors: Mapping[str, tuple[int, ...]], size: int) ->
         entries[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [end, end + length]}
         end += length
     filler = "model.filler"
-    for _ in range(4):  # its own length stands in the header
+    for _ in range(4):  # the header contains the filler's size, which depends on the length of the header
         text = json.dumps(entries).encode()
         rest = size - 8 - len(text)
         entries[filler] = {"dtype": "U8", "shape": [rest - end], "data_offsets": [end, rest]}
     text = json.dumps(entries).encode()
-    assert 8 + len(text) + rest == size, "the header does not settle"
+    assert 8 + len(text) + rest == size, "the length of the header does not converge"
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         file.truncate(size)
 
 
 def _tensors(config: Config, prefix: str, drafts: int | None) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """A few tensors of each layer, with the rows that follow from a config."""
+    """Yield a few tensors of each layer, with the shapes of a config."""
     text = {**config, **config.get("text_config", {})}
     hidden, layers = text["hidden_size"], text["num_hidden_layers"]
     drafting = text.get("num_nextn_predict_layers", 0) if drafts is None else drafts

@@ -1,4 +1,4 @@
-"""Values that a hub, an index or a remote host may give where a name, a commit or a size belongs."""
+"""Hostile values that a hub, an index or a remote host may send as a name, a commit or a size."""
 
 NAMES: tuple[object, ...] = (
     *("/etc/cron.d/x", "/x.json", "//x", "///", "/", "/../x", "/proc/self/mem", "/dev/sda"),

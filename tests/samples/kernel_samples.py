@@ -1,4 +1,4 @@
-"""Plans, rows and log lines as the tests of kernels need them."""
+"""Plans, table rows and log lines for tests of kernels."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -23,7 +23,7 @@ from orchestrator.plan.plan import (
 from orchestrator.profiles.timeouts import RestartPolicySection, TimeoutsSection
 
 GLM = Moe(hidden_size=6144, intermediate_size=2048, routed_experts=256, shared_experts=1, experts_per_token=8)
-# The facts of GLM-5.2's config.json that decide the key.
+# The values of GLM-5.2's config.json that determine the key of a row.
 CONFIG = {
     "hidden_size": 6144,
     "moe_intermediate_size": 2048,
@@ -34,7 +34,7 @@ CONFIG = {
     "num_nextn_predict_layers": 1,
     "quantization_config": {"quant_method": "quark", "exclude": ["lm_head"]},
 }
-WHOLE_CONFIG = CONFIG | {"num_hidden_layers": 78, "index_topk": 2048}  # and what a profile of it says
+WHOLE_CONFIG = CONFIG | {"num_hidden_layers": 78, "index_topk": 2048}  # with the values that a profile also has
 FUSED_TP8 = Shape(model_dim=6144, inter_dim=256, expert=257, topk=9)
 UNFUSED_TP8 = Shape(model_dim=6144, inter_dim=256, expert=256, topk=8)
 STAGE1 = "flydsl_moe1_afp4_wfp4_bf16_t32x64x256_w4"
@@ -46,7 +46,7 @@ HEADER = ",".join(TABLE_COLUMNS)
 def glm_plan(
     *, tp: int = 8, dp: int = 1, ep: int = 1, version: str = "0.5.14", commit: str = "9127c94a", **flags: str | None
 ) -> Plan:
-    """GLM-5.2 MXFP4 on eight MI355X; flags with `_` for `-`, None for a bare switch."""
+    """Return a plan of GLM-5.2 MXFP4 on eight MI355X; flags have `_` for `-`, and None is a switch without a value."""
     return Plan(
         profile="glm",
         description="",
@@ -128,14 +128,14 @@ def line(
     us: str = "50.5",
     tag: str = "",
 ) -> str:
-    """One line of a table, without its end."""
+    """Return one line of a table, without the newline."""
     dims = f"{token},{shape.model_dim},{shape.inter_dim},{shape.expert},{shape.topk}"
     types = "ActivationType.Silu,torch.bfloat16,torch.float4_e2m1fn_x2,torch.float4_e2m1fn_x2,QuantType.per_1x32,1,0"
     return f"gfx950,256,{dims},{types},32,0,30.1,{kernels[0]},0.9%,20.4,{kernels[1]},1.5%,{us},0,0,0,10.0,20.0,{tag}"
 
 
 def rows(lines: Iterable[str], *, origin: RowOrigin = RowOrigin.UPSTREAM, header: str = HEADER) -> list[TunedRow]:
-    """The rows of a table that is without fault."""
+    """Return the rows of a valid table."""
     problems: list[Problem] = []
     found = list(read_rows([header, *lines], name="t.csv", origin=origin, problems=problems))
     assert not problems, problems
@@ -143,12 +143,12 @@ def rows(lines: Iterable[str], *, origin: RowOrigin = RowOrigin.UPSTREAM, header
 
 
 def every_bucket(shape: Shape, *, origin: RowOrigin = RowOrigin.UPSTREAM) -> list[TunedRow]:
-    """A row for each of 1 to 32768 tokens."""
+    """Return a row for each token bucket from 1 to 32768."""
     return rows([line(1 << exponent, shape=shape) for exponent in range(16)], origin=origin)
 
 
 def of(found: Iterable[TunedRow], origin: RowOrigin) -> list[TunedRow]:
-    """The same rows with another origin."""
+    """Return the rows with another origin."""
     return [replace(row, origin=origin) for row in found]
 
 
@@ -174,7 +174,7 @@ GEMM = (
 )
 
 
-# Rows of aiter at c16d44b9, a8w8_blockscale_tuned_fmoe_glm5_1.csv: FP8 in blocks, gfx942 with 304 CUs.
+# From a8w8_blockscale_tuned_fmoe_glm5_1.csv of aiter at c16d44b9: block FP8 on gfx942 with 304 CUs.
 FP8_KEY = (
     "gfx942,304,{token},6144,256,257,9,ActivationType.Silu,torch.bfloat16,torch.float8_e4m3fnuz,torch.float8_e4m3fnuz"
 )

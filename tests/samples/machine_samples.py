@@ -1,4 +1,4 @@
-"""Recorded machines: a survey from the files of a folder, and a runner that prints it as the real script would."""
+"""Recorded machines as surveys, and runners that print them like the real script."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ from orchestrator.hosts.survey import Runner, Section, Survey
 
 RECORDED = Path(__file__).parents[1] / "unit" / "hosts" / "recorded"
 
-# A node as it should be, around the GPUs.
+# The sections of a node that passes preflight, except the GPUs.
 READY: Mapping[str, str] = {
     "user": "0\nroot\n",
     "devices": "/dev/kfd 109 render open\n" + "".join(f"/dev/dri/renderD{128 + n} 109 render open\n" for n in range(8)),
@@ -29,14 +29,14 @@ def sections(machine: str, **changed: str) -> dict[str, str]:
 
 
 def survey_of(machine: str) -> Survey:
-    """What a look at a recorded machine gives."""
+    """Return the survey of a recorded machine."""
     return Survey({name: Section(0, text) for name, text in sections(machine).items()})
 
 
 def docker_answering(
     code: int = 0, text: str = "27.5.1\n", *, there: bool = False, missing: str = "no such manifest"
 ) -> Runner:
-    """A docker command: what it says of its daemon, and of any image in its registry, or why there is none."""
+    """Return a docker command with this answer about its daemon; all images exist in the registry if `there`."""
 
     def run(argv: Sequence[str]) -> CompletedProgram:
         if "version" in argv or "--version" in argv:
@@ -54,7 +54,7 @@ READY_DOCKER = docker_answering(there=True)
 
 
 def runner_of(machine: Mapping[str, str], *, docker: Runner = READY_DOCKER) -> Runner:
-    """A runner on that machine: beside the survey it has a docker command, and no other."""
+    """Return a runner on that machine, which has only the survey and a docker command."""
 
     def run(argv: Sequence[str]) -> CompletedProgram:
         if "docker" in argv[:3]:

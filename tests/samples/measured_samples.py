@@ -1,4 +1,4 @@
-"""Made-up results for the tests of reports: the shape of a real run, figures near the published ones."""
+"""Synthetic benchmark results, with values close to published ones."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -121,7 +121,7 @@ def run(provenance: ServerProvenance, *, workload: str = "wafer-20k-1k") -> Run:
 
 
 def tp4dp2() -> BenchResult:
-    """A whole and comparable measurement of the published layout."""
+    """Return a complete and comparable result of the published layout."""
     points = tuple(
         point(rate, p50, p95, joules=joules)
         for (rate, (p50, p95)), joules in zip(DP2.items(), (13.1, 7.4, 5.6, 4.7, 4.4, 4.3), strict=True)
@@ -137,7 +137,7 @@ def tp4dp2() -> BenchResult:
 
 
 def tp8() -> BenchResult:
-    """Another layout, that saturates earlier; no energy counters."""
+    """Return a result of a layout that saturates earlier, without energy counters."""
     points = tuple(point(rate, p50, p95, sustained=rate < 2) for rate, (p50, p95) in TP8.items())
     return BenchResult(
         schema_version=RESULT_SCHEMA,
@@ -150,16 +150,16 @@ def tp8() -> BenchResult:
 
 
 def b200() -> BenchResult:
-    """An endpoint on the other system, with a price given when it was measured."""
+    """Return a result of an endpoint on B200, with a price."""
     base = tp8()
     provenance = replace(base.run.provenance, gpu="b200", name="b200-tp8", profile="b200-tp8")
     points = tuple(point(rate, 0.4, 0.5 + rate / 4) for rate in (1.0, 2.0, 3.0))
-    paid = Price(usd_per_gpu_hour=3.10, source="given")
-    return replace(base, run=replace(run(provenance), price=paid), points=points, knee_rps=3.0)
+    price = Price(usd_per_gpu_hour=3.10, source="given")
+    return replace(base, run=replace(run(provenance), price=price), points=points, knee_rps=3.0)
 
 
 def single_stream() -> BenchResult:
-    """One request at a time on TP8."""
+    """Return a result of TP8 with one request at a time."""
     base = tp8()
     alone = replace(
         point(1.0, 0.4, 0.5), label="closed-1", arrivals="closed", concurrency=1, offered_rps=None, sustained=None
@@ -171,7 +171,7 @@ def single_stream() -> BenchResult:
 
 
 def marked(result: BenchResult, *kinds: IssueKind) -> BenchResult:
-    """The same result with marks that forbid a comparison."""
+    """Return the result with comparability issues."""
     return replace(
         result,
         comparability_issues=tuple(
@@ -181,5 +181,4 @@ def marked(result: BenchResult, *kinds: IssueKind) -> BenchResult:
 
 
 def save(result: BenchResult, directory: Path) -> Path:
-    """Write a result as `deploy bench` does."""
     return atomic_write(directory / RESULT_FILE, result.to_json())

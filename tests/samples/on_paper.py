@@ -1,4 +1,4 @@
-"""A fifth runtime, for the tests: each server is a child of this process, noted in its run directory."""
+"""A fifth runtime for tests: each server is a child of this process, recorded in its run directory."""
 
 import subprocess
 from collections.abc import Iterator
@@ -19,8 +19,6 @@ ENGINE = Path(__file__).parents[1] / "support/scripted_engine.py"
 
 
 class OnPaper(Runtime):
-    """The whole runtime."""
-
     name = NAME
     _children: ClassVar[dict[int, subprocess.Popen[bytes]]] = {}  # by pid
 
@@ -72,6 +70,6 @@ class OnPaper(Runtime):
 
 
 def register(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Add the line of the table; no other runtime is asked for servers."""
-    monkeypatch.setitem(REGISTRY, NAME, f"{__name__}:OnPaper")  # type: ignore[arg-type]  # a table to read
+    """Add the runtime to the registry, and search no other runtime for servers."""
+    monkeypatch.setitem(REGISTRY, NAME, f"{__name__}:OnPaper")  # type: ignore[arg-type]
     monkeypatch.setattr("orchestrator.servers.servers.REGISTRY", {NAME: REGISTRY[NAME]})

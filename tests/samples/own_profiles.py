@@ -1,4 +1,4 @@
-"""The profiles that only tests use, put where a user's own are: below the tool's home."""
+"""Profiles that only tests use, for the directory of a user's own profiles."""
 
 import shutil
 from pathlib import Path
@@ -7,6 +7,6 @@ OWN = Path(__file__).parents[1] / "home" / "profiles"
 
 
 def add_profiles(home: Path) -> Path:
-    """Add them to a home, and return it."""
+    """Add the profiles to a home; return the home."""
     shutil.copytree(OWN, home / "profiles", dirs_exist_ok=True)
     return home

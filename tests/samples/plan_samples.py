@@ -1,4 +1,4 @@
-"""Plans of the profiles that ship with the tool, with parts exchanged."""
+"""Plans of shipped profiles, with changed fields."""
 
 from dataclasses import replace
 
@@ -7,18 +7,17 @@ from orchestrator.plan.plan import Flag, Model, ModelSource, Plan
 from orchestrator.planner.planning import load
 
 
-def plan_of(profile: str, *overrides: str, **parts: object) -> Plan:
-    """The plan of a profile; `parts` replace fields of the plan itself."""
-    return replace(load(profile, overrides=overrides).plan, **parts)  # type: ignore[arg-type]
+def plan_of(profile: str, *overrides: str, **fields: object) -> Plan:
+    """Return the plan of a profile; `fields` replaces fields of the plan."""
+    return replace(load(profile, overrides=overrides).plan, **fields)  # type: ignore[arg-type]
 
 
 def flag(name: str, value: str | None) -> Flag:
-    """A flag that a user gave."""
+    """Return a flag with the origin `user`."""
     return Flag(name=name, values=() if value is None else (value,), origin=Origin.USER, source="")
 
 
 def model(location: str, *, kind: str = "local", revision: str | None = None, mtp_layer: int | None = 3) -> Model:
-    """A small model with an MTP layer."""
     return Model(
         name="small",
         served_name="small",

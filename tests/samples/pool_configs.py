@@ -1,4 +1,4 @@
-"""config.json of public models as far as the pools of sglang depend on it (ai-dynamo/aiconfigurator, `model_configs`).
+"""The config keys of public models that sglang's pools depend on (ai-dynamo/aiconfigurator, `model_configs`).
 
 NEXT: huggingface.co/Qwen/Qwen3-Next-80B-A3B-Instruct; LINEAR: moonshotai/Kimi-Linear-48B-A3B-Instruct; NEMOTRON:
 nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16.
@@ -116,7 +116,7 @@ OSS: Config = {
 
 
 def described(folder: Path, config: Config, *tensors: str) -> Description:
-    """What `add model` reads of a config and the names of tensors."""
+    """Return the description that `add model` derives from a config and the names of tensors."""
     text = {**config, **config.get("text_config", {})}
     names = [f"model.layers.{layer}.input_layernorm.weight" for layer in range(text["num_hidden_layers"])]
     if text.get("num_nextn_predict_layers"):

@@ -1,8 +1,8 @@
-"""Checkpoints as AMD Quark 0.13 writes them, made without Quark: a tiny GLM-5.2 by each recipe, its tensors zeros.
+"""Checkpoints in the format of AMD Quark 0.13, made without Quark: a tiny GLM-5.2 of zeros for each recipe.
 
-Quark was run, file to file, on a random `GlmMoeDsaForCausalLM` (transformers 5.16.1) with the MTP layer of
-zai-org/GLM-5.2 beside it. `REAL` has a digest of what it wrote by each recipe: names, dtypes and shapes of tensors, and
-the lists and types of its config. `facts_digest` takes the same of what is made here.
+Real Quark quantized a random `GlmMoeDsaForCausalLM` (transformers 5.16.1) with the MTP layer of zai-org/GLM-5.2 file to
+file. `REAL` has a digest of its output for each recipe: names, dtypes and shapes of tensors, and the lists and types in
+its config. `facts_digest` computes this digest for the checkpoints made here.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ _SHARED, _MTP = "*shared_experts*", "*layers.{mtp}.*"
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a recipe excludes, and which modules it makes FP8; patterns, as Quark is given them."""
+    """Quark's patterns of excluded modules and of FP8 modules."""
 
     exclude: tuple[str, ...]
     fp8: str = ""
@@ -42,7 +42,7 @@ RECIPES: Mapping[str, Recipe] = {
     "default": Recipe(_EXPERTS_ALONE),
     "amd52": Recipe((*_EXPERTS_ALONE, _MTP)),
     "glm5": Recipe((*_EXPERTS_ALONE, _SHARED)),  # the card of amd/GLM-5-MXFP4
-    "wafer": Recipe((*_EXPERTS_ALONE, _SHARED, _MTP)),  # as wafer.ai/blog/glm52-amd describes its own
+    "wafer": Recipe((*_EXPERTS_ALONE, _SHARED, _MTP)),  # wafer.ai/blog/glm52-amd
     "wafer-mx": Recipe((*_EXPERTS_ALONE, _SHARED, "*eh_proj")),
     "mtpfp8": Recipe(_EXPERTS_ALONE, fp8=_MTP),
     "sharedfp8": Recipe((*_EXPERTS_ALONE, _MTP), fp8=_SHARED),
@@ -50,7 +50,7 @@ RECIPES: Mapping[str, Recipe] = {
         ("*lm_head", "*embed_tokens", "*eh_proj", "*mlp.gate", "*self_attn.indexer.weights_proj"), fp8="*self_attn*"
     ),
 }
-REAL: Mapping[str, str] = {  # by recipe: 4 layers, 1 of them dense, 8 experts
+REAL: Mapping[str, str] = {  # by recipe, for 4 layers (1 dense) and 8 experts
     "default": "58c4bb7fd49d8cc9",
     "amd52": "d035145112417b74",
     "glm5": "af4221bd057870d5",
@@ -64,14 +64,14 @@ REAL: Mapping[str, str] = {  # by recipe: 4 layers, 1 of them dense, 8 experts
 
 @dataclass(frozen=True, kw_only=True)
 class Tiny:
-    """A tiny GLM-5.2: its dimensions are shrunken, its structure is whole."""
+    """A GLM-5.2 with the original structure and small dimensions."""
 
     layers: int = 4
     dense: int = 1
     experts: int = 8
 
     def config(self) -> dict[str, Any]:
-        """config.json of the unquantized one."""
+        """Return config.json of the unquantized model."""
         return {
             "architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa", "dtype": "bfloat16",
             "hidden_size": HIDDEN, "intermediate_size": INNER, "moe_intermediate_size": MOE,
@@ -89,13 +89,13 @@ class Tiny:
         }  # fmt: skip
 
     def header(self) -> Header:
-        """Its tensors in bf16."""
+        """Return the bf16 tensors."""
         found: Header = {f"{name}.weight": ("BF16", (VOCABULARY, HIDDEN)) for name in ("lm_head", "model.embed_tokens")}
         found["model.norm.weight"] = ("BF16", (HIDDEN,))
         for layer in range(self.layers + 1):
             for name, shape in self._layer(layer):
                 leaf = name if name.endswith("bias") else f"{name}.weight"
-                drafts = layer == self.layers and leaf.endswith("correction_bias")  # that one was written by hand
+                drafts = layer == self.layers and leaf.endswith("correction_bias")  # this tensor was written by hand
                 found[f"model.layers.{layer}.{leaf}"] = ("F32" if drafts else "BF16", shape)
         return found
 
@@ -114,7 +114,7 @@ class Tiny:
             "k_norm.bias": (INDEX_DIM,), "weights_proj": (HEADS, HIDDEN),
         }  # fmt: skip
         yield from ((f"self_attn.{name}", shape) for name, shape in attention.items())
-        if layer < 3 or (layer - 2) % 4 == 0 or layer == self.layers:  # one layer of four, behind the first three
+        if layer < 3 or (layer - 2) % 4 == 0 or layer == self.layers:  # the first three layers, then every fourth one
             yield from ((f"self_attn.indexer.{name}", shape) for name, shape in indexer.items())
         if layer < self.dense:
             yield from _mlp("mlp", INNER)
@@ -125,7 +125,7 @@ class Tiny:
             yield from _mlp(f"mlp.{name}", MOE)
 
     def quantized(self, recipe: str) -> tuple[dict[str, Any], Header]:
-        """config.json and tensors that Quark makes of it."""
+        """Return config.json and the tensors of Quark's output."""
         rules, header = RECIPES[recipe], dict(self.header())
         patterns = [pattern.format(mtp=self.layers) for pattern in rules.exclude]
         fp8 = rules.fp8.format(mtp=self.layers)
@@ -170,7 +170,7 @@ def _stored(name: str, shape: tuple[int, ...], *, fp8: bool) -> Header:
 
 
 def facts_digest(config: Mapping[str, Any], header: Header) -> str:
-    """What a checkpoint of Quark says of itself, in short."""
+    """Return a digest of a checkpoint's quantization config and tensors."""
     given = config["quantization_config"]
     schemes = {"": given["global_quant_config"], **given["layer_quant_config"]}
     types = {
@@ -183,7 +183,7 @@ def facts_digest(config: Mapping[str, Any], header: Header) -> str:
 
 
 def write_tiny(folder: Path, config: Mapping[str, Any], header: Header) -> Path:
-    """A whole checkpoint with these tensors: sparse zeros, the MTP layer in a file of its own."""
+    """Write a complete checkpoint with these tensors as sparse zeros, and the MTP layer in a separate file."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").write_text("{}")
@@ -196,13 +196,13 @@ def write_tiny(folder: Path, config: Mapping[str, Any], header: Header) -> Path:
 
 
 def size_of(tensor: tuple[str, tuple[int, ...]]) -> int:
-    """Bytes of a tensor."""
+    """Return the bytes of a tensor."""
     dtype, shape = tensor
     return prod(shape) * _BYTES[dtype]
 
 
 def write_tensors(path: Path, header: Header) -> None:
-    """A safetensors file of zeros, which take no room."""
+    """Write a sparse safetensors file of zeros."""
     entries, end = {}, 0
     for name, (dtype, shape) in header.items():
         begin, end = end, end + size_of((dtype, shape))
@@ -215,7 +215,7 @@ def write_tensors(path: Path, header: Header) -> None:
 
 
 def read_tiny(folder: Path) -> tuple[dict[str, Any], Header]:
-    """Config and tensors of a checkpoint: what `REAL` was taken from."""
+    """Return the config and tensors of a checkpoint, as for the digests in `REAL`."""
     header: Header = {}
     for path in folder.glob("*.safetensors"):
         with path.open("rb") as file:
@@ -227,14 +227,14 @@ def read_tiny(folder: Path) -> tuple[dict[str, Any], Header]:
 
 
 def promised(header: Header) -> Header:
-    """Routed experts in bf16, as Quark leaves them where the model was not prepared for it."""
+    """Return the tensors with routed experts in bf16, as Quark writes them without preparation of the model."""
     bf16 = Tiny().header()
     remaining = {name: kind for name, kind in header.items() if ".mlp.experts." not in name}
     return {**remaining, **{name: kind for name, kind in bf16.items() if ".mlp.experts." in name}}
 
 
 def together(header: Header) -> Header:
-    """The same in one tensor for all of a layer's, without the MTP layer: the ordinary way of Quark, unprepared."""
+    """Return the tensors with one tensor for a layer's experts and no MTP layer, as Quark writes them by default."""
     remaining = {
         name: kind for name, kind in header.items() if ".mlp.experts." not in name and ".layers.4." not in name
     }
@@ -253,7 +253,6 @@ def _changed(recipe: str, change: Callable[[Header], Header]) -> tuple[dict[str,
     return config, change(header)
 
 
-# Fourteen checkpoints: config and header of each.
 CHECKPOINTS: Mapping[str, Callable[[], tuple[dict[str, Any], Header]]] = {
     **{recipe: partial(Tiny().quantized, recipe) for recipe in RECIPES},
     "bf16, not quantized": lambda: (Tiny().config(), Tiny().header()),

@@ -1,4 +1,4 @@
-"""A tiny GLM-5.2 in BF16 for `deploy quantize`, the same bytes everywhere; what Quark makes of it; its stand-in."""
+"""A tiny GLM-5.2 in BF16 with reproducible bytes, digests of its quantization by real Quark, and a fake Quark."""
 
 import hashlib
 import json
@@ -10,8 +10,8 @@ import numpy as np
 from quark_samples import Header, Tiny, size_of
 
 STAND_IN: Final = Path(__file__).with_name("quark_stand_in")
-# By recipe: a digest of all files of the checkpoint that `deploy quantize` made of `write_source` with real Quark 0.13
-# (`make quark`), its card excepted, which tells times.
+# By recipe: a digest of the checkpoint that `deploy quantize` made from `write_source` with real Quark 0.13
+# (`make quark`), without the model card, which contains times.
 REAL_FILES: Mapping[str, str] = {
     "glm-5.2-amd": "47cc7673ca06eda0",
     "glm-5.2-quark": "10f1969e5ca606b9",
@@ -20,7 +20,7 @@ REAL_FILES: Mapping[str, str] = {
 
 
 def write_source(folder: Path, tiny: Tiny | None = None) -> Path:
-    """A shard a layer, with what is of none in the first; values of BF16 over ten octaves, both signs, zeros."""
+    """Write one shard for each layer; the BF16 values have ten exponents, both signs, and zeros."""
     tiny = tiny or Tiny()
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(tiny.config(), indent=2))
@@ -39,24 +39,24 @@ def _layer(name: str) -> int:
 
 
 def _write(path: Path, header: Header) -> None:
-    entries, pieces, end = {}, [], 0
+    entries, chunks, end = {}, [], 0
     for name, (dtype, shape) in header.items():
         data = _values(name, size_of((dtype, shape))) if dtype == "BF16" else bytes(size_of((dtype, shape)))
         entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [end, end := end + len(data)]}
-        pieces.append(data)
+        chunks.append(data)
     text = json.dumps(entries).encode()
     text += b" " * (-len(text) % 8)
-    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(pieces))
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(chunks))
 
 
 def _values(name: str, size: int) -> bytes:
-    dice = np.frombuffer(hashlib.shake_256(name.encode()).digest(size), np.uint16)
-    sign_and_fraction, octave = dice & 0x807F, 110 + (dice >> 7 & 0xFF) % 10
-    return np.where(dice % 61 == 0, 0, sign_and_fraction | octave << 7).astype(np.uint16).tobytes()
+    bits = np.frombuffer(hashlib.shake_256(name.encode()).digest(size), np.uint16)
+    sign_and_fraction, octave = bits & 0x807F, 110 + (bits >> 7 & 0xFF) % 10
+    return np.where(bits % 61 == 0, 0, sign_and_fraction | octave << 7).astype(np.uint16).tobytes()
 
 
 def files_digest(folder: Path) -> str:
-    """Of names and contents of all files but the card."""
+    """Return a digest of the names and contents of all files except the model card."""
     total = hashlib.sha256()
     for path in sorted(folder.iterdir()):
         if path.name != "README.md":
@@ -65,12 +65,12 @@ def files_digest(folder: Path) -> str:
 
 
 def stand_in_path() -> str:
-    """What PYTHONPATH is to be: the stand-in, and where this Python has numpy."""
+    """Return a PYTHONPATH with the fake Quark and numpy."""
     return f"{STAND_IN}:{Path(np.__file__).parents[1]}"
 
 
 def stand_in_home(home: Path) -> Path:
-    """A home whose environment of Quark is empty: Quark is what PYTHONPATH says."""
+    """Return a home with an empty environment for Quark, which is on PYTHONPATH instead."""
     (home / "images").mkdir(parents=True)
-    (home / "images" / "quark-0.13.txt").write_text("# nothing: the stand-in is on PYTHONPATH\n")
+    (home / "images" / "quark-0.13.txt").write_text("# empty: a fake Quark is on PYTHONPATH\n")
     return home

@@ -1,4 +1,4 @@
-"""Run directories as starts leave them, without a server."""
+"""Run directories with the files of a start, without a server."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from orchestrator.runs.run_dir import SMOKE_FILE, RunDir
 from orchestrator.runtimes.supervisor.record import FILE
 from orchestrator.servers.start.request import UpRequest
 
-_NOBODY = "00000000-0000-0000-0000-000000000000/1/1"  # of another boot
+_NOBODY = "00000000-0000-0000-0000-000000000000/1/1"  # a process of another boot
 
 
 def request_of(*overrides: str, **more: object) -> UpRequest:
@@ -37,10 +37,10 @@ def past_run(
     day: int,
     *overrides: str,
     name: str = "owl",
-    verified: bool | None = True,  # None: it never came to its smoke test
+    verified: bool | None = True,  # None: no smoke test
     running: bool = False,
 ) -> RunDir:
-    """A run of July 2026 with everything that a start as a process writes."""
+    """Write a run of July 2026 with all files of a process server."""
     plan = _plan(overrides)
     run = RunDir(home.make_runs(name) / f"202607{day:02}T000000Z-{plan.digest[:8]}")
     run.save("plan.json", plan.to_dict())
@@ -58,7 +58,7 @@ def past_run(
 
 
 def write_process(run: RunDir, *, running: bool, plan: str = "") -> Path:
-    """The supervisor's record; of a server that runs it names this very process."""
+    """Write the supervisor's record; a running server has the pid of this process."""
     record = {
         "name": run.path.parent.name,
         "profile": "cpu-tiny",

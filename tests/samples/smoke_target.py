@@ -1,4 +1,4 @@
-"""What the checks of this room are asked of: a server as a profile of GLM-5.2 describes it."""
+"""A target of smoke tests, and a server that matches it."""
 
 from engine_api import EngineApi
 
@@ -22,5 +22,5 @@ TARGET = Target(
 
 
 def engine(**behaviors: object) -> EngineApi:
-    """A server that fits `TARGET`, but for these behaviors."""
+    """Return a server that matches `TARGET`, except for these behaviors."""
     return EngineApi(**{"model": NAME, "context": CONTEXT, "page": PAGE, **behaviors})  # type: ignore[arg-type]

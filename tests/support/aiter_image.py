@@ -1,4 +1,4 @@
-"""A stand-in of the ROCm image: aiter's tables where it keeps them, and nothing else."""
+"""A fake ROCm image with only aiter's tables, at the paths of the real image."""
 
 import io
 import os
@@ -26,7 +26,7 @@ FILES: Final = {
 
 @contextmanager
 def imported(engine: docker.DockerClient, links: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:
-    """The image's name, until the end of the block; `links` are targets by path below `AITER`."""
+    """Import the image for the length of the block, and yield its name; `links` maps paths below `AITER` to targets."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as archive:
         for path, text in FILES.items():
@@ -37,7 +37,7 @@ def imported(engine: docker.DockerClient, links: Mapping[str, str] = MappingProx
             member = tarfile.TarInfo(f"{AITER.lstrip('/')}/{path}")
             member.type, member.linkname = tarfile.SYMTYPE, target
             archive.addfile(member)
-    repository = f"deploy-kernels-test-{os.getpid()}"  # two runs of the tests on one machine have one each
+    repository = f"deploy-kernels-test-{os.getpid()}"  # distinct from other test runs on this machine
     engine.api.import_image_from_data(content.getvalue(), repository=repository, tag="1")
     yield f"{repository}:1"
     with suppress(ImageNotFound):

@@ -1,11 +1,10 @@
-"""Run by the engine's own Python: sglang's own workers make their pools on this CPU, and what they took is told.
+"""Allocate the cache pools of sglang's workers on the CPU and report their sizes. The engine's Python runs this file.
 
     cache_pools.py FOLDER       JSON on stdin, name -> [config.json, arguments]; the same names on stdout
 
-Each model is a config alone: its weights are sglang's dummies. One process imports sglang, each model has a fork of it.
-What a scheduler makes is made in its order: the target loads, then what drafts, then their pools. A name's answer has
-the bytes that were left for the cache, the tokens that sglang makes of them, the bytes that the pools take, and
-what the log says; or what sglang raised.
+Models have only a config; the weights are sglang's dummies. One process imports sglang, and each model runs in a fork.
+As in a scheduler, the target loads first, then the draft worker, then their pools. A result has the bytes available
+for the cache, sglang's number of tokens, the bytes of the pools, and the log lines; or the exception.
 """
 
 import json
@@ -26,13 +25,13 @@ Reported = dict[str, Any]
 
 
 def make(folder: Path, name: str, config: Reported, arguments: list[str]) -> Reported:
-    """One model's workers and pools."""
+    """Create the workers and pools of one model; return their sizes."""
     from sglang.srt.managers.tp_worker import TpModelWorker
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
     from sglang.srt.model_executor.pool_configurator import DefaultPoolConfigurator, HybridSWAPoolConfigurator
     from sglang.srt.server_args import prepare_server_args, set_global_server_args_for_scheduler
 
-    text: Reported = {"lines": [], "pools": []}
+    result: Reported = {"lines": [], "pools": []}
     directory = folder / name
     directory.mkdir(parents=True)
     (directory / "config.json").write_text(json.dumps(config))
@@ -41,20 +40,20 @@ def make(folder: Path, name: str, config: Reported, arguments: list[str]) -> Rep
         whole = configurator.calculate_pool_sizes
 
         def recorded(self: Any, available_bytes: int, page_size: int) -> Any:  # noqa: ANN401
-            found = whole(self, available_bytes, page_size)
-            text.update(available=available_bytes, fitting=found.max_total_num_tokens)
-            text.update(windows=found.swa_max_total_num_tokens)
-            return found
+            sizes = whole(self, available_bytes, page_size)
+            result.update(available=available_bytes, fitting=sizes.max_total_num_tokens)
+            result.update(windows=sizes.swa_max_total_num_tokens)
+            return sizes
 
         configurator.calculate_pool_sizes = recorded
 
     for item in (DefaultPoolConfigurator, HybridSWAPoolConfigurator):
         record(item)
-    MHATokenToKVPool._init_kv_copy_and_warmup = lambda _: None  # a Triton kernel, run once to compile it
+    MHATokenToKVPool._init_kv_copy_and_warmup = lambda _: None  # compiles a Triton kernel
     args = prepare_server_args(["--model-path", str(directory), *CPU, *DUMMY, *arguments])
     set_global_server_args_for_scheduler(args)
     handler = logging.Handler()
-    handler.emit = lambda record: text["lines"].append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: result["lines"].append(record.getMessage())  # type: ignore[method-assign]
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     ranks = {"gpu_id": 0, "tp_rank": 0, "moe_ep_rank": 0, "pp_rank": 0, "attn_cp_rank": 0, "moe_dp_rank": 0}
     common = {**ranks, "dp_rank": None, "nccl_port": free_port(), "server_args": args}
@@ -72,25 +71,25 @@ def make(folder: Path, name: str, config: Reported, arguments: list[str]) -> Rep
         )
     for worker in workers:
         size = worker.model_runner.token_to_kv_pool.get_kv_size_bytes()
-        text["pools"].append(int(sum(size) if isinstance(size, tuple) else size))
-    held = getattr(runner, "swa_max_total_num_tokens", None)
-    return text | {"tokens": int(runner.max_total_num_tokens), "window_tokens": held}
+        result["pools"].append(int(sum(size) if isinstance(size, tuple) else size))
+    window_tokens = getattr(runner, "swa_max_total_num_tokens", None)
+    return result | {"tokens": int(runner.max_total_num_tokens), "window_tokens": window_tokens}
 
 
 def answer(folder: Path, name: str, config: Reported, arguments: list[str]) -> None:
-    """As `make`, written down."""
+    """Write the result of `make`, or its exception, to a file."""
     try:
-        text = make(folder, name, config, arguments)
-    except Exception as error:  # noqa: BLE001 - its verdict
-        text = {"raised": repr(error), "where": traceback.format_exc()[-2000:]}
-    (folder / f"{name}.json").write_text(json.dumps(text))
+        result = make(folder, name, config, arguments)
+    except Exception as error:  # noqa: BLE001 - reported as the result
+        result = {"raised": repr(error), "where": traceback.format_exc()[-2000:]}
+    (folder / f"{name}.json").write_text(json.dumps(result))
 
 
 if __name__ == "__main__":
-    for module in ("managers.tp_worker", "models.registry"):  # once for all forks; the latter has every model's module
+    for module in ("managers.tp_worker", "models.registry"):  # once for all forks; the registry imports all models
         import_module(f"sglang.srt.{module}")
 
-    os.dup2(2, 1)  # what sglang prints is none of the answer
+    os.dup2(2, 1)  # keep sglang's output out of the result
     folder = Path(sys.argv[1])
     cases = json.load(sys.stdin)
     running = [get_context("fork").Process(target=answer, args=(folder, name, *case)) for name, case in cases.items()]

@@ -1,4 +1,4 @@
-"""Servers in a real cluster: a kubelet of the tests' own, and an image with Python and a shell."""
+"""Start servers in a real cluster, with a private kubelet and an image with Python and a shell."""
 
 import os
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from orchestrator.runtimes.kubernetes.runtime import KubernetesRuntime
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterEngine:
-    """A cluster with a node, and the home from which servers are started in it."""
+    """A cluster with a node, and the home that its servers are started from."""
 
     home: Home
     cluster: OwnCluster
@@ -28,11 +28,11 @@ class ClusterEngine:
     runtimes: list[KubernetesRuntime] = field(default_factory=list)
 
     def artifacts(self, *overrides: str, argv: tuple[str, ...]) -> Artifacts:
-        """`cpu-tiny` on a free port, of which `argv` takes the place of the server."""
+        """Render `cpu-tiny` on a free port, with `argv` in place of the server."""
         settings = (
             "kubernetes.image_pull_policy=Never",
             "kubernetes.weights.host_path=/tmp",
-            "kubernetes.cpu=0.1",  # the node has few, and this test's pod may have to wait for the end of another's
+            "kubernetes.cpu=0.1",  # the node has few cores, and pods of other tests may still run
             "kubernetes.memory=1Gi",
             f"server.port={free_port()}",
         )
@@ -40,11 +40,11 @@ class ClusterEngine:
         return replace(artifacts, command=replace(artifacts.command, argv=argv))
 
     def start(self, name: str, artifacts: Artifacts, *, secrets: Mapping[str, Secret] | None = None) -> CpuServer:
-        """Start it under a name of this test process's own; it is not ready yet."""
+        """Start a server, without waiting for readiness; its name gets the pid as suffix."""
         runtime, name = KubernetesRuntime(self.home), f"{name}-{os.getpid()}"
         self.runtimes.append(runtime)
         run = open_run(self.home, name, artifacts.plan)
         run.write(())
-        (run.path / "plan.json").write_text(artifacts.plan.to_json())  # by which others find its namespace
+        (run.path / "plan.json").write_text(artifacts.plan.to_json())  # other commands read the namespace from it
         handle = runtime.start(artifacts, name=name, run_dir=run.path, secrets=secrets or {})
         return CpuServer(handle=handle, runtime=runtime, plan=artifacts.plan)

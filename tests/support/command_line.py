@@ -1,4 +1,4 @@
-"""`deploy` as a user runs it: a process with an environment, exit code, stdout and stderr."""
+"""Run `deploy` as a process, as a user does."""
 
 import os
 import re
@@ -20,15 +20,15 @@ from waits import TIMEOUT
 
 from orchestrator.core.paths import Home
 
-# Read when an interpreter starts or a module is imported: a forked command would not see another value.
+# Read when an interpreter starts or a module is imported: a forked command would ignore another value.
 _READ_AT_START: Final = ("PYTHON", "LC_", "LANG", "LD_", "TZ", "HOME", "NO_COLOR", "FORCE_COLOR", "TERM")
-_forks: list[Forks] = []  # the process that commands are forked from, while there is one
-_at_start: dict[str, str] = {}  # the environment in which it began
+_forks: list[Forks] = []  # the process that commands are forked from, if any
+_at_start: dict[str, str] = {}  # its environment when it started
 
 
 @contextmanager
 def commands_forked(forks: Forks) -> Iterator[None]:
-    """Let `CommandLine` fork its commands for the length of a block, begun in the environment `forks` began in."""
+    """Let `CommandLine` fork its commands from `forks` for the length of the block."""
     _at_start.update(_start_environ(os.environ))
     _forks.append(forks)
     yield
@@ -42,14 +42,13 @@ def _start_environ(environ: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class CommandLine:
-    """Runs `deploy` with a home of the test's own."""
+    """Runs `deploy` with its own home."""
 
     home: Home
     environ: Mapping[str, str] = field(default_factory=dict)
-    fresh: bool = False  # each command is a program of its own, as a user's is, and never forked
+    fresh: bool = False  # start a new interpreter for each command instead of a fork
 
     def run(self, *words: str, **environ: str) -> "subprocess.CompletedProcess[str]":
-        """Run to the end."""
         with self.running(*words, **environ) as command:
             code, stdout, stderr = command.wait()
         check_stdout(words, stdout)
@@ -57,9 +56,9 @@ class CommandLine:
 
     @contextmanager
     def running(self, *words: str, ignores: Sequence[signal.Signals] = (), **environ: str) -> Iterator["Running"]:
-        """Run in the background; killed at the end, if it is still there. `ignores`: as under nohup, SIGHUP say.
+        """Run in the background, with the signals in `ignores` ignored; kill it at the end of the block.
 
-        Forked, which costs a tenth of a program, where its environment allows that.
+        The command is a fork if its environment allows it: a tenth of the cost of a new interpreter.
         """
         env = self._env(environ)
         fresh = self.fresh or _start_environ(env) != _at_start
@@ -86,7 +85,7 @@ class Running:
         self._stdout, self._stderr = command.open("stdout"), command.open("stderr")
 
     def wait_for(self, pattern: str) -> str:
-        """The first line of stderr that matches."""
+        """Return the first line of stderr that matches."""
         seen, deadline = [], time.monotonic() + TIMEOUT
         while line := self._line(self._stderr, deadline):
             seen.append(line)
@@ -95,23 +94,22 @@ class Running:
         raise AssertionError(f"ended without a line with {pattern!r}:\n{''.join(seen)}")
 
     def line(self) -> str:
-        """The next line of stdout; empty where it has ended."""
+        """Return the next line of stdout; empty at the end."""
         return self._line(self._stdout, time.monotonic() + TIMEOUT)
 
     @property
     def over(self) -> bool:
-        """Whether it has ended."""
         return self._command.ends_within(0)
 
     def wait(self) -> tuple[int, str, str]:
-        """Its exit code, -N where signal N ended it, and what it printed and said from here on."""
+        """Return the exit code (-N for signal N), and the rest of stdout and stderr."""
         assert self._command.ends_within(TIMEOUT), self._command.stderr
         ended = self._command.wait()
         assert ended.code is not None
         return ended.code, self._stdout.read(), self._stderr.read()
 
     def end(self, number: signal.Signals) -> tuple[int, str]:
-        """Send a signal; the exit code and what was said from here on."""
+        """Send a signal; return the exit code and the rest of stderr."""
         self.send(number)
         code, _, text = self.wait()
         return code, text
@@ -120,21 +118,21 @@ class Running:
         line = ""
         while not line.endswith("\n"):
             over = self.over
-            piece = file.readline()
-            line += piece
-            if over and not piece:
+            text = file.readline()
+            line += text
+            if over and not text:
                 break
             assert time.monotonic() < deadline, f"no line in time: {self._command.stderr}"
-            if not piece:
+            if not text:
                 self._command.ends_within(0.02)
         return line
 
 
 def processes_with(text: str) -> list[str]:
-    """Command lines of this machine's processes that hold `text` (zombies have none)."""
-    found = []
+    """Return the command lines on this machine that contain `text`; zombies have none."""
+    lines = []
     for pid, words in proc_files("cmdline"):
         line = words.replace(b"\0", b" ").decode(errors="replace")
         if text in line and pid != os.getpid():
-            found.append(line)
-    return found
+            lines.append(line)
+    return lines

@@ -1,4 +1,4 @@
-"""Real sglang on this machine's CPU: profiles rendered, started through a runtime, asked over HTTP."""
+"""Start real sglang servers on the CPU."""
 
 import socket
 import time
@@ -27,7 +27,7 @@ from orchestrator.verify.readiness import StartingServer, wait_until_ready
 
 @dataclass(frozen=True, kw_only=True)
 class CpuServer:
-    """A server that was started, the runtime it runs in, and its plan."""
+    """A started server, with its runtime and plan."""
 
     handle: Unit
     runtime: Runtime
@@ -42,7 +42,7 @@ class CpuServer:
         return Path(self.handle.run_dir, "server.log")
 
     def wait_until_ready(self) -> None:
-        """Return when it generates a token; fail with the end of its log when it has exited or takes too long."""
+        """Wait until the server generates a token; fail with the end of its log if it exits or takes too long."""
         deadline = time.monotonic() + TIMEOUT
         while not (listens(self.url) and healthy(self.url)):
             running = self.runtime.state(self.handle).status is Status.RUNNING
@@ -52,20 +52,20 @@ class CpuServer:
             time.sleep(0.2)
 
     def complete(self, prompt: str = "the server answers", **options: object) -> httpx.Response:
-        """One greedy completion."""
+        """Request one greedy completion."""
         body = {"model": self.plan.model.served_name, "prompt": prompt, "max_tokens": 8, "temperature": 0, **options}
         return httpx.post(f"{self.url}/v1/completions", json=body, timeout=TIMEOUT, trust_env=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CpuEngine:
-    """What a server needs on this machine: the home with its model, and an interpreter that has sglang."""
+    """The home with the model, and a Python that has sglang."""
 
     home: Home
     python: Path
 
     def artifacts(self, *overrides: str, argv: tuple[str, ...] = ()) -> Artifacts:
-        """`cpu-tiny` on a free port, rendered, with the interpreter it runs on; `argv` replaces the whole command."""
+        """Render `cpu-tiny` on a free port; `argv` replaces the whole command."""
         plan = load("cpu-tiny", overrides=[f"server.port={free_port()}", *overrides]).plan
         artifacts = render_artifacts(plan)
         argv = argv or (str(self.python), *artifacts.command.argv[1:])
@@ -78,7 +78,7 @@ class CpuEngine:
         artifacts: Artifacts | None = None,
         secrets: Mapping[str, Secret] | None = None,
     ) -> CpuServer:
-        """Start `cpu-tiny`, or these artifacts, under a name; it is not ready yet."""
+        """Start `cpu-tiny`, or the given artifacts, without waiting for readiness."""
         artifacts, runtime = artifacts or self.artifacts(*overrides), ProcessRuntime(self.home)
         run = open_run(self.home, name, artifacts.plan)
         handle = runtime.start(artifacts, name=name, run_dir=run.path, secrets=secrets or {})
@@ -86,18 +86,17 @@ class CpuEngine:
 
 
 def processes_of(handle: Unit) -> tuple[Process, ...]:
-    """All that runs of a server of the process runtime."""
     return processes_in(Path(handle.run_dir))
 
 
 def processes_in(run_dir: Path) -> tuple[Process, ...]:
-    """The same, by the folder of its run."""
+    """Return the running processes of the server that was started in this run directory."""
     record = read_record(run_dir)
     return server_processes(record.markers) if record else ()
 
 
 def wait_by_its_log(server: CpuServer) -> list[str]:
-    """Wait as `up` does until it serves; returns the stages its log showed."""
+    """Wait for readiness as `up` does; return the startup stages in the log."""
     starting = StartingServer(
         url=server.url,
         served_name=server.plan.model.served_name,
@@ -113,14 +112,14 @@ def wait_by_its_log(server: CpuServer) -> list[str]:
 
 
 def listens(url: str) -> bool:
-    """Whether somebody takes a connection there: soon asked, where a client of HTTP reads certificates first."""
+    """Return whether the port accepts connections. A bare socket is faster than httpx, which reads certificates."""
     address = httpx.URL(url)
     with socket.socket() as probe:
         return probe.connect_ex((address.host, address.port)) == 0
 
 
 def healthy(url: str) -> bool:
-    """Whether a server generates a token when asked for its health."""
+    """Return whether the health check passes, for which the server generates a token."""
     try:
         return httpx.get(f"{url}/health", timeout=30, trust_env=False).status_code == 200
     except httpx.HTTPError:

@@ -1,4 +1,4 @@
-"""Published schemas of custom resources, against which rendered objects are checked."""
+"""Check rendered objects against published schemas of custom resources."""
 
 import gzip
 import json
@@ -11,15 +11,15 @@ _SAMPLES = Path(__file__).parents[1] / "samples"
 
 
 def _strict(schema: Any) -> Any:  # noqa: ANN401 - JSON
-    """A schema that refuses fields that the API server would drop without a word."""
+    """Return the schema with unknown fields forbidden, which the API server would silently drop."""
     if isinstance(schema, list):
         return [_strict(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    made = {key: _strict(value) for key, value in schema.items()}
+    strict = {key: _strict(value) for key, value in schema.items()}
     if "properties" in schema and "additionalProperties" not in schema:
-        made["additionalProperties"] = False
-    return made
+        strict["additionalProperties"] = False
+    return strict
 
 
 def check_crd(manifest: dict[str, Any], project: str, version: str) -> None:

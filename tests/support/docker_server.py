@@ -1,4 +1,4 @@
-"""Real sglang in a container: a base image made from this machine's packages, the engine's Python packages mounted."""
+"""Start real sglang in a container of an image from this machine's packages, with the engine's packages mounted."""
 
 import os
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from orchestrator.runtimes.docker.runtime import DockerRuntime
 
 @dataclass(frozen=True, kw_only=True)
 class DockerEngine:
-    """What a container needs here, and every server it was used to start; `run` tells two runs of the tests apart."""
+    """Starts servers in containers and records them; `run` makes names unique between test runs."""
 
     home: Home
     image: str
@@ -32,11 +32,11 @@ class DockerEngine:
     started: list[tuple[DockerRuntime, Unit]] = field(default_factory=list)
 
     def plan(self, *overrides: str) -> Plan:
-        """`cpu-tiny` on a free port, for docker."""
+        """Return the plan of `cpu-tiny` on a free port, for docker."""
         return replace(load("cpu-tiny", overrides=[f"server.port={free_port()}", *overrides]).plan, runtime="docker")
 
     def artifacts(self, *overrides: str, argv: tuple[str, ...] = ()) -> Artifacts:
-        """The artifacts of `plan`; with `argv` the container runs that in place of the server."""
+        """Render the artifacts of `plan`; `argv` replaces the server's command."""
         plan = self.plan(*overrides)
         packages = Mount(source=str(self.packages), target=ENGINE_PACKAGES, read_only=True)
         artifacts = render(plan, None, self.image)
@@ -55,7 +55,7 @@ class DockerEngine:
         runtime: DockerRuntime | None = None,
         secrets: Mapping[str, Secret] | None = None,
     ) -> CpuServer:
-        """Start it under a name of this test process's own; it is not ready yet."""
+        """Start a server under a unique name, without waiting for readiness."""
         runtime = runtime or DockerRuntime(self.home)
         name = self.name(name)
         run = open_run(self.home, name, artifacts.plan)
@@ -64,11 +64,10 @@ class DockerEngine:
         return CpuServer(handle=handle, runtime=runtime, plan=artifacts.plan)
 
     def name(self, name: str) -> str:
-        """A server's name that no other run of the tests has."""
         return f"{name}-{self.run}"
 
     def stop_all(self) -> None:
-        """Take down what was started, each also where another one cannot be."""
+        """Stop all started servers, even if stopping one of them fails."""
         with ExitStack() as last:
             while self.started:
                 runtime, handle = self.started.pop()

@@ -1,13 +1,13 @@
-"""Run by the engine's own Python: make a GLM-5.2-shaped Quark checkpoint, or load its MTP layer with sglang's own code.
+"""Make a small Quark checkpoint like GLM-5.2, or load its MTP layer with sglang's code. The engine's Python runs this.
 
-    make DIR bf16|mxfp4   78 layers in name, the MTP layer's tensors with shrunken dimensions, its experts in that dtype
+    make DIR bf16|mxfp4   write a config with 78 layers, and small tensors for the MTP layer, with experts in that dtype
     load DIR...           config -> QuarkConfig -> sglang's draft class -> its load_weights, on CPU
-    target on|off DIR...  the same for the target's class, which is let believe that a gfx950 is there: the shared
-                          experts fused as the class decides it, or not; of its exceptions only the first
+    target on|off DIR...  the same for the target class on a fake gfx950, with the fusion of shared experts as the class
+                          decides, or off; reports only the first exception
 
-Several of them follow one another, a `--` between; each is carried out in a fork of the process that has imported
-torch and sglang. `load` and `target` print one JSON line a checkpoint: the class that was loaded, or sglang's own
-exception, and the parameters that nothing was written to.
+Several orders are separated by `--`; each runs in a fork of the process that has imported torch and sglang. `load` and
+`target` print one JSON line for each checkpoint: the loaded class or sglang's exception, and the parameters that were
+not written.
 """
 
 import importlib
@@ -39,13 +39,13 @@ from draft_model_config import (
 from safetensors.torch import load_file, save_file
 
 _FAILURES = (AssertionError, IndexError, RuntimeError)
-_UNTOUCHED = -77  # what no checkpoint of zeros holds
-# The modules that a wrong name in the exclude list gets built wrongly.
-ASKED = ("eh_proj", "decoder.mlp.experts", "decoder.mlp.shared_experts.gate_up_proj")
+_UNTOUCHED = -77  # does not occur in a checkpoint of zeros
+# A wrong name in the exclude list gives these modules a wrong quantization method.
+MODULES = ("eh_proj", "decoder.mlp.experts", "decoder.mlp.shared_experts.gate_up_proj")
 
 
 def tensors(experts: str) -> dict[str, torch.Tensor]:
-    """The tensors of the MTP layer, by their names in the checkpoint."""
+    """Return the tensors of the MTP layer, by their names in the checkpoint."""
     shapes = {
         "enorm": (HIDDEN,),
         "hnorm": (HIDDEN,),
@@ -67,18 +67,18 @@ def tensors(experts: str) -> dict[str, torch.Tensor]:
         "mlp.gate": (EXPERTS, HIDDEN),
         **{f"mlp.shared_experts.{name}": shape for name, shape in _expert_shapes()},
     }
-    found = {f"{LAYER}.{name}.weight": _bf16(shape) for name, shape in shapes.items()}
-    found[f"{LAYER}.mlp.gate.e_score_correction_bias"] = torch.zeros(EXPERTS)
-    found[f"{LAYER}.self_attn.indexer.k_norm.bias"] = _bf16((INDEX_DIM,))
+    result = {f"{LAYER}.{name}.weight": _bf16(shape) for name, shape in shapes.items()}
+    result[f"{LAYER}.mlp.gate.e_score_correction_bias"] = torch.zeros(EXPERTS)
+    result[f"{LAYER}.self_attn.indexer.k_norm.bias"] = _bf16((INDEX_DIM,))
     for expert in range(EXPERTS):
         for name, (rows, columns) in _expert_shapes():
             module = f"{LAYER}.mlp.experts.{expert}.{name}"
             if experts == "bf16":
-                found[f"{module}.weight"] = _bf16((rows, columns))
+                result[f"{module}.weight"] = _bf16((rows, columns))
             else:
-                found[f"{module}.weight"] = torch.zeros(rows, columns // 2, dtype=torch.uint8)
-                found[f"{module}.weight_scale"] = torch.zeros(rows, columns // 32, dtype=torch.uint8)
-    return found
+                result[f"{module}.weight"] = torch.zeros(rows, columns // 2, dtype=torch.uint8)
+                result[f"{module}.weight_scale"] = torch.zeros(rows, columns // 32, dtype=torch.uint8)
+    return result
 
 
 def _expert_shapes() -> Iterator[tuple[str, tuple[int, int]]]:
@@ -97,7 +97,7 @@ def make(folder: Path, experts: str) -> None:
 
 
 class _Stub(ModuleType):
-    """A package that 0.5.16 imports and the environment of 0.5.14 lacks; nothing of it is used while loading."""
+    """A package that 0.5.16 imports and the environment of 0.5.14 lacks; loading does not use it."""
 
     def __getattr__(self, name: str) -> type:
         if name.startswith("__"):
@@ -110,12 +110,12 @@ def stub(*names: str) -> None:
 
 
 def load(number: int, folders: list[Path], *, drafts: bool = True, fuse: bool = True) -> None:
-    """Load each checkpoint as a server does, or its MTP layer as its draft worker, up to the weights; a line each."""
+    """Load each checkpoint as a server does, or its MTP layer as a draft worker does; print a line for each."""
     from sglang.srt.distributed.parallel_state import init_distributed_environment, initialize_model_parallel
     from sglang.srt.layers.quantization.quark import quark
     from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
-    # What the classes ask of the machine is answered as on a gfx950; "cuda" is what torch calls such a GPU.
+    # The classes see a gfx950, whose device type in torch is "cuda".
     quark.get_device_capability = lambda: (9, 5)
     if not drafts:
         from sglang.srt.models import deepseek_v2
@@ -130,8 +130,8 @@ def load(number: int, folders: list[Path], *, drafts: bool = True, fuse: bool = 
         )
         initialize_model_parallel()
         for folder in folders:
-            found = {"checkpoint": folder.name, "order": number, **_load_one(folder, drafts=drafts)}
-            print(json.dumps(found), flush=True)
+            result = {"checkpoint": folder.name, "order": number, **_load_one(folder, drafts=drafts)}
+            print(json.dumps(result), flush=True)
 
 
 def _load_one(folder: Path, *, drafts: bool) -> dict[str, object]:
@@ -150,7 +150,7 @@ def _load_one(folder: Path, *, drafts: bool) -> dict[str, object]:
         return {"loaded": None, "errors": {"": f"{type(error).__name__}: {error}"}}
     built: dict[str, object] = {"fused": model.num_fused_shared_experts}
     if drafts:
-        built["methods"] = {name: type(model.get_submodule(f"model.{name}").quant_method).__name__ for name in ASKED}
+        built["methods"] = {name: type(model.get_submodule(f"model.{name}").quant_method).__name__ for name in MODULES}
         built["exclude"] = sorted(model.model.quant_config.exclude_layers)
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.element_size() > 1}
     with torch.no_grad():
@@ -166,14 +166,14 @@ def _load_one(folder: Path, *, drafts: bool) -> dict[str, object]:
 
 
 def _errors(model: torch.nn.Module, folder: Path) -> dict[str, str]:
-    """How each tensor fails that fails: sglang loads them in threads, and reports the first of them to end."""
-    found = {}
+    """Return the error of each failing tensor: sglang loads them in threads and reports only one error."""
+    errors = {}
     for name, tensor in _weights(folder):
         try:
             model.load_weights([(name, tensor)])
         except _FAILURES as error:
-            found[name.removeprefix(f"{LAYER}.")] = f"{type(error).__name__}: {error}"
-    return found
+            errors[name.removeprefix(f"{LAYER}.")] = f"{type(error).__name__}: {error}"
+    return errors
 
 
 def _weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
@@ -181,8 +181,7 @@ def _weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
         yield from load_file(shard).items()
 
 
-def carry_out(number: int, verb: str, *locations: str) -> None:
-    """One order; its lines bear its number."""
+def run_order(number: int, verb: str, *locations: str) -> None:
     if verb == "make":
         make(Path(locations[0]), locations[1])
     elif verb == "load":
@@ -191,13 +190,13 @@ def carry_out(number: int, verb: str, *locations: str) -> None:
         load(number, [Path(location) for location in locations[1:]], drafts=False, fuse=locations[0] == "on")
 
 
-def carry_out_in_forks(orders: list[list[str]]) -> None:
-    """Import for all of them what takes longest, and part."""
+def run_in_forks(orders: list[list[str]]) -> None:
+    """Import sglang once, and run each order in a fork."""
     stub("xgrammar", "sgl_kernel")
-    importlib.import_module("sglang.srt.models.registry")  # which imports every model
+    importlib.import_module("sglang.srt.models.registry")  # imports every model
     for number, order in enumerate(orders):
         if not (child := os.fork()):
-            carry_out(number, *order)
+            run_order(number, *order)
             sys.stdout.flush()
             os._exit(0)
         if os.waitpid(child, 0)[1]:
@@ -205,9 +204,9 @@ def carry_out_in_forks(orders: list[list[str]]) -> None:
 
 
 if __name__ == "__main__":
-    given = [order.split("\0") for order in "\0".join(sys.argv[1:]).split("\0--\0")]
-    if given[0][0] == "make":
-        for order in given:
-            carry_out(0, *order)
+    orders = [order.split("\0") for order in "\0".join(sys.argv[1:]).split("\0--\0")]
+    if orders[0][0] == "make":
+        for order in orders:
+            run_order(0, *order)
     else:
-        carry_out_in_forks(given)
+        run_in_forks(orders)

@@ -1,4 +1,4 @@
-"""config.json of a checkpoint of GLM-5.2's shape, quantized by Quark: its structure whole, its dimensions shrunken."""
+"""The config.json of a Quark checkpoint with the structure of GLM-5.2 and small dimensions."""
 
 HIDDEN, MOE, EXPERTS, LAYERS = 256, 128, 8, 78
 LAYER = f"model.layers.{LAYERS}"
@@ -11,9 +11,9 @@ _MLP = ("gate_proj", "up_proj", "down_proj")
 
 
 def exclude(experts: str) -> list[str]:
-    """What Quark lists as unquantized: attention and gates everywhere, and what the MTP layer keeps in bf16.
+    """Return Quark's list of unquantized modules: attention, gates, and the bf16 modules of the MTP layer.
 
-    Per leaf, as AMD's export does it (sgl-project/sglang#30265, #36870).
+    It names leaf modules, as AMD's export does (sgl-project/sglang#30265, #36870).
     """
     names = ["lm_head"]
     for layer in range(LAYERS + 1):
@@ -27,7 +27,6 @@ def exclude(experts: str) -> list[str]:
 
 
 def glm_config(experts: str) -> dict[str, object]:
-    """config.json, its dimensions shrunken, its structure GLM-5.2's."""
     return {
         "architectures": ["GlmMoeDsaForCausalLM"],
         "model_type": "glm_moe_dsa",

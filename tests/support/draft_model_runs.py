@@ -1,4 +1,4 @@
-"""What sglang's own classes make of a checkpoint: `draft_model.py`, run by the engine's Python."""
+"""Run `draft_model.py` with the engine's Python, to load checkpoints with sglang's classes."""
 
 import json
 import os
@@ -14,14 +14,14 @@ SCRIPT = Path(__file__).with_name("draft_model.py")
 
 
 def run_lines(environment: Venv, *arguments: str, sources: Path | None = None) -> dict[str, dict[str, Any]]:
-    """What `draft_model.py` says of each checkpoint, by its folder's name."""
+    """Run `draft_model.py` once; return its results by the folder name of the checkpoint."""
     return run_orders(environment, arguments, sources=sources)[0]
 
 
 def run_orders(
     environment: Venv, *orders: Sequence[str], sources: Path | None = None
 ) -> list[dict[str, dict[str, Any]]]:
-    """The same of several orders, which share what a process imports."""
+    """Run several orders in one process, which imports sglang once; return the results of each."""
     arguments = [word for order in orders for word in (*order, "--")][:-1]
     lines = run(environment, *arguments, sources=sources).splitlines()
     results = [json.loads(line) for line in lines if line.startswith('{"checkpoint"')]

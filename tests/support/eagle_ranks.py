@@ -1,12 +1,11 @@
-"""Run by the engine's own Python: two ranks verify different drafts with sglang's own `eagle_sample`.
+"""Verify different drafts on two ranks with sglang's `eagle_sample`. The engine's Python runs this file.
 
-    eagle_ranks.py PACKAGES FOLDER …    each rank writes there what it holds to be accepted, as `<rank>.json`, by the
-                                        sglang below PACKAGES; one pair after the other
+    eagle_ranks.py PACKAGES FOLDER …    with the sglang in PACKAGES, each rank writes the accepted tokens to
+                                        FOLDER/<rank>.json; several pairs run one after another
 
-torch is imported once for all of them, sglang once for both ranks, which are forked before they compute anything.
-Real are the function, sglang's groups over gloo, and the two processes. Faked is what needs a GPU: the kernel of
-`sgl_kernel` that walks a tree of drafts, told as a loop below, and that the machine is one of AMD's, by which the
-function takes its greedy branch and the kernel. Both ranks have the same logits; rank 1 has drafted another token.
+The function, sglang's gloo groups and the two processes are real. Two things are faked because they need a GPU: the
+`sgl_kernel` kernel that walks a tree of drafts (a loop below), and an AMD platform, for which the function takes its
+greedy branch and that kernel. Both ranks have the same logits, but rank 1 has drafted another token.
 """
 
 import json
@@ -21,8 +20,8 @@ import torch
 from draft_model import stub
 
 VOCABULARY, DRAFTS = 16, 3
-DRAFTED = {0: [3, 5, 7], 1: [3, 9, 7]}  # the first of them is the last token that is known
-ANSWERS = [5, 7, 11]  # what the target model says after each: rank 0 has guessed both, rank 1 none
+DRAFTED = {0: [3, 5, 7], 1: [3, 9, 7]}  # the first token is the last accepted one
+ANSWERS = [5, 7, 11]  # the target model's next tokens: rank 0 drafted two of them, rank 1 none
 
 
 def verify_tree_greedy(
@@ -36,7 +35,7 @@ def verify_tree_greedy(
     retrive_next_sibling: torch.Tensor,
     target_predict: torch.Tensor,
 ) -> None:
-    """Follow each tree as far as the target model would have gone, and take its next token after that."""
+    """Accept the drafts that match the target model's tokens, and then its next token."""
     for row in range(len(candidates)):
         accepted = [0]
         at = int(retrive_next_token[row, 0])
@@ -53,7 +52,7 @@ def verify_tree_greedy(
 
 
 def verify_on_both(packages: str, folder: Path) -> None:
-    """Import what both ranks need, let them part, and end with 0 when both have."""
+    """Import sglang, fork both ranks, and exit with 0 if both did."""
     sys.path.insert(0, packages)
     stub("xgrammar")
     kernels = sys.modules["sgl_kernel"] = ModuleType("sgl_kernel")
@@ -65,7 +64,7 @@ def verify_on_both(packages: str, folder: Path) -> None:
 
 
 def verify(rank: int, folder: Path) -> None:
-    """One rank: join the group, verify, write what was accepted."""
+    """Join the group, verify the drafts, and write the accepted tokens."""
     from sglang.srt.distributed.parallel_state import init_distributed_environment, initialize_model_parallel
     from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
     from sglang.srt.speculative import eagle_utils
@@ -80,16 +79,15 @@ def verify(rank: int, folder: Path) -> None:
     predict, lengths, index = eagle_utils.eagle_sample(*_batch(DRAFTED[rank]))
     accepted = [int(at) for at in index[0] if at != -1]
     tokens = [int(predict[at]) for at in accepted]
-    found = {"length": int(lengths[0]), "accepted": accepted, "tokens": tokens}
-    (folder / f"{rank}.json").write_text(json.dumps(found))
+    result = {"length": int(lengths[0]), "accepted": accepted, "tokens": tokens}
+    (folder / f"{rank}.json").write_text(json.dumps(result))
     torch.distributed.barrier()
-    os._exit(
-        0
-    )  # an ordinary end has met a thread of gloo's that still ran: "terminate called without an active exception"
+    # A normal exit may abort while a gloo thread runs: "terminate called without an active exception".
+    os._exit(0)
 
 
 def _batch(drafted: list[int]) -> tuple[SimpleNamespace, SimpleNamespace, SimpleNamespace]:
-    """A request with a chain of drafts, the batch it is, and the target model's logits."""
+    """Return a request with a chain of drafts, its batch, and the target model's logits."""
     logits = torch.zeros(DRAFTS, VOCABULARY)
     logits[range(DRAFTS), ANSWERS] = 1.0
     requested = SimpleNamespace(
@@ -110,7 +108,7 @@ def _batch(drafted: list[int]) -> tuple[SimpleNamespace, SimpleNamespace, Simple
 
 
 def forked(calls: list[tuple[Callable[..., None], *tuple[object, ...]]]) -> list[int | None]:
-    """Make these calls at once, each in a process that goes on from here; their exit codes."""
+    """Run the calls concurrently, each in a fork of this process; return the exit codes."""
     fork = multiprocessing.get_context("fork")
     processes = [fork.Process(target=call, args=requested) for call, *requested in calls]
     for process in processes:

@@ -4,14 +4,14 @@ import asyncio
 
 
 async def end_server(server: asyncio.Server) -> None:
-    """Accept nothing more, let what was accepted begin, and close the server.
+    """Stop accepting, let accepted connections start, and close the server.
 
-    A connection whose task begins after `close` fails in asyncio (an assertion in `Server._attach`), with its socket
-    open: the warning of that fails some later test.
+    A connection whose task starts after `close` fails in asyncio (an assertion in `Server._attach`) and leaves its
+    socket open; the warning about this would fail a later test.
     """
     loop = asyncio.get_running_loop()
     for socket in server.sockets:
         loop.remove_reader(socket.fileno())
-    for _ in range(5):  # turns of the loop from `accept` to the first line of the task that serves
+    for _ in range(5):  # iterations of the loop from `accept` to the first line of the connection's task
         await asyncio.sleep(0)
     server.close()

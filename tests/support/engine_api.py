@@ -1,8 +1,8 @@
-"""sglang's HTTP API as far as this project asks it, without a transport. Stdlib only.
+"""The part of sglang's HTTP API that `deploy` uses, without a transport. Stdlib only.
 
-`integration/test_scripted_engine.py` asks `EngineApi` and a real server the same. What it may do wrong are its fields:
-each is one behavior, and none of them is set by default. Three transports use it: `scripted_engine.py` (a process),
-`hostile_server.py` (raw bytes), `over_httpx` below (no socket); `scripted_server.py` takes its documents.
+`integration/test_scripted_engine.py` compares `EngineApi` with a real server. Each field that changes its behavior
+is off by default. Three transports use it: `scripted_engine.py` (a process), `hostile_server.py` (raw bytes), and
+`over_httpx` below (no socket); `scripted_server.py` uses its documents.
 """
 
 import hashlib
@@ -20,31 +20,29 @@ if TYPE_CHECKING:
     import httpx
 
 Json = dict[str, Any]
-Way = str  # how a request for log-probabilities looks: alone, again, batch, cached
+Way = str  # kind of a request for log-probabilities: alone, again, batch or cached
 
 VERSION = "0.5.14"
 OPEN_TO_ALL = {"/health", "/health_generate", "/metrics"}
 GENERATING = ("/generate", "/v1/completions", "/v1/chat/completions")
-_COLD = 0.1  # a temperature at which the likeliest token is taken
+_COLD = 0.1  # up to this temperature, sampling is greedy
 _MAX_SAVED = 20  # prompts in the prefix cache
-_POOL = 65536  # tokens in it
+_POOL = 65536  # tokens in the prefix cache
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a request gets: a status, and one document, a text, or the events of a stream."""
+    """A status, and one document, a text, or the events of a stream."""
 
     status: int
     documents: Sequence[object]
     stream: bool = False
-    ends: bool = True  # with `data: [DONE]`
+    ends: bool = True  # the stream ends with `data: [DONE]`
 
     def texts(self) -> list[str]:
-        """Each document as it is sent."""
         return [document if isinstance(document, str) else json.dumps(document) for document in self.documents]
 
     def body(self) -> str:
-        """All of it, as the body of a response."""
         if not self.stream:
             return self.texts()[0]
         return "".join(f"data: {text}\n\n" for text in [*self.texts(), *(["[DONE]"] if self.ends else [])])
@@ -56,7 +54,7 @@ class OverLongError(ValueError):
 
 @dataclass
 class EngineApi:
-    """One server. Tokens follow from the prompt where none are sampled; there is a prefix cache, and counters."""
+    """One server with a prefix cache and counters. Without sampling, tokens are a function of the prompt."""
 
     model: str = "tiny"
     model_path: str = ""
@@ -64,40 +62,40 @@ class EngineApi:
     page: object = 1  # tokens of a page of the cache
     dp: int = 1
     key: str = ""
-    role: str = ""  # "prefill" or "decode", where they are apart
+    role: str = ""  # "prefill" or "decode" in a disaggregated deployment
     dtype: str = "auto"
     speculative_algorithm: str | None = None
     accept_length: float | None = None  # 1.0: no draft is accepted; None: no speculation
-    knows: Mapping[str, str] = field(default_factory=dict)  # the end of what is asked -> the answer to it
-    thinks: bool = False  # aloud, in the place that is for it
-    thoughts: str = ""  # where they go if asked for: "apart", "in the answer" or "everything"
-    calls: str = ""  # how a call of the offered tool comes back: "parsed", "as text" or "of another"
+    knows: Mapping[str, str] = field(default_factory=dict)  # end of a question -> its answer
+    thinks: bool = False  # every chat response has reasoning_content
+    thoughts: str = ""  # requested reasoning is "apart", "in the answer", or "everything" is reasoning
+    calls: str = ""  # a tool call is "parsed", "as text", or "of another" tool
     wait_for_detokenizer: Callable[[], None] = lambda: None
 
     # behaviors
     alive: bool = True
     hangs_at: str = ""  # a path
-    dies_of: str = ""  # "malformed" or "over-long"
+    dies_of: str = ""  # kind of request that crashes it: "malformed" or "over-long"
     malformed_status: int = 400
     overlong_status: int = 400
     refuses_to_generate: bool = False
     forgets_to_check_the_key: bool = False
-    echo: str = ""  # stands in errors and, spread over the first tokens, in answers
-    rolls_dice: bool = False  # in `/generate`
+    echo: str = ""  # text in errors and in the first tokens of responses
+    rolls_dice: bool = False  # `/generate` samples at temperature 0
     samples: bool = True
     ignores_temperature: bool = False
-    reads: int = 0  # words of a text in which it finds the code of the blue door
-    aborts_above: int | None = None  # tokens of a prompt that end it
-    drafts_wear_out: bool = False  # after 8 requests
-    keeps_tokens: bool = False  # of the cache in use after requests have ended
-    others: int = 0  # requests of other clients that run
+    reads: int = 0  # max words before the code of the blue door for which it finds the code
+    aborts_above: int | None = None  # a longer prompt crashes it
+    drafts_wear_out: bool = False  # the accept length drops after 8 requests
+    keeps_tokens: bool = False  # cache tokens stay in use after a request
+    others: int = 0  # running requests of other clients
     tiers: Mapping[str, int] | None = None  # cached tokens by tier
-    keeps: Sequence[str] = ()  # what the device evicts: "host", and "storage", which a flush leaves alone
-    loses_bits: str = ""  # a tier whose tokens make other answers
+    keeps: Sequence[str] = ()  # other cache tiers: "host", and "storage", which a flush does not clear
+    loses_bits: str = ""  # cached tokens of this tier change the output
     refuses_flush: bool = False
     hanging_rank: int | None = None
     samples_the_first_token_alone: bool = False
-    gives_fewer_tokens_per_call: bool = False  # in `/generate`
+    gives_fewer_tokens_per_call: bool = False  # one token less in each call of `/generate`
     stream_drops_a_piece: bool = False
     stream_in_one_piece: bool = False
     stream_of_no_text: bool = False
@@ -105,7 +103,7 @@ class EngineApi:
     stream_counts_wrong: bool = False
     counts_one_prompt_token_more: bool = False
     counts_one_completion_token_less: bool = False
-    counts_no_drafts: bool = False  # as sglang before 0.5.13, under this name
+    counts_no_drafts: bool = False  # as sglang before 0.5.13: no spec_num_correct_drafts
     usage_total_is_wrong: bool = False
     usage_hides_cache: bool = False
     cache_off: bool = False
@@ -118,9 +116,9 @@ class EngineApi:
     talks_too_long: bool = False
     metrics_stand_still: bool = False
     metrics_absent: bool = False
-    wrong: Sequence[str] = ()  # of what it knows, what it does not know after all
-    wrong_rank: int | None = None  # which alone knows nothing
-    wrong_scores: Callable[[int, int, Way], float | None] = lambda *_: 0.0  # nats, by position, rank; None: NaN
+    wrong: Sequence[str] = ()  # questions of `knows` that it does not answer
+    wrong_rank: int | None = None  # a rank that answers no question
+    wrong_scores: Callable[[int, int, Way], float | None] = lambda *_: 0.0  # error in nats; None: NaN
     refuses_scores: Callable[[int, Way], bool] = lambda *_: False
     tokenizer_shift: int = 0
 
@@ -128,15 +126,15 @@ class EngineApi:
         self._lock = threading.Lock()
         self._prefixes: list[tuple[int, list[int]]] = []
         self._saved: dict[str, list[tuple[int, list[int]]]] = {tier: [] for tier in self.keeps}
-        self._sources: dict[str, int] = {}  # of the cached tokens of the last request
+        self._sources: dict[str, int] = {}  # cached tokens of the last request, by tier
         self._greedy_answers = self._rolled = 0
-        self.transfers = 0  # of a KV cache to a decode server
-        self.open = self.aborts = 0  # requests for tokens that are not answered yet; calls that abort all of them
+        self.transfers = 0  # KV cache transfers to a decode server
+        self.open = self.aborts = 0  # unfinished requests for tokens; calls that abort all requests
         self.counts = dict.fromkeys(("prompt_tokens", "generation_tokens", "cached_tokens", "num_requests"), 0)
-        self.scored: set[tuple[int, ...]] = set()  # prompts of which log-probabilities were asked
+        self.scored: set[tuple[int, ...]] = set()  # prompts with requested log-probabilities
 
     def answer(self, path: str, content: bytes = b"", authorization: str | None = None) -> Answer:
-        """Answer a request. Raises ConnectionRefusedError after its death, TimeoutError where it hangs."""
+        """Answer a request. Raises ConnectionRefusedError after a crash, and TimeoutError if the server hangs."""
         if not self.alive:
             raise ConnectionRefusedError
         if path == self.hangs_at:
@@ -158,7 +156,7 @@ class EngineApi:
             return Answer(status, [{"object": "error", "message": message, "code": status}])
 
     def _require_the_other_role(self, path: str, body: Json) -> None:
-        """A prefill or decode server answers what names both; a health check names nobody."""
+        """Reject a request without bootstrap fields, as a prefill or decode server does."""
         if not self.role or path not in GENERATING:
             return
         if "bootstrap_room" not in body:
@@ -179,8 +177,8 @@ class EngineApi:
             for name, value in self.counts.items()
         ]
         lines += [f"sglang:num_queue_reqs{labels} 0.0", f"sglang:num_running_reqs{labels} {self.others}.0"]
-        held = self.counts["num_requests"] * self.keeps_tokens
-        lines += [f"sglang:num_used_tokens{labels} {held}.0", f"sglang:max_total_num_tokens{labels} {_POOL}.0"]
+        used = self.counts["num_requests"] * self.keeps_tokens
+        lines += [f"sglang:num_used_tokens{labels} {used}.0", f"sglang:max_total_num_tokens{labels} {_POOL}.0"]
         lines += [f"sglang:fwd_occupancy{labels} NaN"]
         if self.role == "prefill":
             lines += [f"sglang:kv_transfer_latency_ms_count{labels} {self.transfers}.0"]
@@ -194,7 +192,7 @@ class EngineApi:
 
     @contextmanager
     def while_open(self) -> Iterator[None]:
-        """Count a request for tokens as long as it is answered."""
+        """Count a request as open for the length of the block."""
         with self._lock:
             self.open += 1
         try:
@@ -237,7 +235,6 @@ class EngineApi:
         return Answer(200, [{"tokens": ids, "count": len(ids), "max_model_len": self.context}])
 
     def _generate(self, body: Json) -> Answer:
-        """sglang's own API."""
         if body.get("return_logprob"):
             return self._score(body)
         prompt, sampling, rank = _ids_of(body.get("text") or body["input_ids"]), body["sampling_params"], _rank_of(body)
@@ -272,13 +269,11 @@ class EngineApi:
         return Answer(200, [document(len(ids))])
 
     def _complete(self, body: Json) -> Answer:
-        """The OpenAI completions API."""
         prompt = _ids_of(body["prompt"])
         pieces, cached = self._pieces(body, prompt)
         return self._openai(body, len(prompt), pieces, cached, lambda text, _: {"text": text})
 
     def _chat(self, body: Json) -> Answer:
-        """The OpenAI chat API."""
         prompt = _ids_of("".join(message["content"] for message in body["messages"]))
         pieces, cached = self._pieces(body, prompt)
         output, rank = body["messages"][0]["content"], _rank_of(body)
@@ -309,7 +304,7 @@ class EngineApi:
         return self._openai(body, len(prompt), pieces, cached, part, stops=bool(known) or bool(thinking))
 
     def _pieces(self, body: Json, prompt: list[int]) -> tuple[list[str], int]:
-        """The text of an answer in the pieces of its stream, and how much of the prompt came from the cache."""
+        """Return the chunks of a response, and the number of cached prompt tokens."""
         ids, cached = self._made(prompt, body.get("max_tokens", 16), _rank_of(body), dice=bool(body.get("temperature")))
         if "response_format" in body and not self.ignores_schema:
             color = "blue" if self.breaks_schema else ["red"] if self.color_is_a_list else "red"
@@ -359,7 +354,7 @@ class EngineApi:
         return Answer(200, events, stream=True, ends=not self.stream_never_ends)
 
     def _made(self, prompt: list[int], tokens: object, rank: int | None, *, dice: bool) -> tuple[list[int], int]:
-        """The ids after a prompt, and how many tokens of it came from the cache. Raises ValueError."""
+        """Return the generated ids, and the number of cached prompt tokens. Raises ValueError."""
         if not isinstance(tokens, int) or tokens < 1:
             raise ValueError(f"max_new_tokens must be at least 0, got {tokens}.")
         if self.refuses_to_generate:
@@ -380,18 +375,18 @@ class EngineApi:
         with self._lock:
             page = self.page if isinstance(self.page, int) and self.page > 0 else 1
             known = max((_common(prompt, ids) for at, ids in self._prefixes if at == rank), default=0)
-            most = (len(prompt) - 1) // page * page
-            cached = 0 if self.cache_off else most if self.cache_pretends else min(known // page * page, most)
+            limit = (len(prompt) - 1) // page * page
+            cached = 0 if self.cache_off else limit if self.cache_pretends else min(known // page * page, limit)
             self._sources = {"device": cached} if self._saved else {}
-            for tier, held in self._saved.items():
-                found = max((_common(prompt, ids) for at, ids in held if at == rank), default=0)
-                self._sources[tier] = max(min(found // page * page, most) - cached, 0)
+            for tier, prefixes in self._saved.items():
+                known = max((_common(prompt, ids) for at, ids in prefixes if at == rank), default=0)
+                self._sources[tier] = max(min(known // page * page, limit) - cached, 0)
                 cached += self._sources[tier]
             garbled = self.loses_bits and self._sources.get(self.loses_bits)
             ids = self._ids([*prompt, 1] if garbled else prompt, tokens, dice=dice)
             self._prefixes = [*self._prefixes[-_MAX_SAVED:], (rank, prompt + ids)]
-            for held in self._saved.values():
-                held.append((rank, prompt + ids))
+            for prefixes in self._saved.values():
+                prefixes.append((rank, prompt + ids))
             while sum(len(prefix) for _, prefix in self._prefixes) > _POOL:
                 self._prefixes.pop(0)
             if not self.metrics_stand_still:
@@ -400,7 +395,7 @@ class EngineApi:
             return ids, cached
 
     def _ids(self, prompt: list[int], count: int, *, dice: bool) -> list[int]:
-        """So many ids, the same in every run; of a role, each follows from those before it, whoever read them."""
+        """Return `count` ids, the same in every run. With a role, each id is a function of all ids before it."""
         self._rolled += dice
         if self.role and not dice:
             made: list[int] = []
@@ -411,7 +406,7 @@ class EngineApi:
         return source.choices(range(100, 200), k=count)
 
     def _score(self, body: Json) -> Answer:
-        """Log-probabilities of prompts and of what follows them, each a function of the tokens before it."""
+        """Return log-probabilities of prompts and generated tokens, each a function of the tokens before it."""
         prompts, rank, start = body["input_ids"], body["routed_dp_rank"] or 0, body["logprob_start_len"]
         again = any(tuple(prompts[0][: len(item)]) == item for item in self.scored)
         way = "batch" if len(prompts) > 1 else "cached" if start else "again" if again else "alone"
@@ -421,7 +416,7 @@ class EngineApi:
         return Answer(200, [[self.scores(ids, body, rank=rank, way=way) for ids in prompts]])
 
     def scores(self, ids: list[int], body: Json, *, rank: int = 0, way: Way = "alone") -> Json:
-        """What `/generate` says of one prompt."""
+        """Return the response of `/generate` for one prompt."""
         start, tokens = body["logprob_start_len"], body["sampling_params"]["max_new_tokens"]
         text = [100 + location % 7 for location in range(tokens)]
         whole = [*ids, *text]
@@ -443,7 +438,7 @@ class EngineApi:
         return {"text": "", "output_ids": text, "meta_info": meta}
 
     def _scores_at(self, ids: list[int], location: int, rank: int, way: Way, top: int) -> tuple[list[Any], Any]:
-        """The score of the token there, and the likeliest tokens: those first, so that the rest has some mass."""
+        """Return the log-probability of a token, and the `top` likeliest tokens."""
         drawn = hashlib.sha256(repr(ids[max(location - 3, 0) : location + 1]).encode()).digest()[0]
         off = self.wrong_scores(location, rank, way)
         score = None if off is None else round(-2.0 - drawn / 100 - off, 6)
@@ -454,7 +449,6 @@ class EngineApi:
 
 
 def over_httpx(api: EngineApi) -> "httpx.MockTransport":
-    """A transport for httpx that asks it."""
     import httpx
 
     def respond(request: httpx.Request) -> httpx.Response:
@@ -470,7 +464,7 @@ def over_httpx(api: EngineApi) -> "httpx.MockTransport":
 
 
 def _common(one: list[int], other: list[int]) -> int:
-    """The length of the prefix they share."""
+    """Return the length of the common prefix."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((location for location, (a, b) in pairs if a != b), min(len(one), len(other)))
 

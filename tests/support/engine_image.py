@@ -1,4 +1,4 @@
-"""A stand-in of the ROCm image with what `deploy add engine` reads: torch's platform, aiter and its tables."""
+"""A fake ROCm image with the files that `deploy add engine` reads: torch's version, aiter and its tables."""
 
 import io
 import tarfile
@@ -24,7 +24,7 @@ FILES: Mapping[str, str] = {
 
 @contextmanager
 def layered(engine: docker.DockerClient, base: str, name: str, files: Mapping[str, str]) -> Iterator[str]:
-    """An image made of another one with these files over it, by that name until the end of the block."""
+    """Commit an image with these files on top of `base` for the length of the block; yield its name."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as archive:
         for path, text in files.items():

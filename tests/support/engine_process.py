@@ -1,4 +1,4 @@
-"""How `scripted_engine.py` serves: in a module of its own, for this is most of what that interpreter would import."""
+"""The server of `scripted_engine.py`, in its own module because most starts of that interpreter do not serve."""
 
 import base64
 import contextlib
@@ -35,7 +35,7 @@ ENCODINGS: dict[str, Callable[[str], str]] = {
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Sends what `EngineApi` answers."""
+    """Sends the responses of `EngineApi`."""
 
     protocol_version = "HTTP/1.1"
     server: "Server"
@@ -100,8 +100,6 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server(socketserver.ThreadingTCPServer):
-    """The API on its port."""
-
     allow_reuse_address = True
     daemon_threads = True
     request_queue_size = 128
@@ -111,17 +109,17 @@ class Server(socketserver.ThreadingTCPServer):
         self.api, self.step, self.port = api, step, str(address[1])
 
     def handle_error(self, *_: object) -> None:
-        """A client that goes away is nothing to speak of."""
+        """Ignore closed connections."""
 
 
 def wait_while_stopped(pid: int) -> None:
-    """Wait as long as a process is stopped by a signal."""
+    """Wait while a process is stopped by a signal."""
     while content_of(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1] == ["T"]:
         time.sleep(0.05)
 
 
 def content_of(file: str) -> str:
-    """What a file says; "" where there is none."""
+    """Return the content of a file; "" if it does not exist."""
     with contextlib.suppress(FileNotFoundError), open(file) as content:  # noqa: PTH123
         return content.read()
     return ""
@@ -132,7 +130,7 @@ def say(text: str) -> None:
 
 
 def stages(options: dict[str, str], key: str) -> Iterator[str]:
-    """What the log says on the way to the port, in sglang's words."""
+    """Yield sglang's log lines before the server listens."""
     path, port = options["model-path"], options["port"]
     yield f"server_args=ServerArgs(model_path={path!r}, port={port}, api_key={key or None!r})"
     yield os.environ.get("SCRIPTED_LOG") or "Init torch distributed begin."
@@ -143,7 +141,7 @@ def stages(options: dict[str, str], key: str) -> Iterator[str]:
 
 
 def child(title: str, *, detached: bool = False) -> int:
-    """A process as setproctitle leaves it, without the environment that it began with; it ends with its parent."""
+    """Start a process with an overwritten title and environment, like setproctitle; it ends with its parent."""
     parent = os.getpid()
     if pid := os.fork():
         return pid
@@ -160,7 +158,7 @@ def child(title: str, *, detached: bool = False) -> int:
 
 
 def overwrite(title: str) -> None:
-    """Put a title where the command line and the environment lie (proc(5), /proc/self/stat)."""
+    """Overwrite the command line and the environment with a title (proc(5), /proc/self/stat)."""
     with open("/proc/self/stat") as file:  # noqa: PTH123 - one module less to import
         fields = file.read().rpartition(")")[2].split()
     begin, end = int(fields[45]), int(fields[48])  # arg_start, env_end
@@ -169,7 +167,7 @@ def overwrite(title: str) -> None:
 
 
 def compile_kernel(folder: Path, seconds: float) -> None:
-    """As Triton does: a directory for each kernel, by what it was compiled from."""
+    """Write a kernel like Triton, unless it exists."""
     if not (folder / "kernel.cubin").is_file():
         time.sleep(seconds)
         folder.mkdir(parents=True, exist_ok=True)
@@ -177,7 +175,7 @@ def compile_kernel(folder: Path, seconds: float) -> None:
 
 
 def serve(options: dict[str, str], environ: dict[str, str]) -> NoReturn:
-    """Start as sglang does: children, weights, port, a request to itself, and the word that it is ready."""
+    """Start like sglang: child processes, weights, port, and the ready line."""
     with contextlib.suppress(FileNotFoundError):
         os.remove(environ.get("SCRIPTED_MUTE", ""))  # noqa: PTH107
     key = ""
@@ -192,7 +190,7 @@ def serve(options: dict[str, str], environ: dict[str, str]) -> NoReturn:
         child("sglang::scheduler", detached=bool(environ.get("SCRIPTED_DETACHED"))),
         child("sglang::detokenizer"),
     ]
-    signal.signal(signal.SIGCHLD, lambda *_: die_with(children))
+    signal.signal(signal.SIGCHLD, lambda *_: exit_with(children))
     pauses = environ.get("SCRIPTED_PAUSE", "0").split(",")
     for number, stage in enumerate(stages(options, key)):
         say(stage + echo)
@@ -200,7 +198,7 @@ def serve(options: dict[str, str], environ: dict[str, str]) -> NoReturn:
     if seconds := environ.get("SCRIPTED_COMPILE"):
         compile_kernel(Path(environ["TRITON_CACHE_DIR"], "KEY"), float(seconds))
     if environ.get("SCRIPTED_BROKEN"):
-        raise RuntimeError("broken, as it was told")
+        raise RuntimeError("SCRIPTED_BROKEN is set")
     step = float(environ.get("SCRIPTED_STEP", "0"))
     api = EngineApi(
         model=options["served-model-name"],
@@ -227,14 +225,14 @@ def serve(options: dict[str, str], environ: dict[str, str]) -> NoReturn:
 
 
 def end_when_idle(api: EngineApi) -> None:
-    """End as sglang does after SIGTERM, which still answers."""
+    """Exit when all requests are done, as sglang does after SIGTERM."""
     while api.open:
         time.sleep(0.02)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def die_with(children: list[int]) -> None:
-    """A scheduler that is gone takes the server with it."""
+def exit_with(children: list[int]) -> None:
+    """Exit if a child has died."""
     for pid in children:
         with contextlib.suppress(ChildProcessError):
             if os.waitpid(pid, os.WNOHANG)[0]:

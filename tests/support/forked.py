@@ -1,7 +1,7 @@
-"""`deploy`, started often: forked from a process that has imported it already, or as a user starts it.
+"""Run `deploy` as a fork of a process that has already imported it, or with a new interpreter.
 
-The tests start commands by the hundred, and most of what one costs is its imports. Run as a program, this file forks a
-child for each request on its socket, and says how that ended.
+The tests start hundreds of commands, and imports are most of the cost of one. As a program, this file forks a child for
+each request on its socket and reports how the child ended.
 """
 
 import atexit
@@ -28,9 +28,9 @@ from typing import Any, Literal, NoReturn, TextIO, TypeAlias
 from orchestrator.core import subprocesses
 
 Fault: TypeAlias = Literal["full", "closed", "gone"]
-BOUND = 300  # seconds; what has not ended by then hangs
-# What commands import by and by, too: the SDK of Docker alone is half of the CPU time of `status`. None of it reads the
-# environment when it is imported, as huggingface_hub does.
+BOUND = 300  # seconds after which a command counts as hanging
+# Includes lazy imports: the Docker SDK alone is half of the CPU time of `status`. None of these modules reads the
+# environment when it is imported, unlike huggingface_hub.
 _PRELOADED = (
     *(
         f"orchestrator.cli.{name}"
@@ -52,7 +52,7 @@ _PRELOADED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """A command that has ended: -N where signal N ended it; None where it hung and was killed."""
+    """The result of a command. The code is -N for signal N, and None for a command that hung and was killed."""
 
     words: tuple[str, ...]
     code: int | None
@@ -63,57 +63,52 @@ class Ended:
 
     @property
     def in_python_itself(self) -> bool:
-        """Whether it was interrupted before any line of ours: the interpreter's start answers in its own way."""
+        """Return whether the command was interrupted while the interpreter started, before any line of `deploy`."""
         return "KeyboardInterrupt" in self.stderr and "orchestrator" not in self.stderr
 
     def faults(self, *codes: int) -> Iterator[str]:
-        """What no command may do, whatever is done to it: hang, show a traceback, end with another code than these."""
-        called, text = f"`{' '.join(self.words)[:200]}`", self.stderr[-1500:]
+        """Yield problems that no command may have: a hang, a traceback, or a code that is not in `codes`."""
+        command, text = f"`{' '.join(self.words)[:200]}`", self.stderr[-1500:]
         if self.code is None:
-            yield f"{called} hangs: {text}"
+            yield f"{command} hangs: {text}"
         elif self.code not in codes:
-            yield f"{called} ends with {self.code}: {text}"
+            yield f"{command} ends with {self.code}: {text}"
         if "Traceback" in self.stderr or "internal error" in self.stderr:
-            yield f"{called} shows a traceback: {text}"
+            yield f"{command} shows a traceback: {text}"
 
 
 class Command:
-    """A command that runs."""
-
     def __init__(self, words: tuple[str, ...], stream: socket.socket, output: Path) -> None:
-        """`stream` tells its pid and its end; it writes below `output`."""
+        """Read the pid from `stream`, which also reports the end. The command writes below `output`."""
         self._words, self._stream, self._output = words, stream, output
         self._ended: Ended | None = None
-        weakref.finalize(self, stream.close)  # of a test that failed: an open socket would fail a later one as well
+        weakref.finalize(self, stream.close)  # an open socket of a failed test would fail a later test
         self.pid = int(_line(stream))
 
     @property
     def stdout(self) -> str:
-        """What it has printed so far."""
         return (self._output / "stdout").read_text(errors="replace")
 
     @property
     def stderr(self) -> str:
-        """What it has said so far."""
         return (self._output / "stderr").read_text(errors="replace")
 
     def send(self, number: signal.Signals) -> None:
-        """A signal, where it still runs: once it has ended, another process may have its pid."""
+        """Send a signal if the command still runs; afterwards another process may have its pid."""
         if not self.ends_within(0):
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def ends_within(self, seconds: float) -> bool:
-        """Wait so long for its end."""
         return self._ended is not None or bool(select.select([self._stream], [], [], seconds)[0])
 
     def wait(self) -> Ended:
-        """How it ended; it is killed where that takes too long."""
+        """Wait for the end and return the result; kill the command if it hangs."""
         self._ended = self._ended or self._wait()
         return self._ended
 
     def open(self, name: Literal["stdout", "stderr"]) -> TextIO:
-        """What it prints, to be read as it comes."""
+        """Open an output for reading while the command runs."""
         file = (self._output / name).open(errors="replace")
         weakref.finalize(self, file.close)
         return file
@@ -152,10 +147,10 @@ class Forks:
         broken: Mapping[int, Fault] | None = None,
         ignores: Sequence[signal.Signals] = (),
     ) -> Command:
-        """Start `deploy` with these words, in `cwd` or beside its output; `fresh`: with an interpreter of its own.
+        """Start `deploy` with these words, in `cwd` or in its output folder; `fresh`: with a new interpreter.
 
-        The descriptors that are `broken` go to a full disk, nowhere, or into a pipe that nobody reads. The signals that
-        it `ignores` are those a program under nohup does.
+        The descriptors in `broken` are a full disk, closed, or a pipe without a reader. The signals in `ignores` are
+        ignored, as SIGHUP is under nohup.
         """
         folder = output / str(time.monotonic_ns())
         folder.mkdir(parents=True)
@@ -169,7 +164,7 @@ class Forks:
 
 @contextmanager
 def forking(folder: Path) -> Iterator[Forks]:
-    """A process to fork from, for as long as the block lasts."""
+    """Run the process that commands are forked from, for the length of the block."""
     address = folder / "forks"
     log, argv = folder / "forks.log", [sys.executable, __file__, str(address)]
     with log.open("wb") as output, subprocesses.start(argv, output=output, tied=True) as program:
@@ -182,7 +177,7 @@ def forking(folder: Path) -> Iterator[Forks]:
 
 
 class _Request(socketserver.StreamRequestHandler):
-    """Runs in a fork of its own, the parent of the command."""
+    """Runs in its own fork, which is the parent of the command."""
 
     def handle(self) -> None:
         request = json.loads(self.rfile.readline())
@@ -202,13 +197,11 @@ class _Request(socketserver.StreamRequestHandler):
 
 
 class _Server(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
-    """Forks for each request."""
-
     max_children = 100
 
 
 def _become(request: dict[str, Any], begins: int) -> NoReturn:
-    """Be the command: with its environment, directory and output, and signals as a terminal gives them."""
+    """Become the command: set its environment, directory, output and default signals, and run it."""
     os.setsid()
     os.chdir(request["output"])
     for number, name in ((0, os.devnull), (1, "stdout"), (2, "stderr")):
@@ -221,7 +214,7 @@ def _become(request: dict[str, Any], begins: int) -> NoReturn:
         signal.signal(ignored, signal.SIG_IGN)
     os.environ.clear()
     os.environ.update(request["env"])
-    tempfile.tempdir = None  # TMPDIR is read anew
+    tempfile.tempdir = None  # read TMPDIR again
     words = request["words"]
     if request["fresh"]:
         os.write(begins, b".")
@@ -231,7 +224,7 @@ def _become(request: dict[str, Any], begins: int) -> NoReturn:
 
 
 def _break(descriptors: Iterable[tuple[int, Fault]]) -> None:
-    """Make descriptors fail as `Forks.start` says; those in a pipe are in the same one."""
+    """Make descriptors fail as documented in `Forks.start`; broken pipes are the same pipe."""
     reader, writer = os.pipe()
     os.close(reader)
     for number, fault in descriptors:
@@ -251,11 +244,11 @@ def _run(begins: int) -> int:
         main()
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:  # noqa: BLE001 - as the interpreter does
+    except BaseException:  # noqa: BLE001 - like the interpreter
         traceback.print_exc()
         return 1
     finally:
-        threading._shutdown()  # type: ignore[attr-defined] # as the interpreter ends: threads first
+        threading._shutdown()  # type: ignore[attr-defined] # like the interpreter: threads first
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -263,7 +256,7 @@ def _run(begins: int) -> int:
 
 
 def _warm_up() -> None:
-    """Read what every command reads: the known issues, the signatures of failures, the templates."""
+    """Fill the caches: known issues, failure signatures and templates."""
     from orchestrator.core.catalog import Catalog
     from orchestrator.diagnose.signatures import load_catalog
     from orchestrator.planner.planning import load, render_artifacts
@@ -273,12 +266,12 @@ def _warm_up() -> None:
 
 
 def _line(stream: socket.socket) -> bytes:
-    """One line, byte by byte: what follows is for the next look."""
+    """Read one line byte by byte, because a later call reads the rest."""
     line = b""
     while not line.endswith(b"\n"):
-        if not (piece := stream.recv(1)):
+        if not (byte := stream.recv(1)):
             raise ConnectionError(line)
-        line += piece
+        line += byte
     return line
 
 
@@ -288,5 +281,5 @@ if __name__ == "__main__":
     _warm_up()
     gc.freeze()
     with _Server(f"{sys.argv[1]}.new", _Request) as server:
-        Path(f"{sys.argv[1]}.new").rename(sys.argv[1])  # a socket is there before it listens
+        Path(f"{sys.argv[1]}.new").rename(sys.argv[1])  # only now, because the file exists before the socket listens
         server.serve_forever(poll_interval=0.02)

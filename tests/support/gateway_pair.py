@@ -1,4 +1,4 @@
-"""Two servers behind the real gateway as processes, the scripted engine unless it is said otherwise."""
+"""Two replicas behind the real gateway, as processes; the scripted engine by default."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ NAME = "pair"
 
 @dataclass(frozen=True)
 class Pair:
-    """A home in which two servers and their gateway are started, and `deploy` to do so."""
+    """Starts and finds two replicas and their gateway in a home."""
 
     deploy: CommandLine
     port: int
@@ -37,12 +37,10 @@ class Pair:
 
     @property
     def ports(self) -> tuple[int, int]:
-        """Of the servers."""
         return self.port + 8, self.port + 16
 
     @property
     def handle(self) -> RunningServer:
-        """The gateway, and the servers behind it."""
         return self.runtime.find(NAME)[0]
 
     @property
@@ -50,12 +48,11 @@ class Pair:
         return ServerGroup(ProcessRuntime(self.deploy.home))
 
     def settings(self) -> list[str]:
-        """What `--set` says of them."""
         own = [f"server.port={self.port}", "replicas=2", f"engine.python={self.python}", "timeouts.termination_grace=1"]
         return [*own, "model.questions=null", "server.api_key_env=PAIR_KEY"]
 
     def words(self, *more: str, name: str = NAME) -> list[str]:
-        """What brings them up, with `more` settings."""
+        """Return the `up` command line, with `more` settings."""
         settings = (word for setting in (*self.settings(), *more) for word in ("--set", setting))
         return ["up", "cpu-tiny", "--name", name, *settings]
 
@@ -64,7 +61,7 @@ class Pair:
         assert ended.returncode == 0, ended.stderr
 
     def pid(self, part: RunningServer) -> int:
-        """Of a server, or of the gateway itself."""
+        """Return the pid of a replica or of the gateway."""
         record = read_record(Path(part.log_dir))
         assert record is not None
         assert record.server is not None
@@ -76,7 +73,7 @@ class Pair:
         return client_of(self.url, KEY)
 
     def with_real(self, engine: CpuEngine) -> "Pair":
-        """The same, whose first server is real sglang."""
+        """Return this pair with real sglang as its first replica."""
         self.deploy.home.models.symlink_to(engine.home.models)
         python = self.deploy.home.root / "python"
         python.write_text(
@@ -87,7 +84,7 @@ class Pair:
         return replace(self, python=python)
 
     def nothing_left(self) -> None:
-        """No process of any start, however it ended."""
+        """Assert that no process of any run is left."""
         runs = [run for run in (self.deploy.home.runs / NAME).glob("*-*") if run.is_dir()]
         wait_for(lambda: not any(processes_in(part) for run in runs for part in (run, *run.glob("*-[1-9]"))))
         assert self.runtime.find(NAME) == ()
@@ -95,7 +92,7 @@ class Pair:
 
 @contextmanager
 def pair_in(folder: Path) -> Iterator[Pair]:
-    """A home for them in this folder, with the environments of the user's; what runs at the end is stopped."""
+    """Yield a pair in a new home below `folder`, with the user's environments; stop it at the end of the block."""
     home = Home(folder / "home")
     home.root.mkdir()
     users = Home.from_environment()

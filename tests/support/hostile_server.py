@@ -1,17 +1,17 @@
-"""An endpoint that keeps to no rule: sglang's API, politely but for the paths that are told otherwise. Stdlib only.
+"""A hostile server: sglang's API, with rules that break the responses of some paths. Stdlib only.
 
     python hostile_server.py [--port N] [--served-model-name NAME] [--on RULE]...      (or HOSTILE="RULE RULE …")
 
 A rule is one of
 
-    PATH=NAME         what `BEHAVIORS` has under that name: raw bytes, drips and floods, whatever was asked
-    PATH streamed=…   the same, where a stream is asked for
-    PATH#KEY=TEXT     the polite answer, and each event of a stream, with TEXT as it stands (JSON or not) at a key such
-                      as `choices.0.text`; without TEXT the key is missing
-    PATH=TEXT         TEXT as the body of a 200; as an event stream where it begins with `data:`
+    PATH=NAME         the entry of `BEHAVIORS` with that name: raw bytes, slow or endless responses
+    PATH streamed=…   the same, but only for requests for a stream
+    PATH#KEY=TEXT     the normal response, and each event of a stream, with raw TEXT (JSON or not) at a key such as
+                      `choices.0.text`; without TEXT the key is missing
+    PATH=TEXT         TEXT as the body of a 200; an event stream if it begins with `data:`
 
-`*` is every path. `POST /rules` takes other rules, a JSON object of them. Other options are taken and ignored: it may
-stand for `python -m sglang.launch_server`, see `stand_in`. It prints the lines of a start that `deploy up` waits for.
+`*` is every path. `POST /rules` replaces the rules with a JSON object. Unknown options are ignored, so that the program
+can replace `python -m sglang.launch_server`, see `stand_in`; it prints the startup lines that `deploy up` waits for.
 In a test: `with hostile({"/health": "drip-body"}) as url`.
 """
 
@@ -33,8 +33,8 @@ from ending_server import end_server
 from engine_api import EngineApi
 from waits import TIMEOUT
 
-DRIP = 0.05  # seconds between two drops
-MARK = "\N{PILE OF POO}"  # stands in a polite answer where raw text is to go
+DRIP = 0.05  # seconds between two pieces of a slow response
+MARK = "\N{PILE OF POO}"  # marks the place of raw text in a normal response
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
 SSE = OK + b"Content-Type: text/event-stream\r\nConnection: close\r\n\r\n"
@@ -45,7 +45,7 @@ Behavior = Callable[[], Iterable[Step]]
 
 
 def then(begin: bytes, again: bytes, interval: float = 0.0) -> Behavior:
-    """`begin`, and `again` for ever."""
+    """Send `begin`, and then `again` forever."""
     return lambda: chain([begin], chain.from_iterable(repeat((again, interval) if interval else (again,))))
 
 
@@ -63,14 +63,14 @@ def events(*texts: str) -> Behavior:
 
 @cache
 def bomb() -> Iterable[Step]:
-    """A gigabyte in a megabyte; packing it takes two seconds."""
+    """Return 1 GB compressed to 1 MB; the compression takes 2 s."""
     packer = zlib.compressobj(wbits=31)
     packed = b"".join(packer.compress(bytes(1 << 20)) for _ in range(1024)) + packer.flush()
     return body(packed, b"Content-Encoding: gzip\r\n")()
 
 
 def many(line: str, count: int, begin: str = "", end: str = "") -> Behavior:
-    """A body of `count` lines, each with its number in it."""
+    """Return a body of `count` numbered lines."""
 
     def made() -> Iterable[Step]:
         return body((begin + "".join(line % number for number in range(count)) + end).encode())()
@@ -131,8 +131,6 @@ BEHAVIORS: Mapping[str, Behavior] = {
 
 
 class HostileServer:
-    """Serves by rules: path, or path and key, to what is done there."""
-
     def __init__(self, rules: Mapping[str, str], *, model: str = "tiny", api: EngineApi | None = None) -> None:
         self._rules = rules
         self._api = api or EngineApi(model=model)
@@ -153,7 +151,7 @@ class HostileServer:
         writer.transport.abort()
 
     async def _answer(self, path: str, content: bytes, writer: asyncio.StreamWriter) -> bool:
-        """Whether the connection can be used again."""
+        """Answer one request; return whether the connection stays open."""
         if path == "/rules":
             self._rules = json.loads(content)
             writer.write(OK + b"Content-Length: 0\r\n\r\n")
@@ -169,7 +167,7 @@ class HostileServer:
                 else:
                     writer.write(step)
                     await writer.drain()
-                    await asyncio.sleep(0)  # the buffer takes small pieces without a pause
+                    await asyncio.sleep(0)  # `drain` does not yield while the buffer has room
             return False
         answer = self._api.answer(path, content)
         changed = replace(answer, documents=[self._changed(path, document) for document in answer.documents])
@@ -182,7 +180,7 @@ class HostileServer:
         return True
 
     def _changed(self, path: str, document: object) -> str:
-        """A document as text, with what the rules put into it."""
+        """Return a document as text, with the rules applied."""
         if isinstance(document, str):
             return document
         texts: list[str] = []
@@ -197,7 +195,7 @@ class HostileServer:
 
 
 def _put(document: object, key: list[str], *, missing: bool) -> bool:
-    """Put the mark at a key, or take the key out; whether the mark is there now."""
+    """Set a key to the mark, or remove it if `missing`; return whether the mark was set."""
     *parents, last = key
     for step in parents:
         inside = document[int(step)] if isinstance(document, list) and int(step) < len(document) else None
@@ -215,7 +213,7 @@ def _put(document: object, key: list[str], *, missing: bool) -> bool:
 
 
 def stand_in(folder: Path, *rules: str) -> str:
-    """An executable for `engine.python` of a profile: whatever it is told to run, this server is."""
+    """Write an executable for a profile's `engine.python` that always starts this server."""
     program = folder / "python"
     words = " ".join(f"--on '{rule}'" for rule in rules)
     program.write_text(f'#!/bin/sh\nexec {sys.executable} {Path(__file__).resolve()} {words} "$@"\n')
@@ -225,7 +223,7 @@ def stand_in(folder: Path, *rules: str) -> str:
 
 @contextmanager
 def hostile(rules: Mapping[str, str], *, model: str = "tiny", api: EngineApi | None = None) -> Iterator[str]:
-    """The URL of a server with these rules, on a thread of its own; `api` answers politely."""
+    """Serve with these rules in a thread, and yield the URL; `api` gives the normal responses."""
     begun, urls = threading.Event(), []
     loops: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
 
@@ -242,7 +240,7 @@ def hostile(rules: Mapping[str, str], *, model: str = "tiny", api: EngineApi | N
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.sleep(0.01)  # closed connections let go of their sockets
+        await asyncio.sleep(0.01)  # closed connections release their sockets
 
     thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
     thread.start()

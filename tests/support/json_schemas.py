@@ -1,4 +1,4 @@
-"""Every JSON that a command prints in a test, held against the schema that `deploy schema COMMAND` prints."""
+"""Validate all JSON that commands print in tests against the schemas of `deploy schema COMMAND`."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from orchestrator.core.json_output import JsonOutput
 
 
 def check_all_outputs() -> None:
-    """From here on, hold each value that this process prints against the schema of its command."""
+    """Validate each value that this process prints from now on."""
     of_value = JsonOutput.data
 
     def data(self: JsonOutput[Any], value: object) -> object:
@@ -25,7 +25,7 @@ def check_all_outputs() -> None:
 
 
 def check_stdout(words: Sequence[str], stdout: str) -> None:
-    """Hold what a command has printed against its schema; what is left out here was not printed whole."""
+    """Validate the JSON on stdout of a command; skip an incomplete last line."""
     command = next((name for name in _by_length() if [*words[: name.count(" ") + 1]] == name.split()), None)
     if command is None or "--json" not in words or not stdout:
         return
@@ -55,7 +55,7 @@ def _validator(output: JsonOutput[Any]) -> Draft202012Validator:
 
 
 def _closed(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The schema of a class with no other fields than those that it names."""
+    """Yield the items of a schema that forbids unknown fields."""
     for key, value in schema.items():
         yield key, {name: dict(_closed(item)) for name, item in value.items()} if key == "$defs" else value
     if "properties" in schema:

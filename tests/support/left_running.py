@@ -1,4 +1,4 @@
-"""What a test has left running: found by a mark in its environment, ended, and told."""
+"""Find and end the processes and containers that a test has left running."""
 
 import os
 import signal
@@ -10,37 +10,38 @@ from pathlib import Path
 
 from orchestrator.core.paths import Home
 
-MARK = "DEPLOY_TEST"  # the variable that every program started by a test inherits
-_GRACE_S = 60.0  # what has been told to end may take a moment
+MARK = "DEPLOY_TEST"  # environment variable that all programs of a test inherit
+_GRACE_S = 60.0  # for processes that are exiting
 
 
 def end_marked(test: str) -> list[str]:
-    """Kill what still runs of a test and does not end by itself; its command lines."""
+    """Kill the processes of a test that do not exit in time; return their command lines."""
     deadline = time.monotonic() + _GRACE_S
-    while (left := programs_with(MARK, test)) and time.monotonic() < deadline:
+    while (remaining := programs_with(MARK, test)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    text = [command for _, command in left]
-    while left:
-        for pid, _ in left:
+    commands = [command for _, command in remaining]
+    while remaining:
+        for pid, _ in remaining:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.05)
-        left = programs_with(MARK, test)
-    return text
+        remaining = programs_with(MARK, test)
+    return commands
 
 
 def end_containers(home: Home) -> list[str]:
-    """Remove the containers of servers whose run directories lie in `home`; their names."""
+    """Remove the containers whose run directories are in `home`; return their names."""
     argv = ["docker", "ps", "--all", "--format", '{{.Names}} {{.Label "deploy.run-dir"}}']
     listed = subprocess.run(argv, capture_output=True, text=True, check=False).stdout.splitlines()
-    left = [name for name, _, folder in (line.partition(" ") for line in listed) if folder.startswith(f"{home.root}/")]
-    if left:
-        subprocess.run(["docker", "rm", "--force", *left], capture_output=True, check=False)
-    return left
+    containers = [line.partition(" ")[::2] for line in listed]
+    remaining = [name for name, folder in containers if folder.startswith(f"{home.root}/")]
+    if remaining:
+        subprocess.run(["docker", "rm", "--force", *remaining], capture_output=True, check=False)
+    return remaining
 
 
 def programs_with(variable: str, value: str) -> list[tuple[int, str]]:
-    """Pid and command line of all that inherited a variable; what has ended and was not waited for has none."""
+    """Return the pid and command line of each process with this environment variable, without zombies."""
     return list(_programs_with(f"{variable}={value}".encode()))
 
 

@@ -1,4 +1,4 @@
-"""A hub on loopback: what huggingface_hub asks of one for a download, and the faults a network has."""
+"""A Hugging Face hub on loopback, with the endpoints that huggingface_hub needs for a download, and network faults."""
 
 import hashlib
 import json
@@ -17,23 +17,23 @@ from urllib.parse import unquote, urlsplit
 from ports import free_port
 
 COMMIT = "386bd0e4" + 4 * "89abcdef"  # as the shipped model pins it, in eight digits
-_PIECE = 1 << 16
+_CHUNK_BYTES = 1 << 16
 
 
 @dataclass
 class Hub:
-    """One repository served from `directory`, and what the server was asked."""
+    """One repository served from `directory`, and a record of the requests."""
 
     repository: str
     directory: Path
-    token: str | None = None  # asked for where it is set: the repository is gated
-    sha: object = COMMIT  # the commit it answers with
-    more: list[object] = field(default_factory=list)  # entries of the listing besides its files
-    answers: dict[str, object] = field(default_factory=dict)  # end of a path -> what is answered instead, JSON or bytes
-    sizes: dict[str, int] = field(default_factory=dict)  # sizes the listing claims, where they are not the files'
-    cuts: dict[str, int] = field(default_factory=dict)  # path -> bytes after which the connection breaks
-    down: bool = False  # after a cut: every download is answered with 503
-    withheld: str = ""  # path whose body does not come as long as the hub serves
+    token: str | None = None  # the token that a gated repository requires
+    sha: object = COMMIT  # the commit in the responses
+    more: list[object] = field(default_factory=list)  # extra entries of the listing
+    answers: dict[str, object] = field(default_factory=dict)  # end of a path -> JSON or bytes to respond with
+    sizes: dict[str, int] = field(default_factory=dict)  # wrong sizes in the listing
+    cuts: dict[str, int] = field(default_factory=dict)  # path -> bytes after which the connection is reset
+    down: bool = False  # set after a reset: every download gets 503
+    withheld: str = ""  # path whose body is not sent until the hub stops
     over: threading.Event = field(default_factory=threading.Event)
     before_body: Callable[[], object] = lambda: None
     sent: dict[str, int] = field(default_factory=dict)  # path -> bytes of body sent
@@ -58,7 +58,7 @@ def git_sha1(path: Path) -> str:
 
 @contextmanager
 def serve(hub: Hub, reached: str = "127.0.0.1") -> Iterator[Hub]:
-    """The hub, until the end of the block; it is `reached` at another address from elsewhere."""
+    """Serve the hub for the length of the block; `reached` is its address for other hosts."""
     handler = type("Handler", (_Handler,), {"hub": hub})
     server = _Server((reached if reached == "127.0.0.1" else "", free_port()), handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
@@ -77,7 +77,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Tell what went wrong here; a client that has left is nothing to speak of."""
+        """Report errors except a closed connection."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
@@ -93,7 +93,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(body=True)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def _answer(self, *, body: bool) -> None:
         path = unquote(urlsplit(self.path).path)
@@ -130,7 +130,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _file(self, name: str, *, body: bool) -> None:
         path = self.hub.directory / name
         if not path.is_file():
-            path = self.hub.directory / "config.json"  # a file that only the listing knows
+            path = self.hub.directory / "config.json"  # a file that exists only in the listing
         size = path.stat().st_size
         if body and self.hub.down:
             self._json({"error": "unavailable"}, status=503)
@@ -156,9 +156,9 @@ class _Handler(BaseHTTPRequestHandler):
         limit = self.hub.cuts.get(name)
         with path.open("rb") as file:
             file.seek(first)
-            while piece := file.read(_PIECE if limit is None else min(_PIECE, limit)):
-                self.wfile.write(piece)
-                self.hub.sent[name] = self.hub.sent.get(name, 0) + len(piece)
+            while chunk := file.read(_CHUNK_BYTES if limit is None else min(_CHUNK_BYTES, limit)):
+                self.wfile.write(chunk)
+                self.hub.sent[name] = self.hub.sent.get(name, 0) + len(chunk)
                 if limit is not None and self.hub.sent[name] >= limit:
                     self.hub.down = True
                     self.close_connection = True

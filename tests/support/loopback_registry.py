@@ -1,4 +1,4 @@
-"""A registry of the tests' own on the loopback, which Docker takes without TLS."""
+"""A private registry on loopback, where Docker does not need TLS."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ from ports import free_port
 
 @contextmanager
 def serving(folder: Path) -> Iterator[str]:
-    """The address of an empty registry that keeps its data below `folder`."""
+    """Run an empty registry with its data below `folder`; yield its address."""
     program = shutil.which("docker-registry")
     if program is None:
         pytest.skip("docker-registry is not installed")
@@ -36,7 +36,7 @@ def serving(folder: Path) -> Iterator[str]:
 
 
 def push(registry: str, name: str, *, config: bytes, kind: str, layers: Sequence[bytes] = ()) -> str:
-    """Push an image, or an artifact, as the OCI image specification 1.1 describes it; return its name with the digest.
+    """Push an image or an artifact of the OCI image specification 1.1; return its name with the digest.
 
     `kind` is the media type of the configuration.
     """
@@ -54,14 +54,14 @@ def push(registry: str, name: str, *, config: bytes, kind: str, layers: Sequence
 
     manifest_kind = "application/vnd.oci.image.manifest.v1+json"
     layer_kind = "application/vnd.oci.image.layer.v1.tar+gzip"
-    described = {"schemaVersion": 2, "mediaType": manifest_kind, "config": blob(config, kind)}
-    manifest = json.dumps({**described, "layers": [blob(layer, layer_kind) for layer in layers]}).encode()
+    fields = {"schemaVersion": 2, "mediaType": manifest_kind, "config": blob(config, kind)}
+    manifest = json.dumps({**fields, "layers": [blob(layer, layer_kind) for layer in layers]}).encode()
     send("PUT", f"http://{registry}/v2/{name}/manifests/1", manifest, manifest_kind)
     return f"{registry}/{name}@sha256:{hashlib.sha256(manifest).hexdigest()}"
 
 
 def await_http(url: str, *, seconds: float) -> None:
-    """Return when the URL answers with success."""
+    """Wait until the URL responds successfully."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:

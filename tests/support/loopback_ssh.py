@@ -1,4 +1,4 @@
-"""An ssh server of the tests' own on loopback, with keys of its own: the far machine is this one."""
+"""A private ssh server on loopback, with its own keys: this machine is the remote host."""
 
 import os
 import shutil
@@ -22,15 +22,18 @@ needs_sshd = pytest.mark.skipif(not Path("/usr/sbin/sshd").exists(), reason="nee
 def ssh_server(
     folder: Path, *, deploy_home: Path, monkeypatch: pytest.MonkeyPatch, home: Path | None = None
 ) -> Iterator[str]:
-    """Its URL; `ssh` on the PATH knows it, and DEPLOY_HOME is `deploy_home` at its end; commands begin in `home`."""
+    """Run a server that `ssh` on the PATH can reach; yield its URL.
+
+    On the remote side, DEPLOY_HOME is `deploy_home` and commands start in `home`.
+    """
     port = free_port()
     _write_files(folder, port, deploy_home, home)
-    ssh = folder / "bin/ssh"  # ssh reads its configuration from the home of the account, whatever HOME says
+    ssh = folder / "bin/ssh"  # a wrapper, because ssh ignores HOME and reads the account's configuration
     ssh.parent.mkdir()
     ssh.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/client "$@"\n')
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", f"{ssh.parent}:{os.environ['PATH']}")
-    short = tempfile.mkdtemp(prefix=_TUNNELS, dir="/tmp")  # the path of a unix socket has to be
+    short = tempfile.mkdtemp(prefix=_TUNNELS, dir="/tmp")  # the path of a unix socket must be short
     monkeypatch.setenv("TMPDIR", short)
     monkeypatch.setattr(tempfile, "tempdir", short)
     Path("/run/sshd").mkdir(exist_ok=True)
@@ -38,7 +41,7 @@ def ssh_server(
     try:
         requested = ["ssh", "-p", str(port), "127.0.0.1", "true"]
         while subprocess.run(requested, capture_output=True, check=False).returncode:
-            assert server.poll() is None, "sshd has ended"
+            assert server.poll() is None, "sshd has exited"
             time.sleep(0.05)
         yield f"ssh://127.0.0.1:{port}"
     finally:
@@ -48,7 +51,7 @@ def ssh_server(
 
 
 def tunnels() -> list[str]:
-    """The ssh connections that runtimes of this run of the tests hold."""
+    """Return the ssh connections of this test process."""
     return processes_with(f"/{_TUNNELS}")
 
 
@@ -58,7 +61,7 @@ def _write_files(folder: Path, port: int, deploy_home: Path, home: Path | None) 
     (folder / "known").write_text(f"[127.0.0.1]:{port} {(folder / 'host.pub').read_text()}")
     (folder / "client").write_text(
         f"Host *\nIdentityFile {folder}/user\nIdentitiesOnly yes\nUserKnownHostsFile {folder}/known\n"
-        "KexAlgorithms curve25519-sha256\n"  # the default one takes OpenSSH 65 ms of CPU time more a connection
+        "KexAlgorithms curve25519-sha256\n"  # the default takes 65 ms more CPU time for each connection
     )
     (folder / "server").write_text(
         f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/user.pub\n"
@@ -69,9 +72,9 @@ def _write_files(folder: Path, port: int, deploy_home: Path, home: Path | None) 
 
 
 def _without_login_script() -> str:
-    """Environment in which bash reads no .bashrc, which may take 0.1 s of CPU time a connection (pyenv's does).
+    """Return variables with which bash skips .bashrc, which may take 0.1 s of CPU time (pyenv's does).
 
-    bash reads it where sshd started it and SHLVL was below 1 (bash 5.2, shell.c, `run_startup_files`).
+    bash reads it if sshd started it and SHLVL was below 1 (bash 5.2, shell.c, `run_startup_files`).
     """
     here = Path(sys.executable).parent.as_posix()
     path = [folder for folder in os.environ["PATH"].split(":") if folder != here]

@@ -1,7 +1,6 @@
-"""A Kubernetes of the test's own: a real API server, scheduler and controllers, and nodes that are only said to be.
+"""A private Kubernetes: a real API server, scheduler and controllers, with fake nodes.
 
-`make kubernetes` builds the programs from Debian's sources, once. What a kubelet would do, a test does: it says of a
-pod what has become of it.
+`make kubernetes` builds the programs from Debian's sources, once. There is no kubelet: a test sets the status of pods.
 """
 
 import json
@@ -28,13 +27,13 @@ _TOKEN = "of-the-tests"
 
 
 def lasting(log: Path, *argv: str) -> Program:
-    """Start a program that more than one test uses: the first does not end it, and it ends with the tests at last."""
+    """Start a program that several tests use; it ends with the test run."""
     with log.open("ab") as output:
         return start(argv, env={MARK: None}, output=output, tied=True)
 
 
 def unavailable() -> str:
-    """Why there can be none on this machine, empty where there can."""
+    """Return why this machine cannot run a cluster; empty if it can."""
     missing = [program for program in _BUILT if not (PROGRAMS / program).is_file()]
     if missing:
         return f"needs {', '.join(missing)}: `make kubernetes` builds them"
@@ -44,7 +43,7 @@ def unavailable() -> str:
 
 @dataclass
 class OwnCluster:
-    """Everything it has is below `folder`."""
+    """A cluster with all of its files below `folder`."""
 
     folder: Path
     port: int = field(default_factory=free_port)
@@ -56,19 +55,18 @@ class OwnCluster:
         return self.folder / "kubeconfig"
 
     def kubectl(self, *words: str, stdin: str | None = None) -> str:
-        """What kubectl says; fails where it does."""
+        """Run kubectl; return its stdout, and fail if it fails."""
         argv = ["kubectl", "--kubeconfig", str(self.config), *words]
         done = subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     def get(self, *words: str) -> list[Mapping[str, Any]]:
-        """The objects that it lists."""
-        found: list[Mapping[str, Any]] = json.loads(self.kubectl("get", *words, "--output", "json"))["items"]
-        return found
+        objects: list[Mapping[str, Any]] = json.loads(self.kubectl("get", *words, "--output", "json"))["items"]
+        return objects
 
     def start(self) -> None:
-        """Start all of it; returns when it schedules."""
+        """Start all programs and wait until the controllers run."""
         key = self.folder / "accounts.key"
         subprocess.run(["openssl", "genrsa", "-out", str(key), "2048"], check=True, capture_output=True)
         (self.folder / "tokens").write_text(f'{_TOKEN},tests,tests,"system:masters"\n')
@@ -95,7 +93,7 @@ class OwnCluster:
         wait_for(lambda: bool(self.get("serviceaccounts", "--namespace", "default")))
 
     def start_api(self) -> None:
-        """Start the API server; returns when it answers."""
+        """Start the API server and wait until it is ready."""
         key = self.folder / "accounts.key"
         self._run(
             "kube-apiserver", "--etcd-servers", f"http://127.0.0.1:{self.etcd[0]}",
@@ -106,45 +104,43 @@ class OwnCluster:
             "--authorization-mode", "RBAC",
         )  # fmt: skip
 
-        wait_for(self.answers)
+        wait_for(self.is_ready)
 
     def end_api(self) -> None:
-        """End the API server; `start_api` starts it again, with everything that it knew."""
+        """Kill the API server; `start_api` restarts it with the same data."""
         self.programs.pop("kube-apiserver").end(signal.SIGKILL)
 
-    def answers(self) -> bool:
+    def is_ready(self) -> bool:
         dead = [name for name, program in self.programs.items() if program.code is not None]
         assert not dead, [(self.folder / f"{name}.log").read_text()[-2000:] for name in dead]
         argv = ["kubectl", "--kubeconfig", str(self.config), "get", "--raw", "/readyz"]
         return subprocess.run(argv, capture_output=True, check=False).stdout == b"ok"
 
     def end(self) -> None:
-        """End all of it at once: there is nothing to be kept."""
         for program in self.programs.values():
             program.end(signal.SIGKILL)
 
     def node(self, name: str, **capacity: str) -> None:
-        """A node that is ready, and that no kubelet stands behind; `__` in a resource's name is its `/`."""
+        """Create a ready node without a kubelet; `__` in the name of a resource stands for `/`."""
         more = {key.replace("__", "/").replace("_", "."): amount for key, amount in capacity.items()}
-        room = {"cpu": "64", "memory": "512Gi", "pods": "110", **more}
+        resources = {"cpu": "64", "memory": "512Gi", "pods": "110", **more}
         ready = {"type": "Ready", "status": "True", "reason": "Said", "message": "by the tests"}
-        about = {"name": name, "labels": {"kubernetes.io/hostname": name}}
-        self.kubectl(
-            "apply", "--filename", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "Node", "metadata": about})
-        )
-        text = {"capacity": room, "allocatable": room, "conditions": [ready]}
-        self._patch(f"/api/v1/nodes/{name}/status", {"status": text})
-        wait_for(lambda: not self._taints(name))  # the controllers take theirs away
+        metadata = {"name": name, "labels": {"kubernetes.io/hostname": name}}
+        node = {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
+        self.kubectl("apply", "--filename", "-", stdin=json.dumps(node))
+        status = {"capacity": resources, "allocatable": resources, "conditions": [ready]}
+        self._patch(f"/api/v1/nodes/{name}/status", {"status": status})
+        wait_for(lambda: not self._taints(name))  # the controllers remove theirs
 
     def say(self, pod: str, namespace: str = "default", **status: object) -> None:
-        """Say what has become of a pod, as its kubelet would."""
+        """Set the status of a pod, as its kubelet would."""
         self._patch(f"/api/v1/namespaces/{namespace}/pods/{pod}/status", {"status": status})
 
     def _taints(self, name: str) -> object:
         return json.loads(self.kubectl("get", "node", name, "--output", "json"))["spec"].get("taints")
 
     def _patch(self, path: str, body: object) -> None:
-        """kubectl patches a status from 1.24 on, and Debian's is older."""
+        """Patch a status over HTTP: kubectl does this from 1.24 on, and Debian's is older."""
         headers = {"Authorization": f"Bearer {_TOKEN}", "Content-Type": "application/strategic-merge-patch+json"}
         url = f"https://127.0.0.1:{self.port}{path}"
         answer = httpx.patch(url, content=json.dumps(body), headers=headers, verify=False, trust_env=False)  # noqa: S501
@@ -174,7 +170,7 @@ class OwnCluster:
 
 @contextmanager
 def own_cluster() -> Iterator[OwnCluster]:
-    """A cluster that schedules, without a node."""
+    """Run a cluster without nodes."""
     folder = Path(tempfile.mkdtemp(prefix="deploy-kubernetes-"))
     cluster = OwnCluster(folder)
     with ExitStack() as last:

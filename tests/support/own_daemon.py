@@ -1,4 +1,4 @@
-"""A Docker daemon of the test's own, which it may stop and start: nobody else's containers are in it."""
+"""A private Docker daemon, which a test may stop and start."""
 
 import os
 import shutil
@@ -12,14 +12,14 @@ from pathlib import Path
 
 from waits import TIMEOUT, wait_for
 
-# Two runs of the tests on one machine have a bridge and a network each.
+# Distinct from other test runs on this machine.
 _BRIDGE = f"test{os.getpid()}"
 _ADDRESS = f"172.31.{os.getpid() % 256}.1/24"
 
 
 @dataclass
 class OwnDaemon:
-    """`dockerd` with everything it has below `folder`, on a bridge of its own; it leaves the host's firewall alone."""
+    """`dockerd` with its files below `folder` and its own bridge, without changes to the host's firewall."""
 
     folder: Path
     options: tuple[str, ...]
@@ -47,12 +47,12 @@ class OwnDaemon:
             self._process = None
 
     def end(self) -> None:
-        """Stop it with all its containers; kill it where it does not."""
+        """Remove all containers and stop the daemon; kill it if it does not stop."""
         if self._process is None:
             return
         try:
-            if left := self.docker("ps", "--all", "--quiet").stdout.split():
-                self.docker("rm", "--force", *left)
+            if containers := self.docker("ps", "--all", "--quiet").stdout.split():
+                self.docker("rm", "--force", *containers)
             self.stop()
         finally:
             if self._process is not None:
@@ -62,10 +62,10 @@ class OwnDaemon:
 
 @contextmanager
 def own_daemon(*options: str, disk: str | None = None) -> Iterator[OwnDaemon]:
-    """A running daemon; its containers go with it. `disk` is the size of the disk it has, such as `400m`."""
-    folder = Path(tempfile.mkdtemp(prefix="deploy-dockerd-", dir="/tmp"))  # a short path, for the socket
+    """Run a daemon for the length of the block. `disk` limits its disk space, such as `400m`."""
+    folder = Path(tempfile.mkdtemp(prefix="deploy-dockerd-", dir="/tmp"))  # the path of a socket must be short
     daemon = OwnDaemon(folder=folder, options=options)
-    with ExitStack() as last:  # each step of the way back, also where another one fails
+    with ExitStack() as last:  # runs each cleanup step even if another one fails
         last.callback(_remove, folder)
         _ip("link", "add", _BRIDGE, "type", "bridge")
         last.callback(_ip, "link", "delete", _BRIDGE)
@@ -80,7 +80,7 @@ def own_daemon(*options: str, disk: str | None = None) -> Iterator[OwnDaemon]:
 
 
 def _remove(folder: Path) -> None:
-    """The folder, and what is mounted below it."""
+    """Unmount everything below the folder, and remove it."""
     for mounted in Path("/proc/mounts").read_text().splitlines():
         if mounted.split()[1].startswith(str(folder)):
             subprocess.run(["umount", mounted.split()[1]], check=True)
@@ -88,7 +88,7 @@ def _remove(folder: Path) -> None:
 
 
 def unavailable() -> str:
-    """Why there can be none on this machine, empty where there can."""
+    """Return why this machine cannot run a daemon; empty if it can."""
     if os.getuid() != 0:
         return "only root starts a Docker daemon"
     missing = [program for program in ("dockerd", "docker", "ip") if shutil.which(program) is None]

@@ -1,9 +1,9 @@
-"""A real node for `own_cluster`: its kubelet, with a containerd of its own, and images that no registry has.
+"""A real node for `own_cluster`: a kubelet with its own containerd, and images that are in no registry.
 
-As root, with Debian's containerd, runc and containernetworking-plugins. Both have a mount namespace of their own, for a
-machine has one place for the logs of its pods, and one for their networks: a second kubelet deletes there what it does
-not know. What is left of it all, its containers above all, a keeper puts away, which is this file as a program: also
-where the tests are killed. What a kubelet changes of the kernel is put back.
+It needs root and Debian's containerd, runc and containernetworking-plugins. The kubelet and containerd run in their own
+mount namespace, because the directories of pod logs and networks are the same for all kubelets of a machine, and a
+kubelet deletes unknown entries there. This file as a program is a keeper: it removes leftover containers and restores
+kernel settings that the kubelet has changed, even if the tests are killed.
 """
 
 import hashlib
@@ -31,20 +31,20 @@ from waits import wait_for
 from orchestrator.core.subprocesses import PIPE, Program
 
 CNI: Final = Path("/usr/lib/cni")
-SERVICES: Final = "10.199.0.0/24"  # as `own_cluster` gives them addresses
-_LOCATIONS: Final = ("/var/log/pods", "/var/log/containers", "/run/netns")  # of any kubelet, of any containerd
+SERVICES: Final = "10.199.0.0/24"  # the service addresses of `own_cluster`
+_LOCATIONS: Final = ("/var/log/pods", "/var/log/containers", "/run/netns")  # shared by all kubelets and containerds
 _APART: Final = "here=$0; for place in {}; do mkdir -p $place $here$place && mount --bind $here$place $place; done"
 _KERNEL: Final = ("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops")
-_ENDS: Final = 60.0  # seconds that killed containers may take
-_RARELY: Final = "10m"  # between two measurements of all containers: no test looks at any
+_ENDS: Final = 60.0  # seconds for killed containers to exit
+_RARELY: Final = "10m"  # interval of container metrics, which no test uses
 _SANDBOX_IMAGE: Final = "deploy.test/pause:1"
 ENGINE_IMAGE: Final = "deploy.test/engine:1"
-PACKAGES: Final = "packages"  # beside the models, in a pod of ENGINE_IMAGE
+PACKAGES: Final = "packages"  # folder in the models directory of a pod of ENGINE_IMAGE
 PYTHON_IMAGE: Final = "deploy.test/python:1"  # Debian's Python and a shell
 
 
 def unavailable() -> str:
-    """Why there can be none on this machine, empty where there can."""
+    """Return why this machine cannot run a node; empty if it can."""
     if os.getuid() != 0:
         return "only root runs a kubelet"
     needed = ("containerd", "ctr", "runc", "iptables", "nsenter", "unshare")
@@ -54,15 +54,15 @@ def unavailable() -> str:
 
 
 class OwnNode:
-    """The machine itself as a node, under its own name; everything the node keeps is below `folder`."""
+    """This machine as a node, under its own name, with its files below `folder`."""
 
     def __init__(self, folder: Path, cluster: OwnCluster) -> None:
         self.folder, self._cluster = folder, cluster
         self.name = socket.gethostname()
-        self.pods = f"10.198.{os.getpid() % 256}.0/24"  # other runs of the tests may have a node on this machine too
-        self.host = self.pods.replace(".0/24", ".1")  # this machine, as its pods reach it
+        self.pods = f"10.198.{os.getpid() % 256}.0/24"  # distinct from other test runs on this machine
+        self.host = self.pods.replace(".0/24", ".1")  # this machine's address for its pods
         self._programs: list[Program] = []
-        self._system: dict[str, object] = {}  # the descriptor of the layer that all images have
+        self._system: dict[str, object] = {}  # descriptor of the common base layer
 
     @property
     def _socket(self) -> str:
@@ -73,7 +73,7 @@ class OwnNode:
         return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
 
     def start(self) -> None:
-        """Returns when pods can be placed on it."""
+        """Start the node and wait until it accepts pods."""
         (self.folder / "cni").mkdir()
         addresses = {"subnet": self.pods, "gateway": self.host}
         address = {"type": "host-local", "ranges": [[addresses]], "dataDir": str(self.folder / "ips")}
@@ -107,9 +107,9 @@ class OwnNode:
         of: Sequence[str] = (),
         env: Sequence[str] = (),
     ) -> None:
-        """Give the node an image: a system with Python and a shell, and above it a layer that `fill` writes.
+        """Import an image with Python, a shell, and a layer that `fill` writes.
 
-        The archive is an OCI image layout. The layer of the system is in the first one only: containerd keeps it.
+        The archive is an OCI image layout. Only the first archive has the base layer, which containerd keeps.
         """
         archive = self.folder / "image.tar"
         with tarfile.open(archive, "w") as tar:
@@ -137,21 +137,21 @@ class OwnNode:
         return _descriptor("layer.v1.tar", digest, size)
 
     def show(self, source: Path, location: Path) -> None:
-        """Show a directory of this machine to its pods at another location, which nobody else sees there."""
+        """Bind-mount a directory at another location, in the mount namespace of the node only."""
         subprocess.run([*self._inside, "mount", "--bind", str(source), str(location)], check=True)
 
     def joined_pods(self) -> AbstractContextManager[None]:
-        """Let pods reach each other, which Docker's rules forbid."""
+        """Let pods reach each other, which Docker's iptables rules prevent."""
         return iptables_rule("filter", "FORWARD", "--source", self.pods, "--destination", self.pods, "--jump", "ACCEPT")
 
     def end(self) -> None:
-        """End the kubelet, which would start its containers again, and containerd: they have no other parent then."""
+        """Stop the kubelet first, because it restarts containers, and then containerd."""
         for program in reversed(self._programs):
             program.end(signal.SIGTERM, grace=20)
 
     @property
     def _inside(self) -> tuple[str, ...]:
-        """What leads a program into its mount namespace, which is containerd's."""
+        """The command prefix that runs a program in the mount namespace of the node."""
         return "nsenter", f"--mount=/proc/{self._programs[0].pid}/ns/mnt"
 
     def _answers(self) -> bool:
@@ -202,7 +202,7 @@ conf_dir = "{self.folder}/cni"
             "makeIPTablesUtilChains": False,
             "failSwapOn": False,
             "imageGCHighThresholdPercent": 100,
-            # Nothing is evicted, and so nothing is measured: that is nine tenths of what an idle kubelet takes.
+            # Without evictions there are no measurements, which are nine tenths of an idle kubelet's CPU time.
             "evictionHard": dict.fromkeys(("memory.available", "nodefs.available", "imagefs.available"), "0%"),
             "featureGates": {"LocalStorageCapacityIsolation": False},
             "resolvConf": "",
@@ -213,7 +213,7 @@ conf_dir = "{self.folder}/cni"
 
 
 def _add_json(tar: tarfile.TarFile, kind: str, value: object) -> dict[str, object]:
-    """Add a document to an OCI image layout; its descriptor."""
+    """Add a document to an OCI image layout; return its descriptor."""
     content = json.dumps(value).encode()
     digest = hashlib.sha256(content).hexdigest()
     add_file(tar, f"blobs/sha256/{digest}", content)
@@ -226,7 +226,7 @@ def _descriptor(kind: str, digest: str, size: int) -> dict[str, object]:
 
 @contextmanager
 def iptables_rule(table: str, chain: str, *rule: str) -> Iterator[None]:
-    """A rule of this machine before all others of its chain, for the length of a block."""
+    """Insert a rule at the start of a chain for the length of the block."""
     subprocess.run(["iptables", "--table", table, "--insert", chain, *rule], check=True)
     try:
         yield
@@ -235,7 +235,7 @@ def iptables_rule(table: str, chain: str, *rule: str) -> Iterator[None]:
 
 
 def add_engine(tar: tarfile.TarFile) -> None:
-    """Real sglang in an image, with the packages that lie beside its models."""
+    """Add real sglang to an image, with its packages from the models directory."""
     location = f"/usr/local/lib/{debian_python()}/dist-packages/engine.pth"
     add_file(tar, location, f"import site; site.addsitedir('/models/{PACKAGES}')\n".encode())
     add_forked_ranks(tar)
@@ -244,7 +244,7 @@ def add_engine(tar: tarfile.TarFile) -> None:
 
 
 def models_with(node: OwnNode, name: str, **locations: Path) -> Path:
-    """A directory of that name for a pod's checkpoints, in which directories of this machine are shown."""
+    """Create a models directory for pods, with directories of this machine mounted in it."""
     folder = node.folder / name
     folder.mkdir()
     for item, location in locations.items():
@@ -255,7 +255,7 @@ def models_with(node: OwnNode, name: str, **locations: Path) -> Path:
 
 @contextmanager
 def own_node(cluster: OwnCluster) -> Iterator[OwnNode]:
-    """This machine as a node of the cluster; its containers go with it."""
+    """Run this machine as a node of the cluster for the length of the block."""
     folder = tempfile.mkdtemp(prefix="deploy-node-", dir="/var/tmp")
     environ = {name: value for name, value in os.environ.items() if name != MARK}
     argv = [sys.executable, __file__, folder]
@@ -263,9 +263,9 @@ def own_node(cluster: OwnCluster) -> Iterator[OwnNode]:
         subprocess.Popen(argv, stdin=PIPE, stdout=PIPE, env=environ, start_new_session=True) as keeper,
         ExitStack() as last,
     ):
-        last.callback(keeper.communicate)  # it reads the end, and puts away what is left
+        last.callback(keeper.communicate)  # the end of its stdin makes it clean up
         assert keeper.stdout is not None
-        assert keeper.stdout.readline(), "the keeper of the node has ended"
+        assert keeper.stdout.readline(), "the keeper of the node has exited"
         node = OwnNode(Path(folder), cluster)
         last.callback(node.end)
         node.start()
@@ -274,7 +274,7 @@ def own_node(cluster: OwnCluster) -> Iterator[OwnNode]:
 
 
 def keep(folder: Path) -> None:
-    """Wait until whoever started this ends, however that comes, and then leave nothing of its node."""
+    """Wait for the end of stdin, when the parent has ended, and then clean up after the node."""
     before = {name: Path("/proc/sys", name).read_text() for name in _KERNEL}
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -287,12 +287,12 @@ def keep(folder: Path) -> None:
 
 
 def _end_containers(folder: Path) -> None:
-    """End the children of containerd's shims, and those as well, which outlive it."""
+    """Kill the children of containerd's shims, then the shims, which outlive containerd."""
     deadline = time.monotonic() + _ENDS
     while shims := _shims(folder):
         assert time.monotonic() < deadline, f"{shims} do not end"
         children = [pid for shim in shims for pid in _children(shim)]
-        for pid in children or shims:  # what has lost its shim could not be told from others
+        for pid in children or shims:  # children first: without their shims they cannot be identified
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.1)
@@ -300,24 +300,24 @@ def _end_containers(folder: Path) -> None:
 
 def _shims(folder: Path) -> list[int]:
     socket_of_ours = f"{folder}/containerd.sock".encode()
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             words = path.read_bytes().split(b"\0")
             if b"containerd-shim" in words[0] and socket_of_ours in words:
-                found.append(int(path.parent.name))
-    return found
+                pids.append(int(path.parent.name))
+    return pids
 
 
 def _children(pid: int) -> list[int]:
-    """Those that have not ended (proc(5): behind the name in `stat` stand state and parent)."""
-    found = []
+    """Return the running children (proc(5): in `stat`, state and parent follow the name)."""
+    pids = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             state, parent = path.read_text().rpartition(")")[2].split()[:2]
             if int(parent) == pid and state != "Z":
-                found.append(int(path.parent.name))
-    return found
+                pids.append(int(path.parent.name))
+    return pids
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The stand-in for an engine's image with a pip that finds the gateway's packages: no container here has an index.
+"""Add a pip with the gateway's packages to a fake engine image, because test containers have no package index.
 
-They are downloaded once, by the pinned list, into `~/.cache/deploy-tests/gateway`.
+The packages are downloaded once, from the pinned list, into `~/.cache/deploy-tests/gateway`.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ _DOCKERFILE = "FROM {base}\nCOPY usr /usr\nCOPY etc /etc\nCOPY wheels /opt/wheel
 
 
 def with_pip(base: str, *, docker: str = "docker") -> str:
-    """The tag of `base` with this Python's own pip; made once (10 s) and found again."""
+    """Return the tag of `base` with this Python's pip; the image is built once (10 s)."""
     wheels = _gateway_wheels()
     text = f"{base}\n{_LIST.read_text()}\n{_DOCKERFILE}"
     tag = f"deploy-standin/pip:{hashlib.sha256(text.encode()).hexdigest()[:12]}"

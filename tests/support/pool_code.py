@@ -1,11 +1,10 @@
-"""Run by the engine's own Python: what the pool code of one sglang wheel makes of real configs, without a GPU.
+"""Compute pool sizes of real configs with the code of one sglang wheel, without a GPU. The engine's Python runs this.
 
-    pool_code.py UNPACKED_WHEEL     JSON on stdin, name -> case; the same names on stdout, each with its figures
+    pool_code.py UNPACKED_WHEEL     JSON on stdin, name -> case; the same names on stdout, each with its sizes
 
 A case has a `config` (config.json), `tp`, `element` (bytes of a cached value), `drafts` (draft tokens, 0 for none),
-`running` (requests), `env`, and `bounded` if these bound the windows. The figures are the bytes of a token, by
-`pool_configurator.py`, and what requests keep. The classes are sglang's own; what they ask of a running server is given
-to them here.
+`running` (requests), `env`, and `bounded` if the requests bound the windows. The sizes are the bytes of a token, from
+`pool_configurator.py`, and the fixed bytes of requests. The classes are sglang's own, with a fake state of the server.
 """
 
 import json
@@ -24,7 +23,6 @@ Case = dict[str, Any]
 
 
 def metrics(kind: Any, case: Case) -> dict[str, float]:  # noqa: ANN401 - the class `ServerArgs` of that version
-    """The figures of one case."""
     import torch
     from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.model_executor import pool_configurator as pools
@@ -89,32 +87,31 @@ def metrics(kind: Any, case: Case) -> dict[str, float]:  # noqa: ANN401 - the cl
             layer_info=SimpleNamespace(start_layer=0, end_layer=layers, num_effective_layers=layers),
             spec_algorithm=algorithm, pp_size=1, attn_dp_size=1, page_size=256, device="cpu", is_hybrid_swa=True,
             sliding_window_size=getattr(model, "window_size", None),
-            spec_aux_config=SimpleNamespace(  # as spec_aux_hidden_state.py:172 reads it for drafts of the checkpoint
+            spec_aux_config=SimpleNamespace(  # read at spec_aux_hidden_state.py:172 for the checkpoint's MTP layers
                 eagle_draft_num_layers=model.num_nextn_predict_layers if drafts else None
             ),
             fused_entry_bytes=lambda _: None,
         )  # fmt: skip
         if pools.is_deepseek_v4(model.hf_config):
-            found = pools.DSV4PoolConfigurator(kvc)
+            configurator = pools.DSV4PoolConfigurator(kvc)
             running = case["running"]
             fixed = (
-                found._get_c128_state_fixed_bytes(running)
-                + found._fixed_swa_bytes(running)
-                + found._fixed_c4_state_bytes(running)
-                + found._get_c2_state_fixed_bytes(running)
-                + found._get_swa_fixed_bytes()
+                configurator._get_c128_state_fixed_bytes(running)
+                + configurator._fixed_swa_bytes(running)
+                + configurator._fixed_c4_state_bytes(running)
+                + configurator._get_c2_state_fixed_bytes(running)
+                + configurator._get_swa_fixed_bytes()
             )
-            return {"token": found.bytes_per_full_token, "fixed": fixed}
-        text = {"token": float(pools.DefaultPoolConfigurator(kvc)._cell_size)}
+            return {"token": configurator.bytes_per_full_token, "fixed": fixed}
+        sizes = {"token": float(pools.DefaultPoolConfigurator(kvc)._cell_size)}
         if hybrid is not None:
-            text["state"] = float(hybrid.mamba2_cache_params.mamba_cache_per_req)
-        return text
+            sizes["state"] = float(hybrid.mamba2_cache_params.mamba_cache_per_req)
+        return sizes
 
 
 def main() -> None:
-    """Answer the cases."""
     out = os.dup(1)
-    os.dup2(2, 1)  # what sglang prints is none of the answer
+    os.dup2(2, 1)  # keep sglang's output out of the result
     cases: dict[str, Case] = json.load(sys.stdin)
     for case in cases.values():
         os.environ.update(case.get("env", {}))

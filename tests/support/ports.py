@@ -1,4 +1,4 @@
-"""Ports of this machine for the tests' own servers."""
+"""Free ports for servers of the tests."""
 
 import fcntl
 import random
@@ -9,25 +9,25 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Final
 
-_RANGE: Final = range(10_000, 32_000)  # below the ephemeral ports, of which sglang opens many
-_SHARE: Final = 1000  # ports that one process has to itself
-_DERIVED: Final = (0, 1, 8, 16, 24)  # a gateway takes the next one for its metrics, its replicas every eighth
-_held: list[IO[bytes]] = []  # the lock on them, as long as the process lives
-_given: deque[int] = deque(maxlen=_SHARE // 2)  # not given again so soon: nobody may listen there yet
+_RANGE: Final = range(10_000, 32_000)  # below the ephemeral ports, because sglang opens many of them
+_SHARE: Final = 1000  # ports reserved for one process
+_DERIVED: Final = (0, 1, 8, 16, 24)  # offsets: a gateway uses +1 for metrics, and its replicas +8, +16, +24
+_locks: list[IO[bytes]] = []  # kept open until the process ends
+_recent: deque[int] = deque(maxlen=_SHARE // 2)  # not returned again soon: the server may not listen yet
 
 
 def free_port() -> int:
-    """A port that no other process of any run of the tests takes: nobody listens on it or on those derived from it.
+    """Return a free port whose derived ports are free, too, and that no other test process uses.
 
-    Between the choice of a port and its use lies the start of a server: time enough for another run to choose it too.
+    Ports are reserved by process, because a server starts long after its port was chosen.
     """
     dice = random.SystemRandom()
     while True:
         port = dice.choice(_share())
-        if port in _given:
+        if port in _recent:
             continue
         if not any(map(_is_taken, (port + offset for offset in _DERIVED))):
-            _given.append(port)
+            _recent.append(port)
             return port
 
 
@@ -38,14 +38,14 @@ def _is_taken(port: int) -> bool:
 
 @cache
 def _share() -> range:
-    """The ports of this process, its forks included; all of them where others have every share."""
+    """Return the ports reserved for this process and its forks; the whole range if all are reserved."""
     for start in random.SystemRandom().sample(_RANGE[::_SHARE], len(_RANGE) // _SHARE):
-        lock = Path(tempfile.gettempdir(), f"deploy-test-ports-{start}").open("ab")  # noqa: SIM115 - held
+        lock = Path(tempfile.gettempdir(), f"deploy-test-ports-{start}").open("ab")  # noqa: SIM115
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # another's
+        except OSError:  # reserved by another process
             lock.close()
             continue
-        _held.append(lock)
+        _locks.append(lock)
         return range(start, start + _SHARE)
     return _RANGE

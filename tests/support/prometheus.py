@@ -1,4 +1,4 @@
-"""Debian's Prometheus and its promtool, run on files that `deploy monitoring` wrote."""
+"""Run Debian's Prometheus and promtool on the files of `deploy monitoring`."""
 
 import json
 import math
@@ -25,12 +25,11 @@ missing = pytest.mark.skipif(not prometheus_is_here, reason=PACKAGE)
 
 
 def monitoring_request(**asked: object) -> MonitoringRequest:
-    """What `deploy monitoring` is asked for."""
     return MonitoringRequest(**{**_NOTHING, "gpu_exporter": None, **asked})  # type: ignore[arg-type]
 
 
 def promtool(*words: str | Path) -> str:
-    """What promtool says of files that it finds to be right."""
+    """Run promtool; return its stdout, and fail if it fails."""
     done = subprocess.run(["promtool", *map(str, words)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -44,9 +43,9 @@ def firing(
     alerts: Sequence[str],
     values: Mapping[str, float] | None = None,
 ) -> None:
-    """Fail unless these alerts fire, and no others, when `series` have been scraped every 15 s so long, each time.
+    """Fail unless exactly these alerts fire at each time in `after`, with `series` scraped every 15 s.
 
-    `values` are the numbers of expressions without labels at the last of these times.
+    `values` are the expected values of expressions without labels at the last time.
     """
     samples = [{"labels": f'{{alertname="{name}"}}', "value": 1} for name in alerts]
     requested = 'count by (alertname) (ALERTS{alertstate="firing"})'
@@ -67,14 +66,12 @@ def firing(
 
 
 def every_second(folder: Path) -> None:
-    """Let what was written scrape and record each second: a test does not wait for minutes."""
+    """Set the scrape and evaluation intervals to 1 s, so that tests do not wait for minutes."""
     for path in folder.glob("*.yml"):
         path.write_text(path.read_text().replace(": 15s", ": 1s"))
 
 
 class Prometheus:
-    """A server that scrapes."""
-
     def __init__(self, client: httpx.Client) -> None:
         self._client = client
 
@@ -85,22 +82,22 @@ class Prometheus:
             return False
 
     def ask(self, expression: str) -> list[float]:
-        """The numbers that an expression has now."""
+        """Return the current values of an expression, without NaN."""
         answer = self._client.get("/api/v1/query", params={"query": expression})
-        found = json.loads(answer.text)
-        assert found["status"] == "success", found
-        values = [float(sample["value"][1]) for sample in found["data"]["result"]]
+        result = json.loads(answer.text)
+        assert result["status"] == "success", result
+        values = [float(sample["value"][1]) for sample in result["data"]["result"]]
         return [value for value in values if not math.isnan(value)]
 
     def alerts(self) -> list[dict[str, Any]]:
-        """Those that are pending or fire."""
+        """Return the pending and firing alerts."""
         answer = self._client.get("/api/v1/alerts")
         return list(json.loads(answer.text)["data"]["alerts"])
 
 
 @contextmanager
 def scraping(folder: Path) -> Iterator[Prometheus]:
-    """A Prometheus with the configuration of a folder."""
+    """Run Prometheus with the configuration in a folder."""
     url = f"127.0.0.1:{free_port()}"
     argv = ["prometheus", "--config.file=prometheus.yml", f"--web.listen-address={url}", "--storage.tsdb.path=data"]
     with (folder / "prometheus.log").open("w") as log:

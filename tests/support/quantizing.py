@@ -1,4 +1,4 @@
-"""A `deploy quantize` that runs, its shards and its processes."""
+"""Run `deploy quantize` in the background."""
 
 import os
 import subprocess
@@ -13,8 +13,6 @@ from orchestrator.core.polling import poll_until
 
 
 class Quantizing:
-    """A `deploy quantize` that runs."""
-
     def __init__(
         self, location: Path, target: str, *words: str, does: str = "", recipe: str = "glm-5.2-amd", real: bool = False
     ) -> None:
@@ -42,7 +40,7 @@ class Quantizing:
         assert len(self.shards()) >= count
 
     def workers(self) -> list[int]:
-        """Processes that name this target's folder, wherever they are."""
+        """Return the other processes with this target's folder in their command lines."""
         return [pid for pid, words in _processes() if f"{self.target}.quantizing" in words and pid != self.process.pid]
 
 

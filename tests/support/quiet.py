@@ -1,7 +1,7 @@
-"""Whether this machine lets a program run when it is due, measured while something is timed on it.
+"""Measure scheduling delays on this machine while a test measures times.
 
-A core that others hold shows as latency of whatever is measured. Where it was held, times tell nothing of the program
-under test: the test is skipped as `not judged`, and the summary of the tests says so.
+On a busy core, a measured latency includes the scheduling delay. A test is then skipped as `not judged`, and the
+summary of the test run shows it.
 """
 
 import os
@@ -16,12 +16,12 @@ import pytest
 
 LIMIT_S = 0.003  # a time slice of Linux's scheduler
 
-# One on each core, in a program of its own: neither Python's lock nor the work under test delays it.
+# One process on each core: neither Python's lock nor the code under test delays it.
 _PROBE = """
 import os, select, sys, time
 os.sched_setaffinity(0, {int(sys.argv[1])})
 worst = 0.0
-print("looking", flush=True)
+print("ready", flush=True)
 while True:
     due = time.monotonic() + 0.005
     if select.select([sys.stdin], [], [], 0.005)[0]:
@@ -33,7 +33,7 @@ print(worst)
 
 @dataclass
 class Quietness:
-    """The longest that a program which fell due was kept from a core, in seconds."""
+    """The longest scheduling delay, in seconds."""
 
     waited_s: float = 0.0
 
@@ -43,24 +43,24 @@ class Quietness:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Measure it for the length of a block, on every core at once."""
+        """Measure the delay on all cores for the length of the block."""
         with ExitStack() as stack:
             probes = [stack.enter_context(_probe(core)) for core in sorted(os.sched_getaffinity(0))]
             yield
             self.waited_s = max(float(probe.communicate(timeout=60)[0]) for probe in probes)
 
     def or_not_judged(self) -> None:
-        """Skip what is left of a test where the machine was not quiet: from here on it compares times."""
+        """Skip the rest of a test if the machine was busy; call this before comparing times."""
         if not self.quiet:
             pytest.skip(f"not judged: this machine kept a program from its core for {self.waited_s * 1e3:.0f} ms")
 
 
 @contextmanager
 def preferred(pids: Iterable[int]) -> Iterator[None]:
-    """Let these processes come before whatever else runs on this machine, where the system allows it: it allows root.
+    """Run these processes with real-time priority for the length of the block, if permitted (root).
 
-    What is measured is how exact a client is, not how long Linux lets it wait. On two cores with two other programs a
-    bare sleep of 5 ms ends up to 19 ms late, in this class at most 2 ms. What they start meanwhile inherits it.
+    This measures the accuracy of a client without scheduling delays: on two cores with two other programs, a sleep of
+    5 ms ends up to 19 ms late, and with this priority at most 2 ms. Child processes inherit the priority.
     """
     saved = tuple(pids)
     try:
@@ -81,7 +81,7 @@ def _probe(core: int) -> Iterator["subprocess.Popen[str]"]:
     argv = [sys.executable, "-I", "-S", "-c", _PROBE, str(core)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as probe:
         assert probe.stdout is not None
-        assert probe.stdout.readline() == "looking\n"
+        assert probe.stdout.readline() == "ready\n"
         try:
             yield probe
         finally:

@@ -1,6 +1,6 @@
-"""A node of eight MI355X, as far as preflight looks: `sh` on a PATH tells of one, and runs everything else as it is.
+"""A fake `sh` that makes preflight see a node with eight MI355X, and runs all other commands unchanged.
 
-Run as a program, this file is that `sh`.
+This file is the program of that `sh`.
 """
 
 import os
@@ -11,12 +11,12 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "samples"))
-_LIVE = ("sockets", "user")  # sections that are this machine's own
+_LIVE = ("sockets", "user")  # sections with this machine's values
 _DISK = "Filesystem 1024-blocks Used Available Capacity Mounted on\n/dev/nvme0n1 30000000000 0 30000000000 0% /\n"
 
 
 def path_of_ready_node(folder: Path) -> str:
-    """The PATH with that `sh` in `folder`."""
+    """Write that `sh` into `folder`; return a PATH with it."""
     folder.mkdir()
     shell = folder / "sh"
     shell.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {shlex.quote(__file__)} "$@"\n')
@@ -25,9 +25,9 @@ def path_of_ready_node(folder: Path) -> str:
 
 
 def main(words: list[str]) -> int:
-    """Print a survey with the recorded sections in place of this machine's; run anything else."""
+    """Print a survey with recorded sections instead of this machine's; run any other command."""
     if r"\036" not in words[-1]:
-        os.execv("/bin/sh", ["sh", *words])  # noqa: S606 - as it was asked for
+        os.execv("/bin/sh", ["sh", *words])  # noqa: S606
     from machine_samples import sections
 
     node = sections("mi355x-healthy")

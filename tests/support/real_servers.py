@@ -1,7 +1,7 @@
-"""Count the real sglang servers that a run of the tests starts, whatever starts them: a process, Docker, Slurm, a pod.
+"""Count the real sglang servers that a test run starts, in any runtime.
 
-All of them run on this machine, so that /proc shows them. A server is real when it has loaded torch, which the scripted
-engine has not, and it belongs to this run when it uses a file below the temporary directory of this run.
+All of them run on this machine, so /proc lists them. A server is real if it has loaded torch; it belongs to this run
+if it uses a file below the temporary directory of the run.
 """
 
 import threading
@@ -9,42 +9,40 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-_INTERVAL_S: Final = 3.0  # a real server needs 10 s and more until it serves; a look takes 10 ms of CPU time
+_INTERVAL_S: Final = 3.0  # a real server needs at least 10 s to get ready; one poll takes 10 ms of CPU time
 _LAUNCHES: Final = b"\0sglang.launch_server\0"
 
 
 class RealServers:
-    """Look for servers in a thread until `stop` is called."""
+    """Polls for servers in a thread until `stop` is called."""
 
     def __init__(self, directory: Path) -> None:
-        """`directory`: the temporary directory of this run."""
         self._directory = directory
-        self._found: set[tuple[str, str]] = set()  # pid and time of its start: a pid is used again
+        self._servers: set[tuple[str, str]] = set()  # pid and start time, because pids are reused
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="real servers", daemon=True)
+        self._thread = threading.Thread(target=self._poll, name="real servers", daemon=True)
 
     def start(self) -> None:
-        """Begin to look."""
         self._thread.start()
 
     def stop(self) -> int:
-        """End the thread; the number of servers that were started."""
+        """Stop polling; return the number of servers that were started."""
         self._stopped.set()
         self._thread.join()
-        return len(self._found)
+        return len(self._servers)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         while not self._stopped.wait(_INTERVAL_S):
-            self._found |= real_servers(self._directory)
+            self._servers |= real_servers(self._directory)
 
 
 def real_servers(directory: Path) -> set[tuple[str, str]]:
-    """Pid and start time of each process that is a real server and uses something below `directory`."""
-    return {found for process in Path("/proc").glob("[0-9]*") if (found := _real_server(process, directory))}
+    """Return the pid and start time of each real server that uses a file below `directory`."""
+    return {server for process in Path("/proc").glob("[0-9]*") if (server := _real_server(process, directory))}
 
 
 def _real_server(process: Path, directory: Path) -> tuple[str, str] | None:
-    with suppress(OSError):  # it has ended, or is another user's
+    with suppress(OSError):  # the process has exited, or belongs to another user
         if _LAUNCHES not in (process / "cmdline").read_bytes():
             return None
         if "/libtorch" not in (process / "maps").read_text(errors="replace") or not _uses(process, directory):
@@ -54,8 +52,8 @@ def _real_server(process: Path, directory: Path) -> tuple[str, str] | None:
 
 
 def _uses(process: Path, directory: Path) -> bool:
-    """Whether its directory, its output, its environment or, in a container, one of its mounts lies below."""
-    # Its last two parts, because a mount is named by its path in its file system.
+    """Return whether its working directory, output, environment or mounts refer to `directory`."""
+    # Only the last two components: mountinfo has the path within its own file system.
     name = f"/{directory.parent.name}/{directory.name}/"
     links = (str(link.readlink()) for link in (process / "cwd", process / "fd/1"))
     files = ((process / item).read_text(errors="replace") for item in ("environ", "mountinfo"))

@@ -1,4 +1,4 @@
-"""Share the tests among workers: a file at a time, or several files that use the same; the longest first."""
+"""Distribute tests to workers by file, or by group of files that share a server; the slowest files first."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
@@ -8,8 +8,7 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-# These files use what a session starts once, the real server or the node of a real Kubernetes, so that one worker
-# starts it, and not each.
+# The files of a group share a session fixture, the real server or the Kubernetes node, so that one worker starts it.
 GROUPS: Final[Mapping[str, Sequence[str]]] = {
     "real server": (
         "test_real_smoke.py",
@@ -22,9 +21,9 @@ GROUPS: Final[Mapping[str, Sequence[str]]] = {
     ),
     "Kubernetes": ("test_kubernetes.py", "test_gateway_node.py", "test_kubernetes_node.py", "test_runtime_contract.py"),
 }
-ARCHITECTURE: Final = "tests/unit/architecture"  # one worker parses each module once, for all tests of this folder
-# By their measured time. A long file that begins last would keep one worker busy while the others have ended.
-LONGEST: Final = (
+ARCHITECTURE: Final = "tests/unit/architecture"  # one group, because its tests share the parsed modules
+# By measured time. A slow file that starts last would delay the end of the run.
+SLOWEST_FILES: Final = (
     *GROUPS["Kubernetes"],
     *GROUPS["real server"],
     "test_disaggregation.py",
@@ -35,7 +34,7 @@ LONGEST: Final = (
     "test_drain_streams.py",
     "test_lost_output.py",
     "test_cache_tiers.py",
-    "test_joined_paths.py",  # and the other tests of the architecture
+    "test_joined_paths.py",  # and the other tests in ARCHITECTURE
     "test_planted_faults.py",
     "test_real_vllm.py",
     "test_argument_check.py",
@@ -64,21 +63,20 @@ LONGEST: Final = (
 
 
 def group_of(nodeid: str) -> str:
-    """The tests that one worker runs together: those of a file, or of all files that use the same."""
+    """Return the group of a test, which one worker runs: its file, or one of `GROUPS`."""
     path = nodeid.split("::", 1)[0]
     if path.startswith(f"{ARCHITECTURE}/"):
         return ARCHITECTURE
     return next((group for group, files in GROUPS.items() if PurePosixPath(path).name in files), path)
 
 
-def sort_longest_first(items: list[pytest.Item]) -> None:
-    """Put the longest files first."""
-    order = {name: location for location, name in enumerate(LONGEST)}
+def sort_slowest_first(items: list[pytest.Item]) -> None:
+    order = {name: location for location, name in enumerate(SLOWEST_FILES)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
 
 
 class GroupScheduling(LoadScopeScheduling):
-    """Give a worker that has nothing left to do the next group, in the order of collection."""
+    """Gives an idle worker the next group, in the order of collection."""
 
     def __init__(self, config: pytest.Config, log: Producer | None = None) -> None:
         """Keep the order: by default xdist sorts groups by their number of tests."""
@@ -90,7 +88,7 @@ class GroupScheduling(LoadScopeScheduling):
 
 
 def slowest_groups(reports: Sequence[pytest.TestReport]) -> list[tuple[str, float]]:
-    """Each group and how many seconds it took, set-up and clean-up included, the slowest first."""
+    """Return each group with its seconds, including setup and teardown, slowest first."""
     seconds: dict[str, float] = {}
     for report in reports:
         group = group_of(report.nodeid)

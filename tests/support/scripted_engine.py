@@ -1,27 +1,28 @@
 #!/usr/bin/env python3
-"""An interpreter in place of sglang's: what it is told to launch serves within 0.3 s, like the real one as seen from
-outside. `tests/integration/test_scripted_engine.py` asks both the same and compares.
+"""A fake Python interpreter for sglang: it starts a fake server within 0.3 s.
 
-    scripted_engine.py -m sglang.launch_server --port 30010 …    serves, with a scheduler and a detokenizer below it
-    scripted_engine.py -c …                                      says which versions it has, whatever it is asked
-    scripted_engine.py tiny_model.py DIRECTORY                   makes a checkpoint that is as whole as it is empty
+`tests/integration/test_scripted_engine.py` compares the server with real sglang over HTTP.
 
-Told by variables of its environment:
+    scripted_engine.py -m sglang.launch_server --port 30010 …    serve, with a scheduler and a detokenizer process
+    scripted_engine.py -c …                                      print versions, for any code
+    scripted_engine.py tiny_model.py DIRECTORY                   write a complete checkpoint with one tensor
 
-    SCRIPTED_VERSIONS={…}    of what it says it has, these differ
-    SCRIPTED_PAUSE=0.5       seconds after each stage of the start; `0,300`: after the first one, and after the others
-    SCRIPTED_BROKEN=1        it ends while it loads, with a traceback
-    SCRIPTED_DETACHED=1      the scheduler starts a program that leaves its session, with an empty environment
-    SCRIPTED_DEAF=1          SIGTERM does not end it
-    SCRIPTED_ECHO=base64,hex it repeats its API key in these encodings: in its log, in errors and in answers
-    SCRIPTED_LOG=OOMKilled   a line of its log says this
-    SCRIPTED_REFUSE=1        it generates nothing for others, and says so with 400
-    SCRIPTED_UNHEALTHY=FILE  while that file names its port, a health check gets 503
-    SCRIPTED_MUTE=FILE       while there is such a file, it is healthy and generates nothing: where the file says
-                             `hangs` it does not answer, else with what the file says; a start removes the file
-    SCRIPTED_COMPILE=5       it writes a kernel to TRITON_CACHE_DIR, which takes these seconds, unless it is there
-    SCRIPTED_SAMPLES=FILE    a sampled request is answered once there is such a file, as if its kernels were compiled
-    SCRIPTED_STEP=0.01       seconds for each token of a stream; what is no number ends it while it loads
+Environment variables that change its behavior:
+
+    SCRIPTED_VERSIONS={…}    print these versions instead of the default ones
+    SCRIPTED_PAUSE=0.5       wait these seconds after each startup stage; `0,300`: 0 after the first, 300 after others
+    SCRIPTED_BROKEN=1        exit with a traceback while loading
+    SCRIPTED_DETACHED=1      the scheduler starts a program in a new session with an empty environment
+    SCRIPTED_DEAF=1          ignore SIGTERM
+    SCRIPTED_ECHO=base64,hex repeat the API key in these encodings in the log, in errors and in responses
+    SCRIPTED_LOG=OOMKilled   write this line to the log
+    SCRIPTED_REFUSE=1        answer every request for tokens with 400
+    SCRIPTED_UNHEALTHY=FILE  answer a health check with 503 while the file contains the port
+    SCRIPTED_MUTE=FILE       while the file exists, stay healthy but generate nothing: respond with its text, or never
+                             if that is `hangs`; a start removes the file
+    SCRIPTED_COMPILE=5       write a kernel to TRITON_CACHE_DIR in these seconds, unless it exists
+    SCRIPTED_SAMPLES=FILE    answer a sampled request only when the file exists, as if kernels were compiling
+    SCRIPTED_STEP=0.01       seconds for each token of a stream; exit while loading if it is not a number
 """
 
 import json
@@ -44,7 +45,7 @@ VERSIONS = {
 
 
 def make_checkpoint(folder: str) -> None:
-    """The files that are looked at before a start."""
+    """Write the files that `deploy` checks before a start."""
     os.makedirs(folder)  # noqa: PTH103
     header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
     files = {

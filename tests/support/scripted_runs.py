@@ -1,4 +1,4 @@
-"""Measurements of a scripted server, with the whole of the instrument."""
+"""Benchmarks of a scripted server."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,11 +14,11 @@ TOKENS = 6
 WORKLOAD = load_workload("smoke-tiny").model_copy(
     update={"output_tokens": TOKENS, "requests": 30, "request_rates": (10.0,), "num_prefixes": 2, "timeout_s": 5.0}
 )
-QUICK = WORKLOAD.model_copy(update={"request_rates": (60.0,)})  # where no time is judged
+QUICK = WORKLOAD.model_copy(update={"request_rates": (60.0,)})  # for tests that check no times
 
 
 def bench(script: Script, directory: Path, *, workload: Workload = QUICK, **changes: object) -> BenchResult:
-    """Measure a scripted server. Its answers are counted from 0 after the warm-up, see `after_warm_up`."""
+    """Measure a scripted server. Use `after_warm_up` to count its responses from 0 after the warm-up."""
     script.forget()
     with scripted(script) as server:
         return measure(order(server, directory, workload=workload, **changes), lambda _text, _far: None)
@@ -50,7 +50,7 @@ def order_of(url: str, directory: Path, *, workload: Workload, **changes: object
 
 
 def after_warm_up(answer: Callable[[int], Answer], workload: Workload = WORKLOAD) -> Callable[[int], Answer]:
-    """Quick answers to the warm-up, then `answer(0)`, `answer(1)`, ..."""
+    """Respond at once during the warm-up, and then with `answer(0)`, `answer(1)`, …"""
     return lambda index: answer(index - workload.num_prefixes) if index >= workload.num_prefixes else Answer()
 
 
@@ -60,5 +60,5 @@ def only(result: BenchResult) -> Point:
 
 
 def kinds(result: BenchResult) -> set[IssueKind]:
-    """Without the one that speaks of this machine and not of the endpoint."""
+    """Return the comparability issues, except the one that depends on this machine."""
     return {mark.kind for mark in result.comparability_issues} - {IssueKind.CLIENT_LAGGED}

@@ -1,7 +1,7 @@
-"""A server whose timing is a script: what the measuring instrument is measured with. Stdlib only.
+"""A server with scripted timing, to test the accuracy of benchmarks. Stdlib only.
 
-It streams from /v1/completions and /generate and tells in `/metrics` what it served; what else it is asked, `EngineApi`
-answers. `/flush_cache` also starts the count of requests again.
+It streams from /v1/completions and /generate, and counts tokens in `/metrics`; `EngineApi` answers the other paths.
+`/flush_cache` also resets the count of requests.
 """
 
 import asyncio
@@ -23,66 +23,66 @@ from engine_api import EngineApi
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """How one request is answered."""
+    """The response to one request."""
 
     ttft_s: float = 0.0
     itl_s: float = 0.0
     tokens_per_chunk: int = 1
     status: int = 200
-    reset_after_chunks: int | None = None  # the connection is cut there
-    error_after_chunks: int | None = None  # an error event stands there
-    split_s: float = 0.0  # each chunk is sent in two halves, this far apart
+    reset_after_chunks: int | None = None  # then the connection is reset
+    error_after_chunks: int | None = None  # then an error event is sent
+    split_s: float = 0.0  # seconds between the two halves of each chunk
     usage_at_end_only: bool = False
     stops_after_tokens: int | None = None  # ignores `ignore_eos`
-    silent: bool = False  # accepts and never answers
+    silent: bool = False  # never responds
     cached_tokens: int | None = None
-    claims: int | None = None  # tokens in and out that it counts at the end, whatever they were
-    says: str = "no room"  # of what failed
+    claims: int | None = None  # wrong token counts in the final usage
+    says: str = "no room"  # error message
 
 
 @dataclass
 class Exchange:
-    """When the server really did what; on the monotonic clock, which is the client's too."""
+    """The times of one request at the server, on the same monotonic clock as the client's."""
 
-    arrived_s: float  # the request was whole
-    chunk_s: list[float] = field(default_factory=list)  # the last byte of a chunk was handed over
+    arrived_s: float  # the request was complete
+    chunk_s: list[float] = field(default_factory=list)  # the last byte of each chunk was written
     tokens: int = 0
-    ended_s: float | None = None  # the answer was whole; None where it never was
+    ended_s: float | None = None  # the response was complete; None if it never was
 
 
 @dataclass
 class Script:
-    """What the server does, and what it saw."""
+    """The behavior of the server, and a record of the requests."""
 
     answer: Callable[[int], Answer] = lambda _: Answer()
-    connect_delay_s: float = 0.0  # before a request on a fresh connection is looked at
-    one_at_a_time_s: float = 0.0  # a queue: each request holds the server for this long before its first token
+    connect_delay_s: float = 0.0  # before the first request of a connection is read
+    one_at_a_time_s: float = 0.0  # a queue: each request blocks the server for this long before its first token
     context_length: int = 1_000_000
     model: str = "scripted"
-    die_after: int | None = None  # requests, then the server is gone
+    die_after: int | None = None  # requests after which the server stops
     served: int = 0
     replicas: int = 1
-    prefixes: set[bytes] | None = None  # the pages that its prefix cache holds; None: no cache, see `cached_tokens`
-    returns_ids: bool = True  # the ids of the answer, to who asks for them
-    flushes: bool = True  # its caches when it is told to; False: it says that requests are running
-    other_engine: bool = False  # another engine: it has none of sglang's own paths
+    prefixes: set[bytes] | None = None  # pages in the prefix cache; None: no cache, see `cached_tokens`
+    returns_ids: bool = True  # for `return_token_ids`
+    flushes: bool = True  # False: /flush_cache fails, as with running requests
+    other_engine: bool = False  # lacks sglang's own paths
     pinned: list[int | None] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
-    heads: list[bytes] = field(default_factory=list)  # of the same requests
-    exchanges: list[Exchange] = field(default_factory=list)  # in the order of arrival, the warm-up's too
+    heads: list[bytes] = field(default_factory=list)  # HTTP headers of the same requests
+    exchanges: list[Exchange] = field(default_factory=list)  # in the order of arrival, with the warm-up
     prompt_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
 
     def forget(self) -> None:
-        """What was seen; the script stays."""
+        """Clear the record of the requests."""
         self.served = self.prompt_tokens = self.output_tokens = self.cached_tokens = 0
-        for seen in (self.pinned, self.bodies, self.heads, self.exchanges):
-            seen.clear()
+        for record in (self.pinned, self.bodies, self.heads, self.exchanges):
+            record.clear()
 
 
 class ScriptedServer:
-    """Serves a script on a free port of the loopback interface, on a thread of its own."""
+    """Serves a script on a free loopback port, in a thread."""
 
     def __init__(self, script: Script, *, tls: ssl.SSLContext | None = None) -> None:
         self.script = script
@@ -113,14 +113,14 @@ class ScriptedServer:
         await self._stopping.wait()
         await end_server(self._server)
         if tasks := asyncio.all_tasks() - {asyncio.current_task()}:
-            _, waiting = await asyncio.wait(tasks, timeout=0.1)  # what just came in, and what the client has closed
+            _, waiting = await asyncio.wait(tasks, timeout=0.1)  # new requests, and closed connections
             for task in waiting:
                 task.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
-        await asyncio.sleep(0.01)  # closed connections let go of their sockets
+        await asyncio.sleep(0.01)  # closed connections release their sockets
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # asyncio does it only for sockets that name their protocol; without it a first chunk waits 40 ms for an ACK
+        # asyncio sets this only for sockets with an explicit protocol; without it, a first chunk waits 40 ms for an ACK
         writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         await asyncio.sleep(self.script.connect_delay_s)
         try:
@@ -134,7 +134,7 @@ class ScriptedServer:
                 await self._respond(path.decode(), content, writer, rank=int(rank[1]) if rank else None)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
-        except asyncio.CancelledError:  # the server ends
+        except asyncio.CancelledError:  # the server stops
             writer.transport.abort()
         finally:
             writer.close()
@@ -209,25 +209,25 @@ class ScriptedServer:
                 self.script.prefixes.update(_pages([*prompt, *answer_ids(tokens[1])]))
 
 
-PAGE = 16  # tokens of a page of the prefix cache
+PAGE = 16  # tokens in a page of the prefix cache
 
 
 def answer_ids(tokens: int) -> list[int]:
-    """What every request is answered."""
+    """Return the ids of every response."""
     return [10 + index % 90 for index in range(tokens)]
 
 
 def _pages(ids: list[int]) -> list[bytes]:
-    """A digest of each beginning of whole pages."""
-    digest, found = hashlib.blake2b(), []
+    """Return a digest of each prefix of whole pages."""
+    digest, pages = hashlib.blake2b(), []
     for at in range(0, len(ids) - PAGE + 1, PAGE):
         digest.update(repr(ids[at : at + PAGE]).encode())
-        found.append(digest.copy().digest())
-    return found
+        pages.append(digest.copy().digest())
+    return pages
 
 
 def _cached(prefixes: set[bytes], prompt: list[int]) -> int:
-    """The tokens of the longest beginning in the cache; the last token of a prompt is always computed."""
+    """Return the tokens of the longest cached prefix, without the last token, which is always computed."""
     known = list(takewhile(prefixes.__contains__, _pages(prompt[:-1])))
     return PAGE * len(known)
 
@@ -235,9 +235,9 @@ def _cached(prefixes: set[bytes], prompt: list[int]) -> int:
 async def _stream(
     path: str, request: dict[str, object], writer: asyncio.StreamWriter, answer: Answer, exchange: Exchange
 ) -> tuple[int, int] | None:
-    """Chunks at their times, measured from the arrival of the request: errors do not add up.
+    """Send each chunk at its time after the arrival of the request, so that errors do not add up.
 
-    Returns the tokens read and written; None where the answer was not a whole one.
+    Return the input and output tokens; None if the response was incomplete.
     """
     loop = asyncio.get_running_loop()
     begin = loop.time()
@@ -259,10 +259,10 @@ async def _stream(
             await _send(writer, f"data: {error}\n\ndata: [DONE]\n\n")
             writer.write(b"0\r\n\r\n")
             return None
-        so_far = min(sent + answer.tokens_per_chunk, total)
-        event = _event(len(prompt), so_far, total, cached, native=native, counted=not answer.usage_at_end_only)
+        sent_tokens = min(sent + answer.tokens_per_chunk, total)
+        event = _event(len(prompt), sent_tokens, total, cached, native=native, counted=not answer.usage_at_end_only)
         if request.get("return_token_ids"):
-            ids = answer_ids(total)[sent:so_far]
+            ids = answer_ids(total)[sent:sent_tokens]
             event = event.replace('"index": 0', f'"index": 0, "token_ids": {ids}')
         exchange.chunk_s.append(await _send(writer, event, split_s=answer.split_s))
     claimed = (len(prompt), total) if answer.claims is None else (answer.claims, answer.claims)
@@ -274,19 +274,19 @@ async def _stream(
     return len(prompt), total
 
 
-def _event(prompt: int, so_far: int, total: int, cached: int, *, native: bool, counted: bool) -> str:
-    finished = so_far >= total
+def _event(prompt: int, sent_tokens: int, total: int, cached: int, *, native: bool, counted: bool) -> str:
+    finished = sent_tokens >= total
     if native:
         meta = {
             "prompt_tokens": prompt,
-            "completion_tokens": so_far,
+            "completion_tokens": sent_tokens,
             "cached_tokens": cached,
             "finish_reason": {"type": "length"} if finished else None,
         }
-        return f"data: {json.dumps({'text': 'x' * so_far, 'meta_info': meta})}\n\n"
+        return f"data: {json.dumps({'text': 'x' * sent_tokens, 'meta_info': meta})}\n\n"
     choice = {"index": 0, "text": 'a "completion_tokens":9 b', "finish_reason": "length" if finished else None}
     data: dict[str, object] = {"id": "1", "object": "text_completion", "choices": [choice]}
-    data["usage"] = _usage(prompt, so_far, cached) if counted else None
+    data["usage"] = _usage(prompt, sent_tokens, cached) if counted else None
     return f"data: {json.dumps(data)}\n\n"
 
 
@@ -296,7 +296,7 @@ def _usage(prompt: int, output: int, cached: int) -> dict[str, object]:
 
 
 async def _send(writer: asyncio.StreamWriter, text: str, *, split_s: float = 0.0) -> float:
-    """Write one chunk; returns when its last part was handed over, by the clock just before: it arrives no earlier."""
+    """Write one chunk; return the time just before its last part was written, a lower bound of its arrival."""
     data = text.encode()
     data = b"%x\r\n%s\r\n" % (len(data), data)
     if split_s:
@@ -304,14 +304,13 @@ async def _send(writer: asyncio.StreamWriter, text: str, *, split_s: float = 0.0
         writer.write(data[:half])
         await asyncio.sleep(split_s)
         data = data[half:]
-    handed_over = time.monotonic()
+    written_at = time.monotonic()
     writer.write(data)
-    return handed_over
+    return written_at
 
 
 @contextmanager
 def scripted(script: Script, *, tls: ssl.SSLContext | None = None) -> Iterator[ScriptedServer]:
-    """A scripted server for the length of a test."""
     server = ScriptedServer(script, tls=tls)
     server.start()
     try:

@@ -1,9 +1,9 @@
-"""Run by the engine's own Python: what one version's real `ServerArgs` says of command lines, on a platform it is told.
+"""Check command lines with the `ServerArgs` of one sglang version. The engine's Python runs this file.
 
-    server_args.py UNPACKED_WHEEL rocm|cuda|cpu     JSON argument lists on stdin, one verdict a list on stdout
+    server_args.py UNPACKED_WHEEL rocm|cuda|cpu     JSON argument lists on stdin, one verdict for each list on stdout
 
-A machine of eight GPUs is made up around torch: MI355X (gfx950, by `torch.version.hip`) or B200 (sm100). What is
-compiled is replaced by empty modules. From there on everything is sglang's own: parser, defaults, model config, checks.
+torch is patched to report eight GPUs: MI355X (gfx950, by `torch.version.hip`) or B200 (sm100). Compiled packages are
+replaced by empty modules. The parser, defaults, model config and checks are sglang's own.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ FLAGS = Path(__file__).parents[2] / "profiles/engines/flags"  # generate.py
 
 
 def pretend(platform: str) -> None:
-    """Make torch tell of eight GPUs."""
+    """Make torch report eight GPUs of a platform."""
     torch.compile = lambda function=None, **_: function or (lambda inner: inner)
     if platform == "cpu":
         return
@@ -44,12 +44,12 @@ def pretend(platform: str) -> None:
     torch.cuda.get_device_name = lambda *_: "GPU"
     torch.cuda.get_device_properties = lambda *_: properties
     torch.cuda.mem_get_info = lambda *_: (MEMORY[platform], MEMORY[platform])
-    # As in the images: with these sglang takes aiter's paged kernel, and pages of 64 tokens.
+    # As in the images: with these, sglang uses aiter's paged kernel and pages of 64 tokens.
     os.environ.update({"SGLANG_USE_AITER": "1", "AITER_ENABLE_AOT_GLUON_PA_MQA_LOGITS": "1"})
 
 
 class Mocked(ModuleType):
-    """A module of which nothing is asked but that its names exist."""
+    """A module that has every name."""
 
     __path__: Sequence[str] = []
 
@@ -60,7 +60,7 @@ class Mocked(ModuleType):
 
 
 def engine(root: Path, platform: str) -> tuple[ArgumentParser, Any]:
-    """The parser and the class `ServerArgs` of the wheel."""
+    """Return the parser and the class `ServerArgs` of the wheel."""
     sys.path.insert(0, str(FLAGS))
     import generate
 
@@ -72,7 +72,7 @@ def engine(root: Path, platform: str) -> tuple[ArgumentParser, Any]:
     sys.meta_path.append(Finder({"aiter", "amdsmi"} if platform == "rocm" else {"pynvml"}))
     parser = generate.server_parser(root)
     with contextlib.suppress(ImportError):
-        from triton.language import core  # sglang's stub of it; torch asks for this name on a GPU
+        from triton.language import core  # sglang's stub; torch uses this name on a GPU
 
         core.view = getattr(core, "view", MagicMock())
     from sglang.srt import server_args
@@ -85,15 +85,15 @@ def engine(root: Path, platform: str) -> tuple[ArgumentParser, Any]:
 
 
 def judge(parser: ArgumentParser, kind: Any, argv: Sequence[str]) -> str:  # noqa: ANN401 - the class of that version
-    """`accepted`, or what the engine says, with the place."""
+    """Return `accepted`, or the engine's error and its location."""
     try:
         args = kind.from_cli_args(parser.parse_args(argv))
-        resolve: Callable[[], None] = getattr(args, "resolve_once", lambda: None)  # 0.5.23 does it apart
+        resolve: Callable[[], None] = getattr(args, "resolve_once", lambda: None)  # a separate step in 0.5.23
         resolve()
         args.check_server_args()
-    except SystemExit as left:
-        return f"argparse: {left}"
-    except Exception as error:  # noqa: BLE001 - its verdict
+    except SystemExit as error:
+        return f"argparse: {error}"
+    except Exception as error:  # noqa: BLE001 - the error is the verdict
         last = traceback.extract_tb(error.__traceback__)[-1]
         first = str(error).partition("\n")[0]
         return f"{type(error).__name__}: {first} ({Path(last.filename).name}:{last.lineno})"
@@ -101,7 +101,7 @@ def judge(parser: ArgumentParser, kind: Any, argv: Sequence[str]) -> str:  # noq
 
 
 def refuse(message: str) -> None:
-    """What argparse says instead of leaving."""
+    """Raise argparse's message instead of exiting."""
     raise SystemExit(message)
 
 

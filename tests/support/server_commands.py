@@ -1,4 +1,4 @@
-"""The command lines of a profile's server, for the engine's own parser."""
+"""Command lines of servers, for the engine's own parser."""
 
 import json
 from collections.abc import Sequence
@@ -10,22 +10,22 @@ from orchestrator.planner.planning import load, render_artifacts
 
 
 def model_in(folder: Path, **parts: object) -> Path:
-    """The folder with a config.json of GLM-5.2's shape: as many heads and as long a context."""
+    """Write a config.json with the heads and context length of GLM-5.2; return the folder."""
     shape = {"max_position_embeddings": 1 << 20, "num_attention_heads": 64, "num_key_value_heads": 64}
     (folder / "config.json").write_text(json.dumps({**glm_config("bf16"), **shape, **parts}))
     return folder
 
 
 def command(profile: str, model: Path, *overrides: str) -> tuple[str, ...]:
-    """The arguments of a profile's server."""
+    """Return the arguments of a profile's server."""
     rendered = render_artifacts(load(profile, overrides=overrides).plan)
-    argv = list(next(iter(rendered.replicas), rendered).command.argv)  # before several servers stands a gateway
+    argv = list(next(iter(rendered.replicas), rendered).command.argv)  # with replicas, `rendered` is the gateway
     argv[argv.index("--model-path") + 1] = str(model)
     return tuple(argv[argv.index("sglang.launch_server") + 1 :])
 
 
 def with_setting(argv: Sequence[str], setting: str) -> tuple[str, ...]:
-    """A command line with flags set as an override says, whatever a plan thinks of them."""
+    """Return a command line with flags changed as in an override, without the plan's checks."""
     words = list(argv)
     for override in setting.split(" & "):
         name, _, text = override.partition("=")

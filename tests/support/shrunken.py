@@ -1,6 +1,6 @@
-"""Shrunken public models: a config.json with the head dimensions, ranks and states of the model and fewer layers.
+"""Configs of public models with fewer layers but the original head dimensions, ranks and states.
 
-What `deploy` computes of their pools is compared with what sglang 0.5.16 logs on a GPU, with weights of any values.
+Tests compare the pool sizes that `deploy` computes with those that sglang 0.5.16 logs on a GPU with dummy weights.
 The models: GLM-5.2, Qwen3-Coder-480B, gpt-oss-120b, Qwen3-Next-80B, Kimi-Linear-48B, DeepSeek-V3, Nemotron-3-Nano-30B,
 MiniMax-M3.
 """
@@ -121,7 +121,7 @@ EAGLE: Config = {"speculative-algorithm": "EAGLE", "speculative-num-steps": 3, "
 TRITON: Config = {"attention-backend": "triton", "moe-runner-backend": "triton"}
 # fmt: on
 ALWAYS: Config = {"dtype": "bfloat16", "context-length": CONTEXT, "mem-fraction-static": FRACTION}
-START: Config = {  # for the start alone: nothing is computed from them
+START: Config = {  # for the start only: the computation does not use them
     "load-format": "dummy", "skip-tokenizer-init": True, "skip-server-warmup": True, "tp-size": 1,
     "cuda-graph-backend-decode": "disabled", "cuda-graph-backend-prefill": "disabled", "host": "127.0.0.1",
 }  # fmt: skip
@@ -129,7 +129,7 @@ START: Config = {  # for the start alone: nothing is computed from them
 
 @dataclass(frozen=True)
 class Logged:
-    """What a server logs: GiB free before and after the weights, tokens of its cache, states of requests."""
+    """Values in a server's log: GiB free before and after loading, tokens of the cache, and states of requests."""
 
     free: float
     left: float
@@ -139,26 +139,25 @@ class Logged:
 
 @dataclass(frozen=True)
 class Family:
-    """A config, the flags of its server, whether it drafts, and what one H200 logged in November 2026."""
+    """A config, the flags of its server, and the values that one H200 logged in November 2026."""
 
     config: Config
     flags: Config
     logged: Logged | None = None
     separate_mtp: bool = False
-    elsewhere: str = ""  # why no GPU of this engine can log it
+    elsewhere: str = ""  # why this engine cannot run it
 
     def line(self, python: str, folder: Path, port: int) -> list[str]:
-        """The command that starts its server on a GPU."""
+        """Return the command that starts the server on a GPU."""
         words = [python, "-m", "sglang.launch_server", f"--model-path={folder}", f"--port={port}"]
         flags = {**START, **ALWAYS, **self.flags}
         return words + [f"--{key}" if value is True else f"--{key}={value}" for key, value in flags.items()]
 
     def write(self, folder: Path) -> None:
-        """Write its config.json."""
         (folder / "config.json").write_text(json.dumps(self.config))
 
     def computed(self, home: Path, logged: Logged) -> KvCache:
-        """The cache that `deploy` computes of what the log says is free, for the model that `add model` reads."""
+        """Return the cache that `deploy` computes from the logged free memory, with the model file of `add model`."""
         tensors = ("mtp.fc.weight",) if self.separate_mtp else ()
         found = described(home, self.config, *tensors)
         model: Config = {
@@ -203,7 +202,7 @@ FAMILIES: Mapping[str, Family] = {
 
 
 def read_log(text: str) -> Logged:
-    """Read what a server has logged; of the weights, those of target and draft that came before the pools."""
+    """Parse a server's log; loading ends with the last weights before the pools, of the target or the draft model."""
 
     def numbers(pattern: str, within: str = text) -> list[float]:
         return [float(found) for found in re.findall(pattern, within)]

@@ -1,9 +1,9 @@
-"""What `sky` of SkyPilot does with the files of `deploy render`, on this machine: NODE is the home of the rented node.
+"""A fake SkyPilot `sky` that runs the files of `deploy render` on this machine; NODE is the home of the rented node.
 
     sky_standin.py launch --detach-run --cluster NAME --secret VARIABLE TASK.yaml
-    sky_standin.py down NAME                     stops what the task runs; any other command does nothing
+    sky_standin.py down NAME                     stop the task; any other command does nothing
 
-SkyPilot 0.14.1 copies `file_mounts`, runs `setup` to its end and then `run`; a detached one goes on.
+SkyPilot 0.14.1 copies `file_mounts`, runs `setup` to its end and then `run`, in the background if detached.
 """
 
 import argparse
@@ -26,10 +26,10 @@ def launch(node: Path) -> None:
     requested = parser.parse_args(sys.argv[2:])
     task = yaml.safe_load(requested.task.read_text())
     assert sorted(requested.secret) == sorted(task["secrets"])
-    for there, here in task.get("file_mounts", {}).items():
-        target = Path(there.replace("~", str(node), 1))
+    for destination, source in task.get("file_mounts", {}).items():
+        target = Path(destination.replace("~", str(node), 1))
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copytree(here, target, symlinks=True) if Path(here).is_dir() else shutil.copy(here, target)
+        shutil.copytree(source, target, symlinks=True) if Path(source).is_dir() else shutil.copy(source, target)
     secrets = {name: os.environ[name] for name in requested.secret}
     network = {name: value for name, value in os.environ.items() if not name.startswith(("DEPLOY_", "PYTHON"))}
     environ = {**network, "HOME": str(node), "PATH": os.environ["NODE_PATH"], **secrets}
@@ -43,7 +43,7 @@ def launch(node: Path) -> None:
 
 
 def down(node: Path) -> None:
-    """Give the node back: end the job, and the server that would end with the node."""
+    """Release the node: end the job, and the server, which would end with a real node."""
     if (record := node / "sky.pid").exists():
         os.kill(int(record.read_text()), signal.SIGTERM)
         record.unlink()

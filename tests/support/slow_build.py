@@ -1,7 +1,4 @@
-"""A build with one step more than a profile has; as a program: one that takes ten minutes, to be interrupted.
-
-python slow_build.py BASE-IMAGE
-"""
+"""A build with an extra step. In the program `slow_build.py BASE-IMAGE`, this step takes ten minutes."""
 
 import dataclasses
 import sys
@@ -19,7 +16,7 @@ STEP = "RUN sleep 600"
 
 
 def with_step(step: str, base: str) -> BuildContext:
-    """The context of `mi355x-tp8-july` with one more step at the end."""
+    """Return the build context of `mi355x-tp8-july` with an extra last step."""
     plan = load("mi355x-tp8-july", overrides=base_overrides(base)).plan
     sources = image_sources(plan)
     return build_context(plan, dataclasses.replace(sources, template=f"{sources.template}\n{step}\n"))

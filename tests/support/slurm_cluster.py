@@ -1,6 +1,6 @@
-"""A real Slurm of the tests' own: munged, slurmctld and two nodes of this machine, on ports and sockets of their own.
+"""A private Slurm cluster on this machine: munged, slurmctld and two slurmd nodes.
 
-Each node has two GPUs that are none: character devices, so that Slurm counts, hands out and refuses them as real ones.
+Each node has two fake GPUs, which are character devices: Slurm schedules them like real ones.
 """
 
 import os
@@ -65,7 +65,7 @@ _GRES = "AutoDetect=off\nName=gpu Type=mi355x File={folder}/gpu[0-1] Flags=amd_g
 
 @dataclass
 class SlurmCluster:
-    """A cluster that runs; `environ` is what its commands need."""
+    """A running cluster; `environ` has the variables that its commands need."""
 
     folder: Path
     daemons: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
@@ -75,26 +75,25 @@ class SlurmCluster:
         return {"SLURM_CONF": str(self.folder / "slurm.conf"), "SLURM_TIME_FORMAT": "standard"}
 
     def run(self, *argv: str) -> str:
-        """What a command of Slurm's prints."""
+        """Run a Slurm command; return its stdout."""
         env = {**os.environ, **self.environ}
         done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=TIMEOUT, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     def queue(self) -> list[str]:
-        """The ids of the jobs that wait, run or end just now."""
+        """Return the ids of the jobs that are pending, running or completing."""
         return self.run("squeue", "--noheader", "--format=%i").split()
 
     def start_node(self, name: str) -> None:
-        """Start the daemon of a node."""
         self.daemons[name] = self._start("slurmd", "-D", "-N", name)
 
     def lose_node(self, name: str) -> None:
-        """Kill all that runs on a node, and tell Slurm, which would notice it after `SlurmdTimeout` and a ping."""
+        """Kill all processes of a node and mark it down: Slurm would notice only after `SlurmdTimeout` and a ping."""
         daemon = self.daemons.pop(name)
         daemon.kill()
         daemon.wait()
-        # Another run of the tests may have a cluster with a node of this name.
+        # Another test run may have a cluster with a node of this name.
         own = programs_with("SLURM_CONF", self.environ["SLURM_CONF"])
         for pid, _ in [program for program in programs_with("SLURMD_NODENAME", name) if program in own]:
             with suppress(OSError):
@@ -105,11 +104,10 @@ class SlurmCluster:
         self.run("scontrol", "update", f"nodename={name}", "state=down", "reason=lost")
 
     def wait_for_nodes(self) -> None:
-        """Return when every node takes jobs."""
+        """Wait until all nodes accept jobs."""
         wait_for(lambda: set(self.run("sinfo", "--noheader", "--Node", "--format=%T").split()) == {"idle"})
 
     def begin(self) -> None:
-        """Start all of it."""
         folder = self.folder
         folder.chmod(0o755)
         ports = free_port()
@@ -131,19 +129,18 @@ class SlurmCluster:
         self.wait_for_nodes()
 
     def end(self) -> None:
-        """End all of it at once: no job is left to be kept for a next start."""
         for daemon in self.daemons.values():
             daemon.kill()
             daemon.wait()
 
     def _start(self, program: str, *words: str) -> "subprocess.Popen[bytes]":
-        env = {name: value for name, value in os.environ.items() if name != MARK}  # it outlives the test that needs it
+        env = {name: value for name, value in os.environ.items() if name != MARK}  # later tests use it too
         with (self.folder / f"{program}.out").open("ab") as log:
             return subprocess.Popen([str(_FOUND[program]), *words], env={**env, **self.environ}, stdout=log, stderr=log)
 
 
 def _free_pair() -> int:
-    """The first of two ports, one after the other, that nobody listens on."""
+    """Return the first of two consecutive free ports."""
     import socket
 
     while True:
@@ -155,7 +152,7 @@ def _free_pair() -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmEngine:
-    """What starts a server as a job of a test's own cluster."""
+    """Starts servers as jobs of a private cluster."""
 
     engine: CpuEngine
     cluster: SlurmCluster
@@ -165,7 +162,7 @@ class SlurmEngine:
         return SlurmRuntime(self.engine.home)
 
     def start(self, name: str, argv: tuple[str, ...], *settings: str) -> CpuServer:
-        """Start a program as if it were a server."""
+        """Start a program in place of a server."""
         overrides = ("runtime=slurm", "server.allow_unauthenticated=true", "slurm.exclusive=false", *settings)
         artifacts = self.engine.artifacts(*overrides, argv=argv)
         run = open_run(self.engine.home, name, artifacts.plan)
@@ -175,7 +172,7 @@ class SlurmEngine:
 
 @contextmanager
 def slurm_running(folder: Path) -> Iterator[SlurmCluster]:
-    """A cluster in an empty folder, whose path is short enough for a socket."""
+    """Run a cluster in an empty folder, whose path must be short enough for a socket."""
     cluster = SlurmCluster(folder)
     try:
         cluster.begin()

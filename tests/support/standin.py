@@ -1,9 +1,9 @@
-"""A stand-in for the ROCm image, made without any registry from what is installed on this machine.
+"""Build a fake ROCm image from this machine's packages, without a registry.
 
-It has the same paths (`/sgl-workspace/sglang/python/sglang`, a git repository; `/sgl-workspace/aiter`), the real
-sources of a sglang wheel in their place, and Debian's Python, git and shell. What sglang imports besides is not in it:
-mount the site-packages of the CPU engine read-only at `ENGINE_PACKAGES`, and the container serves real sglang from
-those sources. `engine_image` has those packages inside, and is complete.
+It has the paths of the real image (`/sgl-workspace/sglang/python/sglang`, a git repository; `/sgl-workspace/aiter`),
+the sources of a sglang wheel, and Debian's Python, git and shell, but not the other packages that sglang imports. With
+the site-packages of the CPU engine mounted at `ENGINE_PACKAGES`, a container serves real sglang from those sources.
+`engine_image` contains these packages.
 """
 
 import hashlib
@@ -36,11 +36,11 @@ SEED = (
     "util-linux",
     "ca-certificates",
 )
-MOONCAKE = ("libibverbs1", "librdmacm1", "libnl-3-200", "libnl-route-3-200", "libcurl4")  # what it loads
-_LEFT_OUT = ("/usr/share/doc/", "/usr/share/man/", "/usr/share/locale/", "/usr/share/perl", "/usr/share/git-core/")
+MOONCAKE = ("libibverbs1", "librdmacm1", "libnl-3-200", "libnl-route-3-200", "libcurl4")  # libraries that it loads
+_EXCLUDED = ("/usr/share/doc/", "/usr/share/man/", "/usr/share/locale/", "/usr/share/perl", "/usr/share/git-core/")
 _UNUSED = ("sglang", "pip", "torch/include", "torch/share")
 
-# Debian's Python reads .pth files here: the image's own sources come first, then the mounted packages with their .pth.
+# A .pth file for Debian's Python: the image's own sources come first, then the mounted packages with their .pth files.
 _PATHS = f"/sgl-workspace/sglang/python\n/sgl-workspace/aiter\nimport site; site.addsitedir('{ENGINE_PACKAGES}')\n"
 
 _TAG = Path("/usr/bin/python3").resolve().name.replace("python", "cpython-").replace(".", "")  # in names of .pyc
@@ -53,14 +53,14 @@ sys.argv = [str(Path(__file__).with_name("scripted_engine.py")), "-m", "sglang.l
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
-# Not aiter: the one line that tells a reader of its sources that the variable is read.
+# Only the line from which `deploy` sees that aiter reads the variable.
 _AITER = {"__init__.py": b"", "jit/core.py": b'AITER_CONFIG_FMOE = os.getenv("AITER_CONFIG_FMOE", default)\n'}
 
 
 def base_image(wheel: Path, *, replaced: Mapping[str, bytes] | None = None, docker: str = "docker") -> str:
-    """The tag of the stand-in with the sources of `wheel`; files in `replaced` have other contents, or are new.
+    """Return the tag of an image with the sources of `wheel`; `replaced` changes or adds files.
 
-    Made once (4 s, 200 MB) and found again by its contents.
+    The image is built once (4 s, 200 MB); its tag is a digest of its contents.
     """
     packages = closure(SEED)
     changes = (f"{name}={hashlib.sha256(data).hexdigest()}" for name, data in (replaced or {}).items())
@@ -74,7 +74,7 @@ def base_image(wheel: Path, *, replaced: Mapping[str, bytes] | None = None, dock
 
 
 def scripted_sources() -> dict[str, bytes]:
-    """The files of a package of sglang whose server is the scripted engine."""
+    """Return the files of a sglang package whose server is the scripted engine."""
     engine = {
         name: (_SUPPORT / name).read_bytes() for name in ("scripted_engine.py", "engine_process.py", "engine_api.py")
     }
@@ -82,9 +82,9 @@ def scripted_sources() -> dict[str, bytes]:
 
 
 def engine_image(packages: Path, *, docker: str = "docker") -> str:
-    """The tag of a stand-in that serves without a mount: the site-packages of an engine environment are in it.
+    """Return the tag of an image that contains the site-packages of an engine environment.
 
-    Its sglang stands in the image's own place. Made once a requirement digest (1.6 GB) and found again.
+    sglang is at the path of the ROCm image. The image is built once for each requirement digest (1.6 GB).
     """
     system, environment = closure(SEED), packages.resolve().parents[2].name
 
@@ -100,7 +100,7 @@ def engine_image(packages: Path, *, docker: str = "docker") -> str:
 
 
 def packages_of(python: Path) -> Path:
-    """The site-packages of an engine environment, which the stand-in's Python has to be able to import."""
+    """Return the site-packages of an engine environment, for the Python of the image."""
     folder = python.parent.parent / "lib" / debian_python() / "site-packages"
     if not folder.is_dir():
         pytest.skip(f"the engine's Python is not this machine's own, {debian_python()}, which the stand-in has")
@@ -108,20 +108,20 @@ def packages_of(python: Path) -> Path:
 
 
 def debian_python() -> str:
-    """Such as `python3.11`."""
+    """Return the name of Debian's Python, such as `python3.11`."""
     return Path("/usr/bin/python3").resolve().name
 
 
 def _is_used(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """What a server imports: neither the second copy of sglang nor headers for building against torch."""
+    """Filter out what a server does not import: the second copy of sglang, and torch's headers."""
     inside = entry.name.removeprefix(f"{ENGINE_PACKAGES}/".lstrip("/"))
     return None if inside in _UNUSED else entry
 
 
-def _imported(repository: str, text: list[str], fill: Callable[[tarfile.TarFile], None], *, docker: str) -> str:
-    """The tag of an image that is known by what it is made of, `text`; made of the tar that `fill` writes."""
-    made_of = chr(10).join(sorted([*text, _TAG]))
-    tag = f"{repository}:{hashlib.sha256(made_of.encode()).hexdigest()[:12]}"
+def _imported(repository: str, contents: list[str], fill: Callable[[tarfile.TarFile], None], *, docker: str) -> str:
+    """Return the tag of the image with these contents; import the tar that `fill` writes if the image is missing."""
+    key = chr(10).join(sorted([*contents, _TAG]))
+    tag = f"{repository}:{hashlib.sha256(key.encode()).hexdigest()[:12]}"
     if subprocess.run([docker, "image", "inspect", tag], capture_output=True, check=False).returncode == 0:
         return tag
     path = "ENV PATH=/usr/local/bin:/usr/bin:/usr/sbin"
@@ -152,13 +152,13 @@ def add_system(tar: tarfile.TarFile, packages: list[str]) -> None:
 
 def _add_wheel(tar: tarfile.TarFile, wheel: Path, replaced: Mapping[str, bytes]) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        held = [name for name in archive.namelist() if name.startswith("sglang/") and not name.endswith("/")]
-        for inner in dict.fromkeys([*(name.removeprefix("sglang/") for name in held), *replaced]):
+        names = [name for name in archive.namelist() if name.startswith("sglang/") and not name.endswith("/")]
+        for inner in dict.fromkeys([*(name.removeprefix("sglang/") for name in names), *replaced]):
             add_file(tar, f"{PACKAGE}/{inner}", replaced.get(inner) or archive.read(f"sglang/{inner}"))
 
 
 def _add_paths(tar: tarfile.TarFile) -> None:
-    """What stands beside sglang's sources, and where Python finds them."""
+    """Add aiter, the git repository, and the .pth file."""
     for name, content in _AITER.items():
         add_file(tar, f"{AITER}/{name}", content)
     add_file(tar, f"/usr/local/lib/{debian_python()}/dist-packages/standin.pth", _PATHS.encode())
@@ -167,14 +167,14 @@ def _add_paths(tar: tarfile.TarFile) -> None:
 
 
 def add_forked_ranks(tar: tarfile.TarFile) -> None:
-    """Let a server in the image fork its processes. Debian's Python has a `sitecustomize` of its own already."""
+    """Let a server in the image fork its processes. A .pth file, because Debian's Python has a `sitecustomize`."""
     folder = f"/usr/local/lib/{debian_python()}/dist-packages"
     add_file(tar, f"{folder}/forked_ranks.py", _FORKED)
-    add_file(tar, f"{folder}/zz_forked_ranks.pth", b"import forked_ranks\n")  # after the one that finds the packages
+    add_file(tar, f"{folder}/zz_forked_ranks.pth", b"import forked_ranks\n")  # read after standin.pth
 
 
 def _repository() -> Iterator[tuple[str, bytes]]:
-    """A git repository whose branch names a commit: all that the receipt asks for."""
+    """Yield the files of a git repository with one branch, as the receipt needs it."""
     yield "HEAD", b"ref: refs/heads/main\n"
     yield "refs/heads/main", f"{COMMIT}\n".encode()
     yield "objects/.keep", b""
@@ -188,7 +188,7 @@ def add_file(tar: tarfile.TarFile, path: str, content: bytes, *, mode: int = 0o6
 
 
 def closure(seed: tuple[str, ...]) -> list[str]:
-    """Installed packages that `seed` needs, itself included, as `name=version`."""
+    """Return `seed` and the installed packages that it depends on, as `name=version`."""
     listed = subprocess.run(
         ["dpkg-query", "-W", "-f", "${Package}\t${Version}\t${Pre-Depends}, ${Depends}\n"],
         capture_output=True,
@@ -196,32 +196,32 @@ def closure(seed: tuple[str, ...]) -> list[str]:
         check=True,
     )
     known = {line.split("\t")[0]: line.split("\t")[1:] for line in listed.stdout.splitlines()}
-    wanted, found = list(seed), dict[str, str]()
+    wanted, versions = list(seed), dict[str, str]()
     while wanted:
         name = wanted.pop()
-        if name not in known or name in found or name.startswith("perl"):
+        if name not in known or name in versions or name.startswith("perl"):
             continue
-        found[name] = known[name][0]
+        versions[name] = known[name][0]
         for alternatives in known[name][1].split(","):
             wanted += [word.split()[0].split(":")[0] for word in alternatives.split("|") if word.strip()]
-    return sorted(f"{name}={version}" for name, version in found.items())
+    return sorted(f"{name}={version}" for name, version in versions.items())
 
 
 def files_of(packages: list[str]) -> list[str]:
-    """Files and links of the packages, each under its real directory (/bin is a link to /usr/bin)."""
+    """Return the files and links of the packages, with resolved directories (/bin is a link to /usr/bin)."""
     names = [package.split("=")[0] for package in packages]
     listed = subprocess.run(
         ["dpkg-query", "-L", *names], capture_output=True, text=True, check=True
     ).stdout.splitlines()
     real = {str(Path(os.path.realpath(Path(path).parent)) / Path(path).name) for path in listed if path.startswith("/")}
-    saved = {path for path in real if Path(path).parent != Path("/") and not path.startswith(_LEFT_OUT)}
-    saved |= {_compiled(path) for path in saved if path.endswith(".py")}
-    return sorted(path for path in saved if Path(path).is_symlink() or Path(path).is_file())
+    files = {path for path in real if Path(path).parent != Path("/") and not path.startswith(_EXCLUDED)}
+    files |= {_compiled(path) for path in files if path.endswith(".py")}
+    return sorted(path for path in files if Path(path).is_symlink() or Path(path).is_file())
 
 
 def _compiled(path: str) -> str:
-    """Where Debian's Python keeps what it has compiled of a module: dpkg does not list it.
+    """Return the path of a module's .pyc file, which dpkg does not list.
 
-    Without it each Python of a container compiles what it imports, 0.2 s of CPU time and more.
+    Without it, each Python in a container compiles its imports: at least 0.2 s of CPU time.
     """
     return f"{Path(path).parent}/__pycache__/{Path(path).stem}.{_TAG}.pyc"

@@ -1,4 +1,4 @@
-"""Four clients that go on asking while something happens to the servers."""
+"""Clients that send requests continuously while a test changes the servers."""
 
 import threading
 from collections.abc import Iterator
@@ -7,23 +7,22 @@ from contextlib import contextmanager
 import httpx
 from waits import TIMEOUT
 
-_INTERVAL_S = 0.05  # without it the clients take all cores from what is tested, and from the other tests
+_INTERVAL_S = 0.05  # leaves CPU time to the servers and to other tests
 
 
 def complete(client: httpx.Client, **more: object) -> httpx.Response:
-    """A completion of the tiny model, whole unless `more` says otherwise."""
+    """Request a completion of the tiny model, with the fields in `more`."""
     body = {"model": "tiny", "prompt": "the server answers", "max_tokens": 8, "temperature": 0, **more}
     return client.post("/v1/completions", json=body)
 
 
 def client_of(url: str, key: str) -> httpx.Client:
-    """Of a gateway at that URL."""
     return httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=TIMEOUT, trust_env=False)
 
 
 @contextmanager
 def load(url: str, key: str, statuses: list[int], *, clients: int = 4) -> Iterator[None]:
-    """Clients that send one request after the other, and keep the status of each answer; 0 for none."""
+    """Run clients for the length of the block; append the status of each response to `statuses`, 0 for none."""
     over = threading.Event()
 
     def send() -> None:

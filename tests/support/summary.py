@@ -1,4 +1,4 @@
-"""The last lines of a run, and the rule that a test which could have run on this machine must not be skipped."""
+"""The summary of a test run, and the check that no test was skipped needlessly."""
 
 import os
 import re
@@ -17,17 +17,17 @@ _ON_KUBERNETES: Final = "a real Kubernetes "
 
 
 def _installs_packages() -> bool:
-    """Whether the tests install the Debian packages they need, as `.ci/packages` decides it."""
+    """Return whether the tests install Debian packages, by the same condition as `.ci/packages`."""
     return os.geteuid() == 0 and shutil.which("apt-get") is not None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Excuse:
-    """A kind of reason for which a test may be skipped; the test itself has looked whether it applies."""
+    """A valid kind of reason to skip a test."""
 
     kind: str
     pattern: str
-    only_without_packages: bool = False  # no excuse where the tests install Debian packages themselves
+    only_without_packages: bool = False  # not valid where the tests install Debian packages
 
 
 EXCUSES: Final = (
@@ -53,7 +53,7 @@ EXCUSES: Final = (
 
 
 def excuse_for(reason: str) -> Excuse | None:
-    """The excuse for a reason to skip; None where the test could have run on this machine."""
+    """Return the excuse for a skip reason; None if the test could have run."""
     for excuse in EXCUSES:
         if re.search(excuse.pattern, reason):
             return None if excuse.only_without_packages and _installs_packages() else excuse
@@ -61,18 +61,17 @@ def excuse_for(reason: str) -> Excuse | None:
 
 
 def reason_of(report: pytest.TestReport | pytest.CollectReport) -> str:
-    """Why a test was skipped."""
     text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
     return text.removeprefix("Skipped: ")
 
 
-def needless(skipped: Sequence[pytest.TestReport | pytest.CollectReport]) -> list[str]:
-    """The skipped tests without an excuse, with their reasons."""
+def needlessly_skipped(skipped: Sequence[pytest.TestReport | pytest.CollectReport]) -> list[str]:
+    """Return the tests that were skipped without an excuse, with their reasons."""
     return [f"{item.nodeid}: {reason_of(item)}" for item in skipped if excuse_for(reason_of(item)) is None]
 
 
 def last_lines(reporter: pytest.TerminalReporter, *, seconds: float, real_servers: int) -> Iterator[str]:
-    """What ran, what was skipped and why, the slowest groups, and the time."""
+    """Yield the lines of the summary."""
     skipped = reporter.stats.get("skipped", [])
     failed = len(reporter.stats.get("failed", [])) + len(reporter.stats.get("error", []))
     ran = len(reporter.stats.get("passed", [])) + failed
@@ -85,4 +84,4 @@ def last_lines(reporter: pytest.TerminalReporter, *, seconds: float, real_server
         yield last_run()
     yield from (f"slowest {taken:6.1f} s  {group}" for group, taken in slowest_groups(reports)[:_SLOWEST])
     yield f"{real_servers} real servers started"
-    yield f"{int(seconds) // 60}:{int(seconds) % 60:02} minutes in all"
+    yield f"{int(seconds) // 60}:{int(seconds) % 60:02} minutes in total"

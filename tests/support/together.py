@@ -1,4 +1,4 @@
-"""Work that keeps one core busy for seconds and disturbs nobody: carried out on every core at once."""
+"""Run independent calls in parallel."""
 
 import os
 from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 @contextmanager
-def together(work: Mapping[Key, Callable[[], Found]]) -> Iterator[Callable[[Key], Found]]:
-    """Begin all of it; a call waits for one piece, and raises what that raised. What nobody waits for is left out."""
+def together(work: Mapping[Key, Callable[[], Result]]) -> Iterator[Callable[[Key], Result]]:
+    """Start all calls, one on each core; yield a function that waits for a result. Cancel the rest at the end."""
     pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
     futures = {key: pool.submit(piece) for key, piece in work.items()}
     try:

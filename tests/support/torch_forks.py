@@ -1,7 +1,7 @@
-"""Programs for the engine's own Python that need torch, each in a fork of one process that has imported it.
+"""Run programs with the engine's Python in forks of one process that has imported torch.
 
-Importing what all of them import takes 6 s of CPU time. Whoever asks first starts that process, for all workers of a
-run of the tests; it ends with the run. What a program replaces in a module, no other one sees.
+The common imports take 6 s of CPU time. The first request starts that process for all workers of a test run; it ends
+with the run. Patches that a program makes to modules do not affect other programs.
 """
 
 import contextlib
@@ -29,16 +29,16 @@ from typing import Any, Final, TypeVar
 from waits import TIMEOUT
 
 IMPORTED: Final = ("torch", "torchvision.io", "transformers.modeling_layers", "openai")
-# What these read from the environment when they are imported, and what a program has unless it says otherwise.
+# These modules read the environment when they are imported. Programs get the same values by default.
 _ENVIRON: Final = {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "HF_HUB_OFFLINE": "1"}
-FOLDER: Final = "TORCH_FORKS"  # the variable with the folder of its sockets, whose name ends with the pid of the run
+FOLDER: Final = "TORCH_FORKS"  # variable with the folder of the sockets; its name ends with the pid of the test run
 _BOUND: Final = 300  # seconds for the imports, on a busy machine
 Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """What is run: a program's path or, as of `python -c`, its text; its arguments, and what it reads."""
+    """The path of a program, or its source as for `python -c`, with its arguments and stdin."""
 
     program: str
     argv: tuple[str, ...] = ()
@@ -48,7 +48,7 @@ class Program:
 def run_forked(
     python: Path, programs: Mapping[Key, Program], environ: Mapping[str, str] | None = None
 ) -> Mapping[Key, "subprocess.CompletedProcess[str]"]:
-    """How each of them ended, as if it had been started by itself; as many run at a time as there are cores."""
+    """Run the programs, one on each core at a time; return their results."""
     requested = dict(os.environ if environ is None else environ)
 
     def ended(program: Program) -> "subprocess.CompletedProcess[str]":
@@ -67,7 +67,7 @@ def run_forked(
 def run(
     python: str, program: str, argv: "tuple[str, ...]", *, environ: Mapping[str, str], streams: "tuple[int, int, int]"
 ) -> int:
-    """The exit code of one program, with these descriptors as its standard streams; -N where signal N ended it.
+    """Run a program with these descriptors as standard streams; return its exit code, or -N for signal N.
 
     A program that takes too long is killed, and TimeoutError is raised.
     """
@@ -86,7 +86,7 @@ def _address(python: str) -> Path:
 
 
 def _connected(python: str) -> socket.socket:
-    """A connection to the process of this interpreter, which is started where none listens."""
+    """Connect to the process of this interpreter; start it if none listens."""
     address = _address(python)
     address.parent.mkdir(exist_ok=True)
     connection = socket.socket(socket.AF_UNIX)
@@ -98,7 +98,7 @@ def _connected(python: str) -> socket.socket:
             address.unlink(missing_ok=True)
             _start(python, address)
             connection.connect(str(address))
-    connection.settimeout(TIMEOUT)  # not before: it would not wait for its turn to connect
+    connection.settimeout(TIMEOUT)  # with a timeout, `connect` fails if the backlog is full
     return connection
 
 
@@ -114,11 +114,11 @@ def _start(python: str, address: Path) -> None:
         assert process.poll() is None, log.read_text()[-3000:]
         assert time.monotonic() < deadline, log.read_text()[-3000:]
         time.sleep(0.05)
-    process.returncode = 0  # it outlives this one, which is no leak
+    process.returncode = 0  # it outlives this process; without this, Popen warns
 
 
 class _Request(socketserver.StreamRequestHandler):
-    """Runs in a fork of its own, the parent of the program."""
+    """Runs in its own fork, which is the parent of the program."""
 
     def handle(self) -> None:
         _, streams, _, _ = socket.recv_fds(self.connection, 1, 3)
@@ -127,12 +127,12 @@ class _Request(socketserver.StreamRequestHandler):
             for number, stream in enumerate(streams):
                 os.dup2(stream, number)
             os.closerange(3, max(*streams, self.connection.fileno()) + 1)
-            os._exit(_carried_out(requested))
+            os._exit(_run_program(requested))
         for stream in streams:
             os.close(stream)
         ended = os.pidfd_open(child)
         if ended not in select.select([ended, self.connection], [], [])[0]:
-            os.kill(child, signal.SIGKILL)  # whoever asked has gone
+            os.kill(child, signal.SIGKILL)  # the client has closed the connection
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         with contextlib.suppress(BrokenPipeError):
             self.wfile.write(f"{code}\n".encode())
@@ -142,26 +142,26 @@ class _Server(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
     """Forks for each request."""
 
     max_children = 100
-    timeout = 1.0  # seconds between two looks whether the run has ended
+    timeout = 1.0  # seconds between two checks whether the test run has ended
 
 
-def _carried_out(given: Mapping[str, Any]) -> int:
-    """Become this program, to its end."""
-    os.chdir(given["cwd"])
+def _run_program(request: Mapping[str, Any]) -> int:
+    """Run a program in this process; return its exit code."""
+    os.chdir(request["cwd"])
     os.environ.clear()
-    os.environ.update({**_ENVIRON, **given["environ"]})
-    program, path = given["program"], [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    os.environ.update({**_ENVIRON, **request["environ"]})
+    program, path = request["program"], [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     try:
         if Path(program).is_absolute():
-            sys.argv, sys.path[:1] = [program, *given["argv"]], [str(Path(program).parent), *path]
+            sys.argv, sys.path[:1] = [program, *request["argv"]], [str(Path(program).parent), *path]
             runpy.run_path(program, run_name="__main__")
         else:
-            sys.argv, sys.path[:1] = ["-c", *given["argv"]], ["", *path]
+            sys.argv, sys.path[:1] = ["-c", *request["argv"]], ["", *path]
             exec(compile(program, "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102 - a test's own
         code = 0
-    except SystemExit as left:
-        code = left.code if isinstance(left.code, int) else bool(left.code)
-    except BaseException:  # noqa: BLE001 - as an interpreter ends
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else bool(error.code)
+    except BaseException:  # noqa: BLE001 - like the interpreter
         traceback.print_exc()
         code = 1
     for stream in (sys.stdout, sys.stderr):
@@ -171,13 +171,13 @@ def _carried_out(given: Mapping[str, Any]) -> int:
 
 
 def serve(address: Path) -> None:
-    """Import, and fork for each request until the run of the tests has ended."""
+    """Import the modules, and fork for each request until the test run has ended."""
     for name in IMPORTED:
         importlib.import_module(name)
     gc.freeze()
     run_of_tests = Path("/proc", address.parent.name.rpartition("-")[2])
     with _Server(f"{address}.new", _Request) as server:
-        Path(f"{address}.new").rename(address)  # a socket is there before it listens
+        Path(f"{address}.new").rename(address)  # only now, because the file exists before the socket listens
         while run_of_tests.exists():
             server.handle_request()
 

@@ -1,4 +1,4 @@
-"""What a scripted server really did, as figures to hold a client's against; made without a line of the client."""
+"""Latencies of a scripted server, computed from its own record to verify those of a client."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -11,14 +11,14 @@ from scripted_server import Exchange
 from orchestrator.bench.result import Distribution
 
 TOLERANCE = 0.02
-# The clocks are one, but the client reads what was written only once it is given a core: where both are taken that is
-# up to a time slice of Linux's scheduler later (3 to 4 ms).
+# Server and client share a clock, but on a busy machine the client reads up to a time slice of the Linux scheduler
+# (3 to 4 ms) later.
 TIME_SLICE_S = 0.004
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrueTimes:
-    """Seconds, over the requests that were answered to the end; `ttft_s` and `e2e_s` count from `begun_s`."""
+    """Seconds of the completed requests; `ttft_s` and `e2e_s` count from `begun_s`."""
 
     begun_s: Sequence[float]
     ttft_s: Sequence[float]
@@ -28,20 +28,20 @@ class TrueTimes:
 
 
 def from_plan(exchanges: Sequence[Exchange], *, rate_rps: float) -> TrueTimes:
-    """Evenly spaced requests, counted from when each was due: the most punctual one tells when the plan began."""
+    """Count from the scheduled times of evenly spaced requests; the earliest arrival gives the start of it."""
     began = min(exchange.arrived_s - index / rate_rps for index, exchange in enumerate(exchanges))
     return _times(exchanges, [began + index / rate_rps for index in range(len(exchanges))])
 
 
 def from_arrival(exchanges: Sequence[Exchange]) -> TrueTimes:
-    """Counted from when each request had come."""
+    """Count from the arrival of each request."""
     return _times(exchanges, [exchange.arrived_s for exchange in exchanges])
 
 
-def _times(exchanges: Sequence[Exchange], begun: Sequence[float]) -> TrueTimes:
+def _times(exchanges: Sequence[Exchange], started: Sequence[float]) -> TrueTimes:
     done = [
         (at, exchange, exchange.ended_s)
-        for at, exchange in zip(begun, exchanges, strict=True)
+        for at, exchange in zip(started, exchanges, strict=True)
         if exchange.ended_s is not None
     ]
     return TrueTimes(
@@ -53,12 +53,12 @@ def _times(exchanges: Sequence[Exchange], begun: Sequence[float]) -> TrueTimes:
     )
 
 
-def assert_found(found: Distribution | None, true: Sequence[float]) -> None:
-    """Every percentile of `found` is the true one, within 2 % or a time slice."""
-    assert found is not None
-    assert found.count == len(true)
+def assert_accurate(measured: Distribution | None, true: Sequence[float]) -> None:
+    """Assert that each statistic of `measured` is within 2 % or a time slice of the true one."""
+    assert measured is not None
+    assert measured.count == len(true)
     values = dict(_metrics(true))
-    assert {name: getattr(found, name) for name in values} == pytest.approx(values, rel=TOLERANCE, abs=TIME_SLICE_S)
+    assert {name: getattr(measured, name) for name in values} == pytest.approx(values, rel=TOLERANCE, abs=TIME_SLICE_S)
 
 
 def _metrics(values: Sequence[float]) -> Iterator[tuple[str, float]]:

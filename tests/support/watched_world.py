@@ -1,4 +1,4 @@
-"""A server on a simulated clock, and everything that happens to it while it is watched."""
+"""A simulated server and clock for tests of the watcher."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -10,7 +10,7 @@ from orchestrator.servers.watch.snapshot import RestartOutcome, RestartResult, S
 from orchestrator.servers.watch.watcher import Watcher
 
 T = TypeVar("T")
-BOOT, SNAPSHOT_SECONDS, TICK = 40.0, 1.0, 0.5  # seconds: of a start, of a look, between two steps
+BOOT, SNAPSHOT_SECONDS, TICK = 40.0, 1.0, 0.5  # seconds of a start, of a snapshot, and between two steps
 UNHEALTHY = 120.0
 HEALTHY = ServerSnapshot(
     name="owl",
@@ -42,7 +42,7 @@ VERIFIED = RestartResult(outcome=RestartOutcome.VERIFIED, message="proven")
 
 @dataclass
 class Later(Generic[T]):
-    """Something that ends at a moment."""
+    """A call whose result is available at a time."""
 
     world: "World"
     at: float
@@ -54,17 +54,17 @@ class Later(Generic[T]):
 
 @dataclass
 class World:
-    """A server, a clock, and everything that happens to it."""
+    """A server and a clock, with a record of the events."""
 
     now: float = 1000.0
     snapshot: ServerSnapshot = HEALTHY
-    # seconds, of each rank, and of a gateway as the last one; None: never
+    # Seconds for each rank and, last, for the gateway; None: never.
     answers_after: list[float | None] = field(default_factory=lambda: [0.1, 0.1, 0.1])
-    gets_on: list[bool] = field(default_factory=lambda: [False, False])  # it prefills or decodes for others
+    gets_on: list[bool] = field(default_factory=lambda: [False, False])  # whether each rank makes progress
     counts_work: bool = True
-    decodes: bool = True  # what it gets on with is decoding, not a long prefill
-    emits: bool = True  # what was decoded
-    snapshot_error: str = ""  # why it cannot be looked at
+    decodes: bool = True  # the progress is decoding, not a long prefill
+    emits: bool = True  # decoded tokens are sent to clients
+    snapshot_error: str = ""
     outcome: RestartResult = VERIFIED
     records: bool = True  # a restart is recorded in the run directory
     dies_again: float | None = None  # seconds after each restart
@@ -124,7 +124,7 @@ class World:
         self.snapshot = replace(self.snapshot, status="exited", exit_reason=how)
 
     def pass_by(self, watcher: Watcher, seconds: float) -> None:
-        """Let time go on, and the watch with it."""
+        """Advance the clock, with a step of the watcher at each tick."""
         end = self.now + seconds
         while self.now < end:
             self.now += TICK

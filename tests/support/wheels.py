@@ -1,4 +1,4 @@
-"""Real sglang wheels: downloaded once, kept for later runs, skipped aloud where there is no package index."""
+"""Real sglang wheels, downloaded once for all runs; tests are skipped without a package index."""
 
 import zipfile
 from contextlib import suppress
@@ -15,7 +15,6 @@ UNPACKED = CACHE.with_name("unpacked")
 
 
 def wheel(version: str) -> Path:
-    """The wheel of one version."""
     try:
         return fetch_wheel(version, CACHE)
     except UsageError as error:
@@ -23,28 +22,28 @@ def wheel(version: str) -> Path:
 
 
 def read(version: str, path: str) -> str:
-    """One file of the package in a wheel."""
+    """Return one file of a wheel's package."""
     with zipfile.ZipFile(wheel(version)) as archive:
         return archive.read(f"sglang/{path}").decode()
 
 
 def unpack(version: str, folder: Path, *, below: str = "") -> Path:
-    """The package of a wheel (only what lies below `below`), unpacked; the folder to put on a path."""
+    """Unpack the package of a wheel, or its files below `below`; return the folder for PYTHONPATH."""
     with zipfile.ZipFile(wheel(version)) as archive:
         archive.extractall(folder, [name for name in archive.namelist() if name.startswith(f"sglang/{below}")])
     return folder
 
 
 def unpacked(version: str) -> Path:
-    """The whole package of a wheel, unpacked once for all tests and runs; the folder to put on a path.
+    """Unpack the package of a wheel, once for all runs; return the folder for PYTHONPATH.
 
-    It takes 3 s, and Python as long to compile what is imported, which stays here too. Nobody changes a file of it.
+    Unpacking takes 3 s, and compiling the imports as long; the .pyc files stay here too. Do not change these files.
     """
     saved = UNPACKED / version
     if not saved.exists():
         UNPACKED.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=UNPACKED) as folder:
             made = unpack(version, Path(folder, version))
-            with suppress(OSError):  # another one was there first
+            with suppress(OSError):  # another process was first
                 made.rename(saved)
     return saved

@@ -1,17 +1,17 @@
-"""Let sglang 0.5.14 and vLLM take less CPU time, with the same answers.
+"""Reduce the CPU time of sglang 0.5.14 and vLLM without changing their responses.
 
-They spawn their processes, and each imports torch and all else anew: here they fork them. sglang's controller of data
-parallelism asks for requests without a pause, and a prefill or decode server for the end of a transfer: here they wait.
-Its check of arguments is a fork of `torch_forks`. With SPAWNED_RANKS in its environment a server is as it always is.
+Their processes are forked instead of spawned, so that they do not import torch again. sglang's data parallel controller
+and idle prefill and decode servers wait instead of busy polling. The argument check is a fork of `torch_forks`. With
+SPAWNED_RANKS in its environment, a server is unchanged.
 
-Python imports this module where its directory is on PYTHONPATH (docs: `site`). `standin` puts it into the images that
-serve real sglang, where each check of arguments is a process of its own.
+Python imports this module if its directory is on PYTHONPATH (see `site` in Python's documentation). `standin` adds it
+to the images that serve real sglang, where each argument check is a separate process.
 """
 
 import os
 import sys
 
-CHECK = "check_server_args.py QUESTION"  # in the text of that program
+CHECK = "check_server_args.py QUESTION"  # occurs in the source of that program
 program = sys.orig_argv[1:3]
 if program == ["-m", "sglang.launch_server"] and "SPAWNED_RANKS" not in os.environ:  # not the scripted engine
     import gc
@@ -45,11 +45,11 @@ if program == ["-m", "sglang.launch_server"] and "SPAWNED_RANKS" not in os.envir
         run(process)
 
     def fork(_: str, force: bool = False) -> None:
-        gc.freeze()  # what was imported
+        gc.freeze()  # the imported objects
         gc.enable()
         set_start_method("fork", force)
 
-    gc.disable()  # until all is imported: collections are a tenth of that time
+    gc.disable()  # during the imports, where collections are a tenth of the time
     multiprocessing.set_start_method = fork
     BaseProcess.run = run_frugally
 elif program and program[0].endswith("/bin/vllm"):
@@ -58,7 +58,7 @@ elif program and program[0].endswith("/bin/vllm"):
     context_of = multiprocessing.get_context
 
     def context_of_engines(method: "str | None" = None) -> object:
-        """Not of API servers, which read where their common metrics are when they import `prometheus_client`."""
+        """Fork only engines: API servers read the metrics directory when they import `prometheus_client`."""
         engines = sys._getframe(1).f_globals["__name__"] == "vllm.utils.system_utils"
         return context_of("fork" if engines else method)
 

@@ -1,7 +1,7 @@
-"""Copies between the pools of device and host in the layout that Mooncake's store needs, on a CPU.
+"""CPU versions of the copies between device and host pools, in the layout that Mooncake's store needs.
 
-Python imports this file at startup where `PYTHONPATH` has its folder. On a GPU these functions are kernels of sglang
-(0.5.14, mem_cache/memory_pool_host.py); `images/cpu_shim` has those of the layout that a store of files needs.
+Python imports this file at startup if `PYTHONPATH` has its folder. On a GPU these functions are sglang kernels (0.5.14,
+mem_cache/memory_pool_host.py); `images/cpu_shim` has those for the layout of a file store.
 """
 
 import importlib.abc
@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
 
-Tensor: TypeAlias = Any  # of torch, which is not imported here
+Tensor: TypeAlias = Any  # torch is not imported here
 Tensors: TypeAlias = Sequence[Tensor]
 
 
@@ -32,7 +32,7 @@ def _to_host(*, src_ptrs: Tensors, dst_ptrs: Tensors, src_indices: Tensor, dst_i
 
 
 class _AddCopies(importlib.abc.MetaPathFinder):
-    """Adds the copies to the module of the host's pools, after the shim has added its own."""
+    """Adds the copies to the module of the host pools, after the shim has added its own."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None

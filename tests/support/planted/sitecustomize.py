@@ -1,7 +1,7 @@
-"""Faults in a real sglang 0.5.14, switched while it runs: the file `$PLANTED_FAULT` holds the name of one, or nothing.
+"""Inject faults into a running sglang 0.5.14: the file `$PLANTED_FAULT` has the name of the current fault, or is empty.
 
-Python imports this module when the server starts, as its directory is on PYTHONPATH (docs: `site`); its processes are
-forks, as those of the other tests.
+Python imports this module at startup because its directory is on PYTHONPATH (see `site` in Python's documentation).
+The processes are forks, as in other tests.
 """
 
 import importlib.util
@@ -24,7 +24,7 @@ COUNT = itertools.count()
 
 
 def fault() -> str:
-    """The fault that is switched on; "" for none."""
+    """Return the name of the current fault; "" for none."""
     return FILE.read_text() if FILE.exists() else ""
 
 
@@ -162,7 +162,7 @@ HOOKS = {
 
 
 class Finder:
-    """Runs the hook of a module once it is loaded."""
+    """Runs the hook of a module after its import."""
 
     def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
         if name not in HOOKS:

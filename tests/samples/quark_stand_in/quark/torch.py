@@ -1,10 +1,10 @@
-"""`LLMTemplate` and `ModelQuantizer` of AMD Quark 0.13 for MXFP4, file to file, on numpy: half a second to import.
+"""`LLMTemplate` and `ModelQuantizer` of AMD Quark 0.13 for MXFP4, file to file, with numpy.
 
-The bytes are those of the real one: `tests/quark` runs both, and the digests of what the real one wrote stand in
-`quark_source.REAL_FILES`. As the real one it deletes what lies at `save_path`, there and where it fails, writes files
-of mode 0600, and takes `device=None` for a GPU.
+The output is byte for byte that of the real Quark: `tests/integration/test_real_quark.py` runs both, and
+`quark_source.REAL_FILES` has digests of the real output. Like the real Quark, it deletes `save_path` at the start and
+after a failure, writes files of mode 0600, and treats `device=None` as a GPU.
 
-`QUARK_STAND_IN` in the environment lets it misbehave, or take its time: `sleep SECONDS`, `fail SHARD`, `skip SHARD`.
+The variable `QUARK_STAND_IN` injects a delay or an error: `sleep SECONDS`, `fail SHARD`, `skip SHARD`.
 """
 
 import json
@@ -26,7 +26,7 @@ _SPEC = {
     "observer_cls": "PerBlockMXObserver", "is_scale_quant": False, "enable_buffer_reuse": False,
     "max_input_numel": 4194304,
 }  # fmt: skip
-# Halfway between two neighbours of fp4 (0, 0.5, 1, 1.5, 2, 3, 4, 6); the even one is taken where a value lies on it.
+# Midpoints between fp4 values (0, 0.5, 1, 1.5, 2, 3, 4, 6); a value at a midpoint is rounded to even.
 _HALFWAY = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0], np.float32)
 
 
@@ -51,31 +51,31 @@ class ModelQuantizer:
         self, pretrained_model_path: str, save_path: str, *, device: str | None = None
     ) -> None:
         assert device is not None, "no CUDA GPUs are available"
-        source, made = Path(pretrained_model_path), Path(save_path)
-        shutil.rmtree(made, ignore_errors=True)
-        made.mkdir(parents=True)
+        source, target = Path(pretrained_model_path), Path(save_path)
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir(parents=True)
         files: dict[str, str] = {}
-        left: set[str] = set()
+        excluded: set[str] = set()
         for shard in sorted(source.glob("*.safetensors")):
             try:
-                tensors = _quantized(_read(shard), self.exclude, left)
-                _misbehave(shard.name, tensors)
+                tensors = _quantized(_read(shard), self.exclude, excluded)
+                _inject_fault(shard.name, tensors)
             except Exception:
-                shutil.rmtree(made)
+                shutil.rmtree(target)
                 raise
-            _write(made / shard.name, tensors)
+            _write(target / shard.name, tensors)
             files.update(dict.fromkeys(tensors, shard.name))
         config = json.loads((source / "config.json").read_text())
-        config["quantization_config"] = _config(sorted(left))
-        (made / "config.json").write_text(json.dumps(config, ensure_ascii=False, indent=4))
+        config["quantization_config"] = _config(sorted(excluded))
+        (target / "config.json").write_text(json.dumps(config, ensure_ascii=False, indent=4))
 
 
-def _misbehave(shard: str, tensors: dict[str, Any]) -> None:
+def _inject_fault(shard: str, tensors: dict[str, Any]) -> None:
     what, _, which = os.environ.get("QUARK_STAND_IN", "").partition(" ")
     if what == "sleep":
         time.sleep(float(which))
     if what == "fail" and which == shard:
-        raise RuntimeError("the stand-in was told to fail")
+        raise RuntimeError("the fake Quark was told to fail")
     if what == "skip" and which == shard:
         tensors.pop(next(name for name in tensors if name.endswith("_scale")))
 
@@ -96,24 +96,24 @@ def _config(exclude: list[str]) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _quantized(tensors: dict[str, Any], exclude: list[str], left: set[str]) -> dict[str, Any]:
-    made: dict[str, Any] = {}
+def _quantized(tensors: dict[str, Any], exclude: list[str], excluded: set[str]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
     for name, (dtype, shape, data) in tensors.items():
         module, _, leaf = name.rpartition(".")
         linear = leaf == "weight" and not module.endswith("norm") and "embed" not in module and len(shape) > 1
         if linear and any(fnmatch(module, pattern) for pattern in exclude):
-            left.add(module)
+            excluded.add(module)
         elif linear:
             packed, scales = mxfp4(data, shape)
-            made[name] = ("U8", packed.shape, packed.tobytes())
-            made[f"{name}_scale"] = ("U8", scales.shape, scales.tobytes())
+            result[name] = ("U8", packed.shape, packed.tobytes())
+            result[f"{name}_scale"] = ("U8", scales.shape, scales.tobytes())
             continue
-        made[name] = (dtype, shape, data)
-    return made
+        result[name] = (dtype, shape, data)
+    return result
 
 
 def mxfp4(data: bytes, shape: tuple[int, ...]) -> tuple[Any, Any]:
-    """A BF16 matrix as packed values [rows, columns / 2] and scales [rows, columns / 32]."""
+    """Quantize a BF16 matrix to packed values [rows, columns / 2] and scales [rows, columns / 32]."""
     bits = np.frombuffer(data, np.uint16).astype(np.uint32) << 16
     values = bits.view(np.float32).reshape(*shape[:-1], shape[-1] // 32, 32)
     largest = np.abs(values).max(axis=-1)
@@ -122,7 +122,7 @@ def mxfp4(data: bytes, shape: tuple[int, ...]) -> tuple[Any, Any]:
     scaled = np.abs(values) / (exponent << 23).astype(np.int32).view(np.float32)[..., None]
     above, at_or_above = (np.searchsorted(_HALFWAY, scaled, side=side) for side in ("left", "right"))
     codes = np.where(above % 2 == 0, above, at_or_above).astype(np.uint8)
-    codes |= ((codes > 0) & np.signbit(values)).astype(np.uint8) << 3  # there is no negative zero
+    codes |= ((codes > 0) & np.signbit(values)).astype(np.uint8) << 3  # no negative zero
     packed = (codes[..., 1::2] << 4 | codes[..., 0::2]).reshape(*shape[:-1], shape[-1] // 2)
     return packed, exponent.astype(np.uint8)
 
@@ -142,7 +142,7 @@ _ORDER = ("U64", "I64", "F64", "F32", "U32", "I32", "BF16", "F16", "U16", "I16",
 
 
 def _write(path: Path, tensors: dict[str, Any]) -> None:
-    """As safetensors does: the widest first, each width in the order of names; a header of whole 8 bytes."""
+    """Write like safetensors: the widest dtypes first, then by name; the header is padded to 8 bytes."""
     entries, end = {}, 0
     ordered = sorted(tensors.items(), key=lambda pair: (_ORDER.index(pair[1][0]), pair[0]))
     for name, (dtype, shape, data) in ordered:
