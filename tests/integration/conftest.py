@@ -1,4 +1,4 @@
-"""One engine environment, one home and one running server for all integration tests; nothing outlives its test."""
+"""Provide the engine environment, homes, servers and clusters that the integration tests share."""
 
 import os
 import shutil
@@ -36,30 +36,30 @@ IMAGES = data_root() / "images"
 
 @pytest.fixture(scope="session", autouse=True)
 def forked_commands(forks: Forks) -> None:
-    """Each test may start commands; `forks` begins before any of them."""
+    """Start `forks` before any test starts a command."""
 
 
 @pytest.fixture(autouse=True)
-def leaves_nothing_running(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """However a test ends, what it started ends with it; what its own clean-up forgot is told.
+def no_leftover_processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """End everything that a test started; fail the test if its own cleanup forgot something.
 
-    Every program it starts carries the test's mark; what the fixtures of a module or a session start does not.
+    Every program that a test starts carries its mark; programs of module and session fixtures do not.
     """
     home: Home | None = None
     if request.node.get_closest_marker("docker") is not None:
         home = request.getfixturevalue("engine_home")
-    mark = f"{os.getpid()} {request.node.nodeid}"  # another run of the tests is none of ours
+    mark = f"{os.getpid()} {request.node.nodeid}"  # the pid excludes other test runs
     monkeypatch.setenv(MARK, mark)
     yield
-    left = end_marked(mark)
+    leftovers = end_marked(mark)
     if home is not None:
-        left += end_containers(home)
-    assert not left, "was left running, and is ended now"
+        leftovers += end_containers(home)
+    assert not leftovers, "the test left these running"
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """What a group of files shares ends with the group: idle, a Kubernetes or a Slurm takes CPU time from others."""
+    """Finish the shared fixtures of a group after its last test: an idle Kubernetes or Slurm takes CPU time."""
     if nextitem is None or group_of(nextitem.nodeid) != group_of(item.nodeid):
         for name in ("server", "cluster_without_node", "slurm_daemons"):
             for fixture in item.session._fixturemanager.getfixturedefs(name, item) or ():
@@ -68,8 +68,8 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 @pytest.fixture
-def hears_ctrl_c() -> Iterator[None]:
-    """SIGINT raises KeyboardInterrupt in this process, also where the tests are told to ignore it."""
+def sigint_raises() -> Iterator[None]:
+    """Raise KeyboardInterrupt on SIGINT, even if the test process was started with SIGINT ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -77,7 +77,7 @@ def hears_ctrl_c() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def engine_home(tmp_path_factory: pytest.TempPathFactory) -> Home:
-    """A home of the tests' own, with the environments of the user's: they take a minute to build."""
+    """Return a home for the tests with the environments of the user's home: building them takes a minute."""
     home, users = Home(tmp_path_factory.mktemp("home")), Home.from_environment()
     users.environments.mkdir(parents=True, exist_ok=True)
     home.environments.symlink_to(users.environments)
@@ -86,7 +86,7 @@ def engine_home(tmp_path_factory: pytest.TempPathFactory) -> Home:
 
 @pytest.fixture(scope="session")
 def cpu_environment(engine_home: Home) -> venv.Venv:
-    """Real sglang for a CPU, built on first use."""
+    """Return an environment with real sglang for a CPU; build it on first use."""
     plan = load("cpu-tiny").plan
     assert plan.engine.requirements is not None
     return venv.ensure_venv(IMAGES / plan.engine.requirements, home=engine_home, progress=Progress())
@@ -94,7 +94,7 @@ def cpu_environment(engine_home: Home) -> venv.Venv:
 
 @pytest.fixture(scope="session")
 def tiny_model(engine_home: Home, cpu_environment: venv.Venv, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The generated checkpoint that `cpu-tiny` serves: generated once for all workers, each has a copy."""
+    """Return the checkpoint of `cpu-tiny`: generated once for all workers, copied to each."""
     model, run = load("cpu-tiny").plan.model, tmp_path_factory.getbasetemp()
     shared = Home((run.parent if "PYTEST_XDIST_WORKER" in os.environ else run) / "shared-home")
     generator = IMAGES / model.checkpoint.path
@@ -104,14 +104,14 @@ def tiny_model(engine_home: Home, cpu_environment: venv.Venv, tmp_path_factory: 
 
 @pytest.fixture(scope="session")
 def cpu_engine(engine_home: Home, cpu_environment: venv.Venv, tiny_model: Path) -> CpuEngine:
-    """Everything a test needs to start a server of its own."""
+    """Return what a test needs to start its own server."""
     assert tiny_model.is_dir()
     return CpuEngine(home=engine_home, python=cpu_environment.python)
 
 
 @pytest.fixture(scope="session")
 def server(cpu_engine: CpuEngine) -> Iterator[CpuServer]:
-    """A `cpu-tiny` server that is ready, for tests that only ask it. Do not stop it."""
+    """Return a ready `cpu-tiny` server for tests that only send requests. Do not stop it."""
     shared = cpu_engine.start("shared")
     try:
         shared.wait_until_ready()
@@ -122,7 +122,7 @@ def server(cpu_engine: CpuEngine) -> Iterator[CpuServer]:
 
 @pytest.fixture(scope="session")
 def docker_daemon() -> DockerCli:
-    """The daemon of this machine."""
+    """Return the Docker daemon of this machine; skip the test if there is none."""
     try:
         return find_docker()
     except HostError as error:
@@ -131,19 +131,19 @@ def docker_daemon() -> DockerCli:
 
 @pytest.fixture(scope="session")
 def docker_image(docker_daemon: DockerCli) -> str:
-    """A base image with the real sources of sglang."""
+    """Return a base image with the real sources of sglang."""
     return base_image(wheel("0.5.14"), docker=docker_daemon.program)
 
 
 @pytest.fixture(scope="session")
 def scripted_image(docker_daemon: DockerCli) -> str:
-    """The same image, in which the scripted engine serves."""
+    """Return a base image with the scripted engine in place of sglang."""
     return base_image(wheel("0.5.14"), replaced=scripted_sources(), docker=docker_daemon.program)
 
 
 @pytest.fixture
 def docker_engine(cpu_engine: CpuEngine, docker_image: str) -> Iterator[DockerEngine]:
-    """Start servers in containers; they are taken down after the test, however it ends."""
+    """Return an engine that starts servers in containers; stop them after the test."""
     engine = DockerEngine(home=cpu_engine.home, image=docker_image, packages=packages_of(cpu_engine.python))
     yield engine
     engine.stop_all()
@@ -151,7 +151,7 @@ def docker_engine(cpu_engine: CpuEngine, docker_image: str) -> Iterator[DockerEn
 
 @pytest.fixture(scope="session")
 def slurm_daemons() -> Iterator[SlurmCluster]:
-    """A cluster of two nodes, all of them this machine."""
+    """Start a Slurm cluster whose two nodes are this machine."""
     if MISSING:
         pytest.skip(PACKAGES)
     with TemporaryDirectory(prefix="slurm-") as folder, slurm_running(Path(folder)) as cluster:
@@ -160,7 +160,7 @@ def slurm_daemons() -> Iterator[SlurmCluster]:
 
 @pytest.fixture
 def slurm_cluster(slurm_daemons: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> SlurmCluster:
-    """The cluster, as the one that this test's programs know; no job is left in it by the test before."""
+    """Return the cluster and set its environment for the programs of this test."""
     for name, value in slurm_daemons.environ.items():
         monkeypatch.setenv(name, value)
     return slurm_daemons
@@ -168,7 +168,7 @@ def slurm_cluster(slurm_daemons: SlurmCluster, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture
 def slurm_home(tmp_path_factory: pytest.TempPathFactory, engine_home: Home, tiny_model: Path) -> Home:
-    """Return a home for one test: what a failed test has on record does not meet the next one."""
+    """Return a home for one test, so that records of a failed test do not affect the next one."""
     home = Home(tmp_path_factory.mktemp("slurm-home"))
     home.environments.symlink_to(engine_home.environments)
     home.models.symlink_to(tiny_model.parent)
@@ -177,19 +177,18 @@ def slurm_home(tmp_path_factory: pytest.TempPathFactory, engine_home: Home, tiny
 
 @pytest.fixture
 def slurm_engine(cpu_engine: CpuEngine, slurm_home: Home, slurm_cluster: SlurmCluster) -> SlurmEngine:
-    """Start servers as jobs."""
     return SlurmEngine(engine=replace(cpu_engine, home=slurm_home), cluster=slurm_cluster)
 
 
 @pytest.fixture(scope="session")
 def cluster_home(tmp_path_factory: pytest.TempPathFactory) -> Home:
-    """A home of its own: from one in which a pod was started, its cluster is asked by every later command."""
+    """Return a separate home: once a home has started a pod, every later command in it queries the cluster."""
     return Home(tmp_path_factory.mktemp("cluster-home"))
 
 
 @pytest.fixture(scope="session")
 def cluster_without_node() -> Iterator[OwnCluster]:
-    """A real Kubernetes that schedules and has no node; `schedule.GROUPS` puts its tests before those with a node."""
+    """Start a real Kubernetes without nodes; `schedule.GROUPS` runs its tests before those that need a node."""
     if reason := own_cluster.unavailable():
         pytest.skip(f"a real Kubernetes {reason}")
     with own_cluster.own_cluster() as cluster:
@@ -198,7 +197,7 @@ def cluster_without_node() -> Iterator[OwnCluster]:
 
 @pytest.fixture(scope="session")
 def cluster_of_tests(cluster_home: Home, cluster_without_node: OwnCluster) -> Iterator[ClusterEngine]:
-    """The same with this machine as its node, for all tests that start something in one."""
+    """Add this machine to the cluster as its node."""
     if reason := own_node.unavailable():
         pytest.skip(f"a real Kubernetes {reason}")
     with own_node.own_node(cluster_without_node) as node:
@@ -207,7 +206,7 @@ def cluster_of_tests(cluster_home: Home, cluster_without_node: OwnCluster) -> It
 
 @pytest.fixture
 def cluster_engine(cluster_of_tests: ClusterEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[ClusterEngine]:
-    """The same, as what kubectl asks; what is held open to it ends with the test."""
+    """Point kubectl at the cluster; close the test's connections afterwards."""
     monkeypatch.setenv("KUBECONFIG", str(cluster_of_tests.cluster.config))
     yield cluster_of_tests
     while cluster_of_tests.runtimes:
@@ -216,6 +215,6 @@ def cluster_engine(cluster_of_tests: ClusterEngine, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def registry(tmp_path: Path) -> Iterator[str]:
-    """The address of an empty registry."""
+    """Start an empty registry and return its address."""
     with serving(tmp_path) as address:
         yield address

@@ -1,4 +1,4 @@
-"""The achievable hit rate of a trace, against the prefix cache of a real sglang with a pool too small for the trace."""
+"""Compare the forecast hit rate of a trace with real sglang whose pool is too small for the trace."""
 
 import json
 from collections.abc import Iterator
@@ -13,14 +13,14 @@ from orchestrator.bench.result import ServerProvenance
 from orchestrator.bench.sessions import open_sessions
 from orchestrator.bench.workload import Workload
 
-POOL = 8192
-TOLERANCE = 0.03  # sglang evicts whole nodes of its tree, and needs room for a prompt before it is cached
+POOL_TOKENS = 8192
+TOLERANCE = 0.03  # sglang evicts whole tree nodes, and makes room for a prompt before it is cached
 
 
 @pytest.fixture(scope="module")
 def capped(cpu_engine: CpuEngine) -> Iterator[CpuServer]:
-    """A server with a pool of `POOL` tokens."""
-    flags = ("flags.context-length=4096", f"flags.max-total-tokens={POOL}", "flags.enable-cache-report=true")
+    """Start a server with a pool of `POOL_TOKENS` tokens."""
+    flags = ("flags.context-length=4096", f"flags.max-total-tokens={POOL_TOKENS}", "flags.enable-cache-report=true")
     server = cpu_engine.start("capped", *flags)
     try:
         server.wait_until_ready()
@@ -30,7 +30,7 @@ def capped(cpu_engine: CpuEngine) -> Iterator[CpuServer]:
 
 
 def trace(file: Path) -> Path:
-    """12 interleaved sessions of 5 turns: a prompt is the previous one and a new block; all share the first block."""
+    """Write 12 interleaved sessions of 5 turns: each prompt extends the previous one; all share the first block."""
     draw, requests, block = Random(5), list[tuple[float, dict[str, object]]](), 10
     for _ in range(12):
         at, ids = draw.uniform(0, 12), [0]
@@ -58,9 +58,9 @@ def test_measured_cache_hit_rate_matches_forecast(capped: CpuServer, tmp_path: P
     result = measure(request, lambda _text, _far: None)
     forecast, (point,) = result.run.cache_forecast, result.points
     assert forecast is not None
-    assert forecast.cache_tokens == POOL
+    assert forecast.cache_tokens == POOL_TOKENS
     assert point.cache is not None
     assert point.cache.metrics_share == pytest.approx(forecast.share, abs=TOLERANCE)
     assert point.cache.achievable_share == forecast.share
     assert forecast.share is not None
-    assert forecast.share < forecast.unlimited_share - 0.2  # the size of the pool decides
+    assert forecast.share < forecast.unlimited_share - 0.2  # the pool is too small

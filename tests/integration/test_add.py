@@ -1,4 +1,4 @@
-"""`deploy add` from a directory, from a hub, and from the checkpoint that real sglang serves here."""
+"""Test `deploy add` with a directory, with a hub, and with the checkpoint that real sglang serves."""
 
 import os
 import shlex
@@ -32,7 +32,7 @@ main()
 """
 
 
-def written(home: Path, name: str) -> ModelFile:
+def written_model(home: Path, name: str) -> ModelFile:
     return read_model(home / f"profiles/models/{name}.yaml", ModelFile, name)
 
 
@@ -54,20 +54,19 @@ def test_suggested_next_commands_work_as_printed(tmp_path: Path, monkeypatch: py
 
 
 def test_adding_terabyte_checkpoint_reads_only_headers(tmp_path: Path) -> None:
-    """Seventeen thousand tensors in forty files: under 10 s, under 200 MB of memory."""
     checkpoint = write_config(tmp_path / "large", KIMI_K2, weights=TERABYTE, shards=40, experts=48)
     argv = [sys.executable, "-c", WITH_COST, "add", "model", str(checkpoint)]
     env = {**os.environ, "DEPLOY_HOME": str(tmp_path / "home")}
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=TIMEOUT)
     assert done.returncode == 0, done.stderr
-    assert written(tmp_path / "home", "large").weights_size == TERABYTE
+    assert written_model(tmp_path / "home", "large").weights_size == TERABYTE
     seconds, kibibytes = done.stdout.split()[-2:]
     assert float(seconds) < 10
     assert int(kibibytes) * 1024 < 200_000_000
 
 
 def test_hub_repository_is_described_from_few_headers(tmp_path: Path) -> None:
-    """Of 40 files those are asked that something follows from: the first rows of a kind, and the layer that drafts."""
+    """Only the first layer of each kind and the draft layer are read, from fewer than 10 of 40 files."""
     config = {**GLM_52, "hidden_size": 64, "quantization_config": {"quant_method": "fp8"}}
     token = "open-sesame"
     source = write_config(tmp_path / "source", config, weights=60_000_000, shards=40)
@@ -78,13 +77,13 @@ def test_hub_repository_is_described_from_few_headers(tmp_path: Path) -> None:
             add_model(REPOSITORY, Home(tmp_path), name="other", environ={"HF_ENDPOINT": hub.url})
         with pytest.raises(CheckpointError, match="no repository `nobody/nothing`"):
             add_model("nobody/nothing", Home(tmp_path), environ=environ)
-    found = written(tmp_path, "own")
-    assert (found.checkpoint.source, found.checkpoint.path, found.checkpoint.revision) == ("hub", REPOSITORY, COMMIT)
-    assert (found.weights_size, found.layers, found.mtp_layer) == (60_000_000, 78, 78)
-    assert found.gated
-    assert found.mtp_weights_size == (576 + 128 + 256 + 1) * 64 * 2
-    asked = {name for name in hub.sent if name.endswith(".safetensors")}
-    assert 0 < len(asked) < 10, asked
+    entry = written_model(tmp_path, "own")
+    assert (entry.checkpoint.source, entry.checkpoint.path, entry.checkpoint.revision) == ("hub", REPOSITORY, COMMIT)
+    assert (entry.weights_size, entry.layers, entry.mtp_layer) == (60_000_000, 78, 78)
+    assert entry.gated
+    assert entry.mtp_weights_size == (576 + 128 + 256 + 1) * 64 * 2
+    requested = {name for name in hub.sent if name.endswith(".safetensors")}
+    assert 0 < len(requested) < 10, requested
 
 
 def test_unreachable_hub_hints_at_local_directory(tmp_path: Path) -> None:
@@ -96,8 +95,8 @@ def test_unreachable_hub_hints_at_local_directory(tmp_path: Path) -> None:
 @pytest.mark.engine
 def test_added_tiny_model_matches_shipped_catalog_entry(tiny_model: Path, tmp_path: Path) -> None:
     add_model(str(tiny_model), Home(tmp_path), name="own", environ={})
-    found, shipped = (
-        written(tmp_path, "own"),
+    added, shipped = (
+        written_model(tmp_path, "own"),
         read_model(Catalog.shipped().path(EntryKind.MODEL, "tiny"), ModelFile, ""),
     )
     for key in (
@@ -110,5 +109,5 @@ def test_added_tiny_model_matches_shipped_catalog_entry(tiny_model: Path, tmp_pa
         "kv_cache",
         "mtp_layer",
     ):
-        assert getattr(found, key) == getattr(shipped, key), key
-    assert found.weights_size == (tiny_model / "model.safetensors").stat().st_size
+        assert getattr(added, key) == getattr(shipped, key), key
+    assert added.weights_size == (tiny_model / "model.safetensors").stat().st_size

@@ -1,4 +1,4 @@
-"""`deploy add engine` of real wheels and of an image on a real Docker engine."""
+"""Test `deploy add engine` with real wheels and with an image in a real Docker engine."""
 
 import json
 import shlex
@@ -54,7 +54,7 @@ def test_all_engine_facts_are_read_from_image(engine: docker.DockerClient, image
     assert facts["platform"] == ("rocm", "/usr/lib/python3/dist-packages/torch/version.py: hip = '7.2.53211'")
     assert facts["source_dir"][0] == PACKAGE
     assert (facts["aiter_dir"][0], facts["aiter_commit"][0]) == (AITER, COMMIT)
-    assert "image_digest" not in facts, "no registry knows it"
+    assert "image_digest" not in facts, "the image is in no registry"
     assert report["tuned_kernels"]["rows"] == 2
     states = {patch["id"]: patch["state"] for patch in report["patches"]}
     assert states == {
@@ -72,15 +72,15 @@ def test_all_engine_facts_are_read_from_image(engine: docker.DockerClient, image
 def test_missing_flag_table_is_generated_from_image_sources(
     image: str, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The user says another release. What a real parser answers, `test_flag_tables.py` asks."""
+    """The user sets a version without a table; `test_flag_tables.py` tests the real parser."""
 
-    def ask(argv: Sequence[str]) -> CompletedProgram:
+    def fake_run(argv: Sequence[str]) -> CompletedProgram:
         parser = Path(argv[2], "sglang/srt/server_args.py")
         assert parser.read_text() == read(VERSION, "srt/server_args.py")
         table = json.dumps({"sglang": argv[3], "flags": {"port": {"takes_value": True}}})
         return CompletedProgram(argv=(), code=0, stdout=table, stderr="")
 
-    monkeypatch.setattr(flag_tables, "run", ask)
+    monkeypatch.setattr(flag_tables, "run", fake_run)
     deploy(f"add engine {image} --name own --set version=0.5.14.post9 --python python3")
     assert (home / "profiles/engines/flags/0.5.14.post9.json").is_file()
 
@@ -96,8 +96,8 @@ def test_image_without_sglang_is_rejected(engine: docker.DockerClient, home: Pat
 
 @pytest.mark.parametrize("version", ["0.5.19", "0.5.20"])
 def test_patch_states_are_read_from_wheel(version: str, home: Path) -> None:
-    given = f"--set platform=rocm --set image=own:1 --name own --wheel {wheel(version)}"
-    report = json.loads(deploy(f"add engine {version} {given} --json"))
+    options = f"--set platform=rocm --set image=own:1 --name own --wheel {wheel(version)}"
+    report = json.loads(deploy(f"add engine {version} {options} --json"))
     assert {patch["state"] for patch in report["patches"]} == {"upstream", "not applicable"}
     assert (home / "profiles/engines/own.yaml").is_file()
     assert "--dsa-decode-backend tilelang" in deploy("render mi325x-tp8 --set engine=own")

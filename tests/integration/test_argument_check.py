@@ -1,4 +1,4 @@
-"""The engine's own parser judges the arguments of a server: real sglang, of several versions, without a GPU."""
+"""Check server arguments with the parsers of several real sglang versions, without a GPU."""
 
 import json
 import shutil
@@ -35,8 +35,8 @@ from orchestrator.runtimes.supervisor.record import read_record
 pytestmark = pytest.mark.engine
 
 PROGRAM = data_root() / "images" / "check_server_args.py"
-# What this tool leaves to sglang, and these versions refuse.
-REFUSED = (
+# Settings that only sglang validates; all versions below reject them.
+REJECTED = (
     "dcp-size=0",
     "grpc-port=70000",
     "enable-eplb=true",
@@ -50,8 +50,8 @@ REFUSED = (
     "chat-template=/no/such.jinja",
     "tokenizer-path=/no/such",
 )
-# More of them, put to the newest version only: each takes seconds.
-MORE_REFUSED = (
+# Checked with the newest version only: each takes seconds.
+MORE_REJECTED = (
     "chunked-prefill-size=1000",
     "base-gpu-id=-1",
     "gpu-id-step=0",
@@ -75,33 +75,33 @@ MORE_REFUSED = (
     "enable-hierarchical-cache=true & disable-radix-cache=true",
     "disable-cuda-graph-padding=true & enable-torch-compile=true",
 )
-# sglang's message does not name what is missing.
+# sglang's message does not name the missing option.
 UNNAMED = "speculative-num-steps=null"
 ENGINES = {"0.5.16": "mi355x-tp8", "0.5.20": "mi355x-tp8-current", "0.5.23": "mi355x-tp8"}
-SETTINGS = dict.fromkeys(ENGINES, ("", *REFUSED)) | {"0.5.23": ("", *REFUSED, *MORE_REFUSED)}
-ON_GPUS = {"SGLANG_USE_AITER": "1", "AITER_ENABLE_AOT_GLUON_PA_MQA_LOGITS": "1"}
+SETTINGS = dict.fromkeys(ENGINES, ("", *REJECTED)) | {"0.5.23": ("", *REJECTED, *MORE_REJECTED)}
+GPU_ENV = {"SGLANG_USE_AITER": "1", "AITER_ENABLE_AOT_GLUON_PA_MQA_LOGITS": "1"}
 
 
 @pytest.fixture(scope="module")
 def verdicts(
     cpu_environment: Venv, tmp_path_factory: pytest.TempPathFactory
 ) -> Mapping[str, Mapping[str, ArgumentVerdict]]:
-    """Of each version, on the GPUs of a profile that no machine here has: "" for the profile as it is."""
+    """Return the verdicts by version and setting; the setting "" is the unchanged profile."""
     model = model_in(tmp_path_factory.mktemp("glm"))
     programs = {}
     for version, profile in ENGINES.items():
         artifacts = render_artifacts(load(profile).plan)
-        asked = json.loads(argument_question(artifacts, Checkpoint.local(model).engine_files()).to_json())
+        payload = json.loads(argument_question(artifacts, Checkpoint.local(model).engine_files()).to_json())
         base = command(profile, model)
-        asked["argv"] = [base if setting == "" else with_setting(base, setting) for setting in SETTINGS[version]]
+        payload["argv"] = [base if setting == "" else with_setting(base, setting) for setting in SETTINGS[version]]
         text = f"import sys; sys.path.insert(0, {str(unpacked(version))!r})\n{PROGRAM.read_text()}"
-        programs[version] = Program(program=text, stdin=json.dumps(asked))
-    ended = run_forked(cpu_environment.python, programs, {**ON_GPUS, "PATH": "/usr/bin:/bin", "HOME": "/nonexistent"})
-    for version, done in ended.items():
+        programs[version] = Program(program=text, stdin=json.dumps(payload))
+    results = run_forked(cpu_environment.python, programs, {**GPU_ENV, "PATH": "/usr/bin:/bin", "HOME": "/nonexistent"})
+    for version, done in results.items():
         assert done.returncode == 0, (version, done.stderr[-2000:])
     return {
         version: dict(zip(SETTINGS[version], read_verdicts(done.stdout), strict=True))
-        for version, done in ended.items()
+        for version, done in results.items()
     }
 
 
@@ -117,16 +117,16 @@ def test_each_version_rejects_invalid_arguments_by_option(
         for setting in SETTINGS[version]
         if setting
     }
-    found = {
+    rejected = {
         setting: verdict.rejection.rejected_options([one.partition("=")[0] for one in setting.split(" & ")])
         for setting, verdict in answer.items()
         if verdict.rejection is not None
     }
-    assert found == options
+    assert rejected == options
 
 
 def test_unrelated_parser_failures_are_not_rejections(cpu_environment: Venv, tiny_model: Path) -> None:
-    """A draft model that is not at hand, a model that no argument makes right, and one without its config."""
+    """The cases are a missing draft model, an unsupported architecture, and a model without config.json."""
     artifacts = render_artifacts(load("cpu-tiny").plan)
     base = list(argument_question(artifacts, None).argv[0])
     draft = ["--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", "nobody/nothing"]
@@ -141,8 +141,8 @@ def test_unrelated_parser_failures_are_not_rejections(cpu_environment: Venv, tin
             ("none", "eplb", [*base, "--enable-eplb"]),
         )
     }
-    ended = run_forked(cpu_environment.python, programs, {"SGLANG_USE_CPU_ENGINE": "1", "PATH": "/usr/bin:/bin"})
-    answers = {key: read_verdicts(done.stdout)[0] for key, done in ended.items()}
+    results = run_forked(cpu_environment.python, programs, {"SGLANG_USE_CPU_ENGINE": "1", "PATH": "/usr/bin:/bin"})
+    answers = {key: read_verdicts(done.stdout)[0] for key, done in results.items()}
     assert answers["right", "draft"].unchecked
     assert answers["unknown", "eplb"].unchecked
     assert answers["none", "choice"].rejection is not None
@@ -151,22 +151,22 @@ def test_unrelated_parser_failures_are_not_rejections(cpu_environment: Venv, tin
 
 
 def test_init_container_reports_rejected_arguments(cpu_environment: Venv, tiny_model: Path, tmp_path: Path) -> None:
-    """By files and an exit code; what keeps it from judging keeps no server from its start."""
+    """It writes a file and exits with 3; if it cannot check the arguments, it exits with 0 and the server starts."""
     artifacts = render_artifacts(load("cpu-tiny").plan)
     base = list(argument_question(artifacts, None).argv[0])
     base[base.index("--model-path") + 1] = str(tiny_model)
     for name, argv in (("right", base), ("wrong", [*base, "--enable-eplb"])):
         (tmp_path / name).write_text(question(artifacts, argv, None))
-    (tmp_path / "odd").write_text('{"platform": "abacus"}')
+    (tmp_path / "broken").write_text('{"platform": "abacus"}')
     programs = {
-        name: Program(program=str(PROGRAM), argv=(str(tmp_path / name), str(tmp_path / f"{name}.said")))
-        for name in ("right", "wrong", "odd")
+        name: Program(program=str(PROGRAM), argv=(str(tmp_path / name), str(tmp_path / f"{name}.verdict")))
+        for name in ("right", "wrong", "broken")
     }
-    ended = run_forked(cpu_environment.python, programs, {"SGLANG_USE_CPU_ENGINE": "1", "PATH": "/usr/bin:/bin"})
-    assert {name: done.returncode for name, done in ended.items()} == {"right": 0, "wrong": 3, "odd": 0}
-    assert "arguments not checked by sglang: KeyError" in ended["odd"].stderr
-    assert not (tmp_path / "right.said").exists()
-    [verdict] = read_verdicts((tmp_path / "wrong.said").read_text())
+    results = run_forked(cpu_environment.python, programs, {"SGLANG_USE_CPU_ENGINE": "1", "PATH": "/usr/bin:/bin"})
+    assert {name: done.returncode for name, done in results.items()} == {"right": 0, "wrong": 3, "broken": 0}
+    assert "arguments not checked by sglang: KeyError" in results["broken"].stderr
+    assert not (tmp_path / "right.verdict").exists()
+    [verdict] = read_verdicts((tmp_path / "wrong.verdict").read_text())
     assert verdict.rejection is not None
     assert verdict.rejection.options == ("enable-eplb",)
 
@@ -175,7 +175,7 @@ def test_init_container_reports_rejected_arguments(cpu_environment: Venv, tiny_m
 def test_containerized_job_with_rejected_arguments_starts_no_server(
     cpu_environment: Venv, tiny_model: Path, tmp_path: Path, settings: tuple[str, ...]
 ) -> None:
-    """The site's container is a script that has this engine as its `python3`; the server in it only leaves a note."""
+    """The container is a script with this engine as its `python3`; its server only writes a file."""
     python = str(cpu_environment.python)
     check = (
         f"import os, sys; sys.path.insert(0, {str(Path(torch_forks.__file__).parent)!r}); import torch_forks; "
@@ -217,13 +217,12 @@ def test_containerized_job_with_rejected_arguments_starts_no_server(
 
 def question(artifacts: object, argv: list[str], config: object) -> str:
     files = None if config is None else {"config.json": json.dumps(config)}
-    asked = json.loads(argument_question(artifacts, files).to_json())  # type: ignore[arg-type]
-    return json.dumps({**asked, "argv": [argv]})
+    payload = json.loads(argument_question(artifacts, files).to_json())  # type: ignore[arg-type]
+    return json.dumps({**payload, "argv": [argv]})
 
 
 @pytest.fixture
 def hub(tiny_model: Path, tmp_path: Path) -> Iterator[Hub]:
-    """A hub with the tiny model."""
     source = tmp_path / "source"
     shutil.copytree(tiny_model, source, ignore=shutil.ignore_patterns(".generator"))
     with serve(Hub(repository="tests/tiny", directory=source)) as serving:
@@ -232,14 +231,14 @@ def hub(tiny_model: Path, tmp_path: Path) -> Iterator[Hub]:
 
 @pytest.fixture
 def deploy(engine_home: Home, tmp_path: Path) -> CommandLine:
-    """`deploy` with a home that has the engine's environment and no checkpoint."""
+    """Return `deploy` with a home that has the engine's environment and no checkpoint."""
     home = Home(tmp_path / "home")
     home.root.mkdir()
     home.environments.symlink_to(engine_home.environments)
     return CommandLine(home)
 
 
-def of_the_hub(*settings: str) -> list[str]:
+def hub_arguments(*settings: str) -> list[str]:
     own = (
         "model.checkpoint.source=hub",
         "model.checkpoint.path=tests/tiny",
@@ -251,8 +250,8 @@ def of_the_hub(*settings: str) -> list[str]:
 
 
 def test_rejected_arguments_are_reported_before_checkpoint_download(deploy: CommandLine, hub: Hub) -> None:
-    words = ["up", "--name", "refused", *of_the_hub("flags.enable-eplb=true")]
-    for _ in range(2):  # the second time as kept
+    words = ["up", "--name", "refused", *hub_arguments("flags.enable-eplb=true")]
+    for _ in range(2):  # the second time with the saved verdict
         done = deploy.run(*words, HF_ENDPOINT=hub.url)
         assert done.returncode == 3, done.stderr
         assert "error: sglang 0.5.14 rejects arguments of `cpu-tiny`" in done.stderr
@@ -277,17 +276,18 @@ def test_image_checks_arguments_before_download_and_removes_container(
         "engine.aiter_dir": str(Path(AITER).parent),
     }
     settings = [f"{key}={value}" for key, value in image.items()]
-    words = of_the_hub(*settings, "flags.enable-eplb=true")
+    words = hub_arguments(*settings, "flags.enable-eplb=true")
     for command_words in (["up", "--name", "refused"], ["build", "--tag", "deploy-refused:latest"]):
         done = deploy.run(*command_words, *words, HF_ENDPOINT=hub.url)
         assert done.returncode == 3, done.stderr
         assert "--> --set flags.enable-eplb" in done.stderr
-    assert not docker("image", "ls", "--quiet", "deploy-refused")  # it got no name to be pushed by
+    assert not docker("image", "ls", "--quiet", "deploy-refused")  # no tag, so that nobody can push it
     without = deploy.run("build", *words, HF_ENDPOINT="http://127.0.0.1:1")
     assert without.returncode == 0, without.stderr
     assert "did not validate them: no config.json of `tiny`" in without.stderr
     assert set(hub.sent) <= {"config.json", "generation_config.json"}
-    wait_for(lambda: not docker("ps", "--all", "--quiet", "--filter", "name=deploy-ask-"))  # another run's end, too
+    # other test runs may still remove theirs
+    wait_for(lambda: not docker("ps", "--all", "--quiet", "--filter", "name=deploy-ask-"))
 
 
 def docker(*words: str) -> str:

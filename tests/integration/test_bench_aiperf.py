@@ -1,4 +1,4 @@
-"""`bench --tool aiperf`: the program as a stand-in, for what it gets, its failures and Ctrl-C; and the real one."""
+"""Test `bench --tool aiperf` with a stand-in for the program and with the real one."""
 
 import json
 import os
@@ -54,12 +54,12 @@ def run(folder: Path, program: Path, **changes: object) -> BenchResult:
         return measure(request, lambda _text, _far: None)
 
 
-def left() -> set[Path]:
+def temp_folders() -> set[Path]:
     return {*Path("/tmp").glob("deploy-aiperf-*")}
 
 
 def test_aiperf_gets_requests_and_its_result_is_translated(tmp_path: Path) -> None:
-    before = left()
+    before = temp_folders()
     result = run(tmp_path, stand_in(tmp_path), key=Secret(KEY))
     seen = json.loads((tmp_path / "out/aiperf-10/seen.json").read_text())
     assert seen["key"] == KEY
@@ -69,7 +69,7 @@ def test_aiperf_gets_requests_and_its_result_is_translated(tmp_path: Path) -> No
     assert (len(payload["prompt"]), payload["max_tokens"], payload["stream"]) == (500, 6, True)
     assert seen["tokenizer"] == ["tokenizer.json", "tokenizer_config.json"]
     assert not Path(seen["tmp"]).exists()
-    assert left() == before
+    assert temp_folders() == before
     assert result.run.client == CLIENT
     assert IssueKind.ANOTHER_CLIENT in kinds(result)
     assert only(result).succeeded == 30
@@ -78,7 +78,6 @@ def test_aiperf_gets_requests_and_its_result_is_translated(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("open_loop", [True, False])
 def test_trace_sessions_become_aiperf_timestamps_or_delays(tmp_path: Path, open_loop: bool) -> None:
-    """Recorded arrivals become timestamps; a closed loop runs the turns of a session after each other."""
     lines = [
         {"session_id": "a", "timestamp": 0, "input_length": 600, "output_length": 4, "hash_ids": [1, 2]},
         {"session_id": "b", "timestamp": 500, "input_length": 512, "output_length": 4, "hash_ids": [1]},
@@ -124,22 +123,22 @@ def test_duration_and_session_header_are_passed_to_aiperf(tmp_path: Path) -> Non
 
 
 def test_full_disk_while_writing_aiperf_requests_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = left()
+    before = temp_folders()
     monkeypatch.setattr(runner, "open_new", lambda _path: BufferedWriter(FileIO("/dev/full", "w")))
     with pytest.raises(OSError, match="No space left"):
         run(tmp_path, stand_in(tmp_path))
-    assert left() == before
+    assert temp_folders() == before
 
 
 def test_aiperf_failure_names_its_log(tmp_path: Path) -> None:
-    before = left()
+    before = temp_folders()
     program = stand_in(tmp_path, "print('no such thing', os.environ['DEPLOY_AIPERF_KEY'])\nsys.exit(3)\n")
     with pytest.raises(BenchError, match=r"aiperf 0.13.0 failed with exit code 3") as failed:
         run(tmp_path, program, key=Secret(KEY))
     assert failed.value.location == str(tmp_path / "out/aiperf-10/aiperf.log")
     assert "no such thing" in failed.value.details
     assert KEY not in failed.value.details
-    assert left() == before
+    assert temp_folders() == before
 
 
 def test_incomplete_aiperf_run_is_rejected(tmp_path: Path) -> None:
@@ -150,9 +149,9 @@ def test_incomplete_aiperf_run_is_rejected(tmp_path: Path) -> None:
         run(tmp_path, program)
 
 
-@pytest.mark.usefixtures("hears_ctrl_c")
+@pytest.mark.usefixtures("sigint_raises")
 def test_ctrl_c_leaves_no_aiperf_process_or_files(tmp_path: Path) -> None:
-    before = left()
+    before = temp_folders()
     pid = tmp_path / "pid"
     program = stand_in(tmp_path, f"pathlib.Path({str(pid)!r}).write_text(str(os.getpid()))\ntime.sleep(600)\n")
 
@@ -168,18 +167,18 @@ def test_ctrl_c_leaves_no_aiperf_process_or_files(tmp_path: Path) -> None:
     timer.join()
     assert result.end_reason is EndReason.INTERRUPTED
     assert not Path(f"/proc/{pid.read_text()}").exists()
-    assert left() == before
+    assert temp_folders() == before
 
 
 @pytest.fixture(scope="module")
 def real_aiperf() -> Path:
-    """The real program, in the environment of the user's home: 1.2 GB, built on first use."""
+    """Return the real program in the user's home: 1.2 GB, built on first use."""
     return aiperf_program(Home.from_environment())
 
 
 @pytest.mark.slow
 def test_both_load_generators_agree_on_scripted_server(real_aiperf: Path, tmp_path: Path) -> None:
-    """The server's own clock is the truth: TTFT 50 ms, then a token every 5 ms."""
+    """The server sends the first token after 50 ms, then one every 5 ms."""
     workload = WORKLOAD.model_copy(update={"output_tokens": 20, "request_rates": (10.0,), "requests": 40})
     script = Script(answer=lambda _: Answer(ttft_s=0.05, itl_s=0.005))
     with scripted(script) as server:
@@ -200,7 +199,7 @@ def test_both_load_generators_agree_on_scripted_server(real_aiperf: Path, tmp_pa
 
 @pytest.mark.slow
 def test_both_load_generators_send_same_tokens_to_sglang(real_aiperf: Path, server: CpuServer, tmp_path: Path) -> None:
-    """Counted by the server itself, with the prefix cache flushed before each."""
+    """The server counts the tokens; its prefix cache is flushed before each run."""
     workload = WORKLOAD.model_copy(
         update={"input_tokens": 200, "output_tokens": 16, "requests": 30, "request_rates": (3.0,), "timeout_s": 60.0}
     )

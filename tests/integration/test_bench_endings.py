@@ -1,4 +1,4 @@
-"""How a measurement ends before its time: what is finished is on disk, and a sentence says what happened."""
+"""A measurement that ends early keeps its finished points and reports the reason."""
 
 import json
 import os
@@ -28,7 +28,7 @@ WORKLOAD = load_workload("smoke-tiny").model_copy(
 
 
 def test_unreadable_log_keeps_all_measured_points(tmp_path: Path) -> None:
-    """The kernel gate is looked at when a point is on disk; what it cannot tell forbids the comparison."""
+    """The kernel gate runs after a point is on disk; if it fails, the result is not comparable."""
     on_disk: list[int] = []
 
     def unreadable() -> dict[str, object]:
@@ -47,19 +47,19 @@ def test_unreadable_log_keeps_all_measured_points(tmp_path: Path) -> None:
             provenance=ServerProvenance(gpus=8),
             kernel_gate=unreadable,
             price=None,
-            label="with a log of wood",
+            label="unreadable log",
             read_energy=None,
             directory=tmp_path,
             text="",
             previous=None,
         )
         result = measure(request, lambda _text, _far: None)
-    assert result.run.label == "with a log of wood"
+    assert result.run.label == "unreadable log"
     assert on_disk[:2] == [1, 2]
     assert len(result.points) == 2
     assert load_result(tmp_path) == result
-    (mark,) = (mark for mark in result.comparability_issues if mark.kind is IssueKind.UNKNOWN_KERNELS)
-    assert "the Docker daemon does not answer" in mark.detail
+    (issue,) = (issue for issue in result.comparability_issues if issue.kind is IssueKind.UNKNOWN_KERNELS)
+    assert "the Docker daemon does not answer" in issue.detail
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -79,20 +79,20 @@ def test_interrupt_during_endpoint_discovery_writes_no_result(tmp_path: Path, nu
 
 
 def test_interrupt_before_first_response_records_no_point(tmp_path: Path) -> None:
-    """The table read as a failure of the server: success 0 %, TTFT p95 inf s."""
-    workload, asked = tmp_path / "silent.yaml", threading.Event()
+    """Such a point once showed success 0 % and TTFT p95 inf s, as if the server had failed."""
+    workload, request_received = tmp_path / "silent.yaml", threading.Event()
     workload.write_text(json.dumps({**WORKLOAD.to_dict(), "timeout_s": 600.0}))
 
     def answer(index: int) -> Answer:
         if index < WORKLOAD.num_prefixes:
             return Answer(cached_tokens=300)
-        asked.set()
+        request_received.set()
         return Answer(silent=True)
 
     with scripted(Script(answer=answer)) as server:
         words = ("bench", server.url, "--workload", str(workload), "--output", str(tmp_path / "out"))
         with CommandLine(Home(tmp_path / "home")).running(*words) as bench:
-            assert asked.wait(timeout=TIMEOUT)
+            assert request_received.wait(timeout=TIMEOUT)
             code, output = bench.end(signal.SIGINT)
     assert code == 130
     assert "error: interrupted before the first request was answered" in output
@@ -107,15 +107,15 @@ def test_interrupt_before_first_response_records_no_point(tmp_path: Path) -> Non
 def test_stop_condition_ends_measurement_and_restores_signal_handlers(
     tmp_path: Path, end: EndReason, issues: set[IssueKind]
 ) -> None:
-    """And whoever measures has signals answered afterwards as before: SIGTERM killed a sweep, and left its server."""
+    """A SIGTERM handler that was not restored once killed a sweep and left its server running."""
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
-        mine = signal.getsignal(signal.SIGTERM)
+        handler = signal.getsignal(signal.SIGTERM)
         with scripted(Script(answer=lambda _: Answer(cached_tokens=300))) as server:
             result = measure(
                 order(server, tmp_path, workload=WORKLOAD, stop_when=lambda _: end), lambda _text, _far: None
             )
-        assert signal.getsignal(signal.SIGTERM) is mine
+        assert signal.getsignal(signal.SIGTERM) is handler
     finally:
         signal.signal(signal.SIGTERM, before)
     assert [point.label for point in result.points] == ["20"]
@@ -124,7 +124,7 @@ def test_stop_condition_ends_measurement_and_restores_signal_handlers(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupt_during_prompt_generation_is_prompt(tmp_path: Path, number: signal.Signals) -> None:
-    """It takes a minute, in which the event loop heard no signal."""
+    """Generation takes a minute and once blocked signal handling."""
     workload = tmp_path / "large.yaml"
     large = {"input_tokens": 200, "cache_hit_rate": 0.5, "num_prefixes": 900_000, "requests": 2}
     workload.write_text(json.dumps({**load_workload("smoke-tiny").to_dict(), **large}))
@@ -139,9 +139,9 @@ def test_interrupt_during_prompt_generation_is_prompt(tmp_path: Path, number: si
     assert time.monotonic() - begun < 30
 
 
-@pytest.mark.usefixtures("hears_ctrl_c")
+@pytest.mark.usefixtures("sigint_raises")
 def test_interrupt_during_cache_forecast_is_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a trace of long sessions it takes minutes, in which the event loop heard no signal."""
+    """For a trace of long sessions the forecast takes minutes and once blocked signal handling."""
 
     def forecast(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGINT)

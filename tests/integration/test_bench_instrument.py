@@ -1,7 +1,6 @@
-"""The measuring instrument, measured: a loopback server with scripted timing, through the whole program.
+"""Compare the benchmark client's metrics with a loopback server whose timing is scripted.
 
-Most of a measurement is waiting, so two are made at a time, in a lane each; what was disturbed is made once more, by
-itself. Each is looked at by a test of its own.
+Most of the time is waiting, so two lanes of cases run in parallel; disturbed cases are measured again, alone.
 """
 
 import os
@@ -27,13 +26,11 @@ from orchestrator.bench.workload import Workload, load_workload
 
 pytestmark = pytest.mark.slow
 
-FOLLOWED = 0.2  # how far from its script the server may be
+SCRIPT_TOLERANCE = 0.2  # of the scripted time
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What is measured, how."""
-
     script: Script
     workload: Workload = WORKLOAD
     api: str = "completions"
@@ -41,7 +38,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What was found, what the server really did, and how quiet the machine was meanwhile."""
+    """A result, the exchanges of the server, and how busy the machine was."""
 
     result: BenchResult
     exchanges: Sequence[Exchange]
@@ -53,21 +50,21 @@ class Measured:
 
     @property
     def planned(self) -> TrueTimes:
-        """What the server really did at the one point that was measured."""
+        """Return the true times of the only point."""
         assert self.only.offered_rps is not None
         return from_plan(self.exchanges[-self.only.requests :], rate_rps=self.only.offered_rps)
 
 
-Find = Callable[[str], Measured]  # by the name of the case
+Find = Callable[[str], Measured]  # by case name
 
 
 def rising() -> Script:
-    """TTFT rises from 0.3 s to 0.88 s over 30 requests, then a token every 0.15 s."""
+    """Return a script whose TTFT rises from 0.3 s to 0.88 s over 30 requests, with a token every 0.15 s."""
     return Script(answer=after_warm_up(lambda index: Answer(ttft_s=0.3 + 0.02 * index, itl_s=0.15, cached_tokens=300)))
 
 
 def stalled() -> Script:
-    """It says nothing for a second."""
+    """Return a script of a server that does not respond in its first second."""
     begun = 0.0
 
     def answer(index: int) -> Answer:
@@ -102,7 +99,7 @@ def changed(**changes: object) -> Workload:
 ONE_AT_A_TIME = load_workload("single-stream-10k-1.5k").model_copy(
     update={"output_tokens": TOKENS, "requests": 4, "prompts": "random", "token_ids": (1000, 100000)}
 )
-# In two lanes of the same length, each its longest first.
+# Two lanes alternate, of equal length and with the longest cases first.
 CASES: Mapping[str, Case] = {
     "knee": Case(
         script=Script(one_at_a_time_s=0.04, answer=lambda _: Answer(cached_tokens=300)),
@@ -131,11 +128,11 @@ def measure(case: Case, directory: Path) -> Measured:
 
 
 def measure_lane(directory: Path, names: Sequence[str]) -> None:
-    """Measure these cases one after the other, each into a file of `directory`: what a process of its own does."""
+    """Measure these cases one after another in a subprocess and write each result into `directory`."""
     with preferred([os.getpid()]):
         for name in names:
-            found = measure(CASES[name], directory / f"{name} result")
-            (directory / name).write_bytes(pickle.dumps(found))
+            measurement = measure(CASES[name], directory / f"{name} result")
+            (directory / name).write_bytes(pickle.dumps(measurement))
 
 
 LANE = """
@@ -147,7 +144,7 @@ test_bench_instrument.measure_lane(Path(sys.argv[1]), sys.argv[2:])
 
 
 def measure_in_lanes(directory: Path, *lanes: Sequence[str]) -> None:
-    """Measure the cases of each lane beside those of the others."""
+    """Measure each lane in its own process, all lanes in parallel."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with ExitStack() as stack:
         running = []
@@ -163,20 +160,20 @@ def measure_in_lanes(directory: Path, *lanes: Sequence[str]) -> None:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Find:
-    """What was measured, by the name of the case."""
+    """Return a function that loads the measurement of a case."""
     directory, names = tmp_path_factory.mktemp("measured"), tuple(CASES)
     measure_in_lanes(directory, names[::2], names[1::2])
 
-    def found(name: str) -> Measured:
+    def load(name: str) -> Measured:
         text = "".join(path.read_text() for path in directory.glob("*.log"))
         assert (directory / name).exists(), text
         saved = pickle.loads((directory / name).read_bytes())  # noqa: S301 - written above
         assert isinstance(saved, Measured)
         return saved
 
-    if disturbed := [name for name in names if not found(name).quietness.quiet]:  # by each other, or from elsewhere
+    if disturbed := [name for name in names if not load(name).quietness.quiet]:
         measure_in_lanes(directory, disturbed)
-    return found
+    return load
 
 
 def ttft(point: Point) -> Distribution:
@@ -186,17 +183,17 @@ def ttft(point: Point) -> Distribution:
 
 @pytest.mark.parametrize("api", ["completions", "generate"])
 def test_every_percentile_is_accurate_within_two_percent(measured: Find, api: str) -> None:
-    found = measured(f"rising, {api}")
-    point = found.only
+    case = measured(f"rising, {api}")
+    point = case.only
     assert (point.input_tokens, point.output_tokens) == (30 * 500, 30 * TOKENS)
     assert point.cache is not None
     assert point.cache.usage_share == point.cache.metrics_share == 0.6
-    found.quietness.or_not_judged()
+    case.quietness.or_not_judged()
     assert point.latency is not None
-    true = found.planned
-    assert median(true.ttft_s) == pytest.approx(0.59, rel=FOLLOWED)
-    assert max(true.ttft_s) == pytest.approx(0.88, rel=FOLLOWED)
-    assert median(true.itl_s) == pytest.approx(0.15, rel=FOLLOWED)
+    true = case.planned
+    assert median(true.ttft_s) == pytest.approx(0.59, rel=SCRIPT_TOLERANCE)
+    assert max(true.ttft_s) == pytest.approx(0.88, rel=SCRIPT_TOLERANCE)
+    assert median(true.itl_s) == pytest.approx(0.15, rel=SCRIPT_TOLERANCE)
     assert_accurate(point.latency.ttft_from_schedule_s, true.ttft_s)
     assert_accurate(point.latency.e2e_from_schedule_s, true.e2e_s)
     assert_accurate(point.latency.tpot_s, true.tpot_s)
@@ -206,86 +203,86 @@ def test_every_percentile_is_accurate_within_two_percent(measured: Find, api: st
 
 
 def test_server_stall_raises_latency_not_lowers_rate(measured: Find) -> None:
-    """The requests that fell due while it said nothing leave on time all the same."""
-    found = measured("stalled")
-    point, true = found.only, found.planned
-    found.quietness.or_not_judged()
+    """Requests that are due during the stall are still sent on time."""
+    case = measured("stalled")
+    point, true = case.only, case.planned
+    case.quietness.or_not_judged()
     assert point.send_lag_s is not None
     assert point.send_lag_s.p95 < 0.02
-    assert max(true.ttft_s) == pytest.approx(1.0, rel=FOLLOWED)
+    assert max(true.ttft_s) == pytest.approx(1.0, rel=SCRIPT_TOLERANCE)
     assert sorted(true.ttft_s)[-10:] == pytest.approx([0.1 * waited for waited in range(1, 11)], abs=0.05)
     assert_accurate(ttft(point), true.ttft_s)
 
 
 def test_queueing_raises_scheduled_latency_and_is_not_sustained(measured: Find) -> None:
-    """One request at a time, 0.15 s each, 10 rps offered: only 6.7 rps can be served."""
-    found = measured("queue")
-    point, true = found.only, found.planned
+    """The server needs 0.15 s for each request, one at a time: it can serve 6.7 of the 10 rps offered."""
+    case = measured("queue")
+    point, true = case.only, case.planned
     assert point.sustained is False
-    found.quietness.or_not_judged()
-    assert max(true.ttft_s) == pytest.approx(0.15 + 49 * 0.05, rel=FOLLOWED)
+    case.quietness.or_not_judged()
+    assert max(true.ttft_s) == pytest.approx(0.15 + 49 * 0.05, rel=SCRIPT_TOLERANCE)
     assert_accurate(ttft(point), true.ttft_s)
     assert point.send_lag_s is not None
     assert point.send_lag_s.p95 < 0.02
     grown = linear_regression(true.begun_s[25:], true.ttft_s[25:]).slope
-    assert grown == pytest.approx(0.5, rel=FOLLOWED)
+    assert grown == pytest.approx(0.5, rel=SCRIPT_TOLERANCE)
     assert point.ttft_growth_s_per_s == pytest.approx(grown, rel=0.05)
 
 
 def test_knee_is_highest_sustained_rate(measured: Find) -> None:
-    found = measured("knee")
-    assert found.result.points[1].sustained is False
-    found.quietness.or_not_judged()
-    assert found.result.points[0].sustained is True
-    assert found.result.knee_rps == 16.0
+    case = measured("knee")
+    assert case.result.points[1].sustained is False
+    case.quietness.or_not_judged()
+    assert case.result.points[0].sustained is True
+    assert case.result.knee_rps == 16.0
 
 
 def test_slow_accept_counts_as_latency(measured: Find) -> None:
-    """The first request finds the warm-up's connection still open, the three others need one each."""
-    found = measured("slow accept")
-    true = found.planned
-    found.quietness.or_not_judged()
-    assert true.ttft_s == pytest.approx([0.3, 0.6, 0.6, 0.6], rel=FOLLOWED)
-    assert_accurate(ttft(found.only), true.ttft_s)
+    """The first request reuses the warm-up's connection; the other three each open a new one."""
+    case = measured("slow accept")
+    true = case.planned
+    case.quietness.or_not_judged()
+    assert true.ttft_s == pytest.approx([0.3, 0.6, 0.6, 0.6], rel=SCRIPT_TOLERANCE)
+    assert_accurate(ttft(case.only), true.ttft_s)
 
 
-@pytest.mark.parametrize("case", ["in halves", "in halves, usage at the end"])
-def test_split_chunks_with_multiple_tokens_are_measured_correctly(measured: Find, case: str) -> None:
-    found = measured(case)
-    point, true = found.only, found.planned
+@pytest.mark.parametrize("name", ["in halves", "in halves, usage at the end"])
+def test_split_chunks_with_multiple_tokens_are_measured_correctly(measured: Find, name: str) -> None:
+    case = measured(name)
+    point, true = case.only, case.planned
     assert point.output_tokens == 30 * TOKENS
     assert point.latency is not None
-    found.quietness.or_not_judged()
-    assert median(true.ttft_s) == pytest.approx(0.4, rel=FOLLOWED)  # a chunk has come when its second half has
-    assert median(true.itl_s) == pytest.approx(0.4, rel=FOLLOWED)
-    assert median(true.tpot_s) == pytest.approx(0.4 / (TOKENS - 1), rel=FOLLOWED)
+    case.quietness.or_not_judged()
+    assert median(true.ttft_s) == pytest.approx(0.4, rel=SCRIPT_TOLERANCE)  # a chunk ends with its second half
+    assert median(true.itl_s) == pytest.approx(0.4, rel=SCRIPT_TOLERANCE)
+    assert median(true.tpot_s) == pytest.approx(0.4 / (TOKENS - 1), rel=SCRIPT_TOLERANCE)
     assert_accurate(ttft(point), true.ttft_s)
     assert_accurate(point.latency.itl_per_chunk_s, true.itl_s)
     assert_accurate(point.latency.tpot_s, true.tpot_s)
 
 
 def test_failures_are_counted_by_kind_without_delaying_others(measured: Find) -> None:
-    found = measured("failing")
-    point, true = found.only, found.planned
+    case = measured("failing")
+    point, true = case.only, case.planned
     assert {failure.kind for failure in point.failures} == {"http-503", "reset", "stream-error", "timeout"}
     assert point.succeeded == 26
-    assert kinds(found.result) == {IssueKind.FAILED_REQUESTS}
-    found.quietness.or_not_judged()
-    assert max(true.ttft_s) == pytest.approx(0.3, rel=FOLLOWED)
+    assert kinds(case.result) == {IssueKind.FAILED_REQUESTS}
+    case.quietness.or_not_judged()
+    assert max(true.ttft_s) == pytest.approx(0.3, rel=SCRIPT_TOLERANCE)
     assert_accurate(ttft(point), true.ttft_s)
     assert point.send_lag_s is not None
     assert point.send_lag_s.p95 < 0.02
 
 
 def test_closed_loop_with_single_request_is_measured_correctly(measured: Find) -> None:
-    """0.3 s to the first token and 0.1 s for each of five others: 6 tokens in 0.8 s."""
-    found = measured("one at a time")
-    point, true = found.only, from_arrival(found.exchanges[-4:])
+    """A request takes 0.3 s to the first token and 0.1 s for each of five others: 6 tokens in 0.8 s."""
+    case = measured("one at a time")
+    point, true = case.only, from_arrival(case.exchanges[-4:])
     assert (point.label, point.concurrency, point.offered_rps, point.sustained) == ("closed-1", 1, None, None)
-    assert not kinds(found.result)
-    found.quietness.or_not_judged()
-    assert median(true.ttft_s) == pytest.approx(0.3, rel=FOLLOWED)
-    assert median(true.e2e_s) == pytest.approx(0.8, rel=FOLLOWED)
+    assert not kinds(case.result)
+    case.quietness.or_not_judged()
+    assert median(true.ttft_s) == pytest.approx(0.3, rel=SCRIPT_TOLERANCE)
+    assert median(true.e2e_s) == pytest.approx(0.8, rel=SCRIPT_TOLERANCE)
     assert_accurate(ttft(point), true.ttft_s)
     assert point.full_run is not None
     assert point.full_run.output_tok_per_s == pytest.approx(4 * TOKENS / sum(true.e2e_s), rel=0.02)

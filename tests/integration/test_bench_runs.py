@@ -1,4 +1,4 @@
-"""What a measurement writes, refuses, counts and keeps, against a scripted server; no time is judged here."""
+"""Test results, errors and failure counts of measurements of a scripted server, without judging times."""
 
 import base64
 import gc
@@ -25,7 +25,7 @@ from orchestrator.core.errors import BenchError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.secrets import Secret
 
-IN_THE_SECOND_RATE = 2 * WORKLOAD.num_prefixes + WORKLOAD.requests + 10  # answers from the start of a run
+SECOND_RATE = 2 * WORKLOAD.num_prefixes + WORKLOAD.requests + 10  # index of a request in the second rate
 
 
 def test_endpoint_ignoring_ignore_eos_is_rejected_at_warmup(tmp_path: Path) -> None:
@@ -49,21 +49,21 @@ def test_short_context_is_rejected_before_sending_requests(tmp_path: Path) -> No
 
 def test_unreachable_endpoint_is_an_error(tmp_path: Path) -> None:
     with scripted(Script()) as server:
-        gone = server
+        stopped = server
     with pytest.raises(BenchError, match="cannot reach the endpoint"):
-        measure(order(gone, tmp_path), lambda _text, _far: None)
+        measure(order(stopped, tmp_path), lambda _text, _far: None)
 
 
 def test_garbage_collection_is_disabled_during_measurement(tmp_path: Path) -> None:
-    """A full pass over what is prepared takes tens of milliseconds, which would count as latency."""
-    collects: list[bool] = []
+    """A full collection takes tens of milliseconds, which would count as latency."""
+    gc_enabled: list[bool] = []
 
     def answer(_: int) -> Answer:
-        collects.append(gc.isenabled())
+        gc_enabled.append(gc.isenabled())
         return Answer()
 
     bench(Script(answer=answer), tmp_path, workload=QUICK.model_copy(update={"requests": 4}))
-    assert collects == [True, *[False] * (WORKLOAD.num_prefixes + 4)]  # the first asks whether ids are taken
+    assert gc_enabled == [True, *[False] * (WORKLOAD.num_prefixes + 4)]  # the first request checks for token ids
     assert gc.isenabled()
 
 
@@ -71,7 +71,7 @@ def test_warmup_targets_every_rank_but_load_is_unpinned(tmp_path: Path) -> None:
     script = Script(replicas=2, answer=lambda _: Answer(cached_tokens=300))
     result = bench(script, tmp_path)
     assert sorted(rank for rank in script.pinned if rank is not None) == [0, 0, 1, 1]
-    assert script.pinned[5:] == [None] * 30  # after the question whether ids are taken, and the warm-up
+    assert script.pinned[5:] == [None] * 30  # after the check for token ids and the warm-up
     assert "each of 2 replicas" in result.run.warmup
 
 
@@ -79,7 +79,7 @@ def test_vllm_warmup_targets_every_rank_by_header(tmp_path: Path) -> None:
     script = Script(other_engine=True, replicas=2)
     result = bench(script, tmp_path, engine="vllm")
     assert sorted(rank for rank in script.pinned if rank is not None) == [0, 0, 1, 1]
-    assert script.pinned[5:] == [None] * 30  # after the question whether ids are taken, and the warm-up
+    assert script.pinned[5:] == [None] * 30  # after the check for token ids and the warm-up
     assert "each of 2 replicas (X-data-parallel-rank)" in result.run.warmup
     assert b"routed_dp_rank" not in b"".join(script.bodies)
 
@@ -100,7 +100,7 @@ def test_same_seed_sends_identical_requests(tmp_path: Path) -> None:
     bench(first, tmp_path / "1")
     bench(second, tmp_path / "2")
     assert first.bodies == second.bodies
-    assert len(set(first.bodies)) == 33  # one asks whether ids are taken
+    assert len(set(first.bodies)) == 33  # with the warm-up and the check for token ids
 
 
 def test_unflushable_cache_gets_different_prompts_in_each_run(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_unflushable_cache_gets_different_prompts_in_each_run(tmp_path: Path) ->
     assert "caches cannot be flushed: prompts varied by " in result.run.warmup
     assert result.run.endpoint.engine == "unknown"
     assert len(first.bodies) == len(second.bodies) == 33
-    assert {*first.bodies} & {*second.bodies} == {first.bodies[0]}  # whether ids are taken
+    assert {*first.bodies} & {*second.bodies} == {first.bodies[0]}  # the check for token ids
 
 
 def test_dead_server_ends_run_that_can_be_resumed(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_dead_server_ends_run_that_can_be_resumed(tmp_path: Path) -> None:
     answered = itertools.count()
 
     def answer(_: int) -> Answer:
-        if next(answered) == IN_THE_SECOND_RATE:
+        if next(answered) == SECOND_RATE:
             dying.die_after = 0
         return Answer(cached_tokens=300)
 
@@ -132,11 +132,11 @@ def test_dead_server_ends_run_that_can_be_resumed(tmp_path: Path) -> None:
     with scripted(Script(answer=lambda _: Answer(cached_tokens=300))) as server:
         again = order(server, tmp_path, workload=workload)
         earlier = replace(result, run=replace(result.run, endpoint=replace(result.run.endpoint, url=server.url)))
-        whole = measure(replace(again, previous=earlier), lambda _text, _far: None)
-    assert [point.label for point in whole.points] == ["40", "41", "42"]
-    assert whole.points[0] == result.points[0]
-    assert whole.end_reason is EndReason.COMPLETE
-    assert not kinds(whole)
+        resumed = measure(replace(again, previous=earlier), lambda _text, _far: None)
+    assert [point.label for point in resumed.points] == ["40", "41", "42"]
+    assert resumed.points[0] == result.points[0]
+    assert resumed.end_reason is EndReason.COMPLETE
+    assert not kinds(resumed)
 
 
 def test_resume_with_different_workload_is_rejected(tmp_path: Path) -> None:
@@ -145,13 +145,12 @@ def test_resume_with_different_workload_is_rejected(tmp_path: Path) -> None:
         other = QUICK.model_copy(update={"seed": 1})
         with pytest.raises(UsageError, match="the workload differs from the previous run"):
             measure(order(server, tmp_path, workload=other, previous=first), lambda _text, _far: None)
-        of_a_text = replace(first, run=replace(first.run, text_sha256="0" * 64))
+        with_text = replace(first, run=replace(first.run, text_sha256="0" * 64))
         with pytest.raises(UsageError, match="the text differs from the previous run"):
-            measure(order(server, tmp_path, previous=of_a_text), lambda _text, _far: None)
+            measure(order(server, tmp_path, previous=with_text), lambda _text, _far: None)
 
 
 def test_full_disk_is_an_error_and_keeps_earlier_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second write meets a full disk."""
     writes: list[Path] = []
 
     def full(source: Path, target: Path) -> Path:
@@ -163,14 +162,14 @@ def test_full_disk_is_an_error_and_keeps_earlier_points(tmp_path: Path, monkeypa
     monkeypatch.setattr(Path, "replace", full)
     with pytest.raises(OSError, match="No space left on device"):
         bench(Script(), tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]  # the one from before, whole
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]  # the earlier result is intact
 
 
 def test_api_key_is_not_written_to_result_files(tmp_path: Path) -> None:
     bench(Script(), tmp_path, key=Secret("sk-hidden-value"))
     written = "".join(path.read_text() for path in tmp_path.iterdir())
     assert "sk-hidden-value" not in written
-    assert "never-to-be-stored" not in written  # the server's own key, which /server_info shows in clear
+    assert "never-to-be-stored" not in written  # /server_info returns the server's own key in plain text
 
 
 def test_api_key_echoed_by_endpoint_is_redacted(tmp_path: Path) -> None:
@@ -190,9 +189,9 @@ def test_api_key_echoed_by_endpoint_is_redacted(tmp_path: Path) -> None:
 
 def test_https_endpoint_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
-    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days=1", "-subj=/CN=127.0.0.1"]
-    made += ["-addext=subjectAltName=IP:127.0.0.1", f"-out={certificate}", f"-keyout={key}"]
-    subprocess.run(made, check=True, capture_output=True)
+    argv = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days=1", "-subj=/CN=127.0.0.1"]
+    argv += ["-addext=subjectAltName=IP:127.0.0.1", f"-out={certificate}", f"-keyout={key}"]
+    subprocess.run(argv, check=True, capture_output=True)
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(certificate, key)
@@ -203,18 +202,18 @@ def test_https_endpoint_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_benchmark_under_nohup_survives_sighup(tmp_path: Path) -> None:
-    workload, asked = tmp_path / "one-rate.yaml", threading.Event()
+    workload, request_received = tmp_path / "one-rate.yaml", threading.Event()
     workload.write_text(json.dumps({**WORKLOAD.to_dict(), "ramp": None, "concurrency": None, "duration_s": None}))
 
     def answer(index: int) -> Answer:
         if index > WORKLOAD.num_prefixes:
-            asked.set()
+            request_received.set()
         return Answer(cached_tokens=300)
 
     with scripted(Script(answer=answer)) as server:
         words = ("bench", server.url, "--workload", str(workload), "--output", str(tmp_path / "out"))
         with CommandLine(Home(tmp_path / "home")).running(*words, ignores=[signal.SIGHUP]) as bench:
-            assert asked.wait(timeout=TIMEOUT)
+            assert request_received.wait(timeout=TIMEOUT)
             code, output = bench.end(signal.SIGHUP)
     assert code == 0, output
     assert load_result(tmp_path / "out").end_reason is EndReason.COMPLETE
@@ -222,14 +221,14 @@ def test_benchmark_under_nohup_survives_sighup(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_run_keeps_and_reports_finished_points(tmp_path: Path, number: signal.Signals) -> None:
-    """The server falls silent in the middle of the second rate: when the signal comes, that cannot be finished."""
+    """The server stops responding during the second rate, so that the signal always interrupts that rate."""
     workload, saved_in = tmp_path / "two-rates.yaml", tmp_path / "out"
     rates = {"request_rates": [20.0, 21.0], "ramp": None, "concurrency": None, "duration_s": None, "timeout_s": 600.0}
     workload.write_text(json.dumps({**WORKLOAD.to_dict(), **rates}))
     answered, stalled = itertools.count(), threading.Event()
 
     def answer(_: int) -> Answer:
-        if next(answered) < IN_THE_SECOND_RATE:
+        if next(answered) < SECOND_RATE:
             return Answer(cached_tokens=300)
         stalled.set()
         return Answer(silent=True)
@@ -249,7 +248,6 @@ def test_interrupted_run_keeps_and_reports_finished_points(tmp_path: Path, numbe
 
 @pytest.mark.parametrize("tokens", [10**13, 10**15, 10**18])
 def test_result_with_huge_counters_can_be_read(tokens: int, tmp_path: Path) -> None:
-    """The endpoint's own counters may say anything."""
     script = Script()
 
     def answer(_: int) -> Answer:

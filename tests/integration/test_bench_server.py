@@ -1,4 +1,4 @@
-"""The measuring instrument against real sglang: the server's own counters, and sglang's own client, agree with it."""
+"""Compare the benchmark client with real sglang's own counters and with sglang's own client."""
 
 import hashlib
 import json
@@ -30,14 +30,14 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 REQUESTS = 30
 WORKLOAD = load_workload("smoke-tiny").model_copy(update={"request_rates": (4.0,), "requests": REQUESTS})
 TURNS, TURN_REQUESTS = 3, 14
-AGREES = 0.25  # of the median
+TOLERANCE = 0.25  # of the median
 QUANTITIES = ("ttft", "e2e_latency", "tpot")  # as sglang.bench_serving names them
 
 Medians = dict[str, float]  # seconds
 Turn = Callable[[], dict[str, float]]
 
-# Run by the engine's own Python, with the client's options: it measures once for each line that it is given.
-TURNS_OF_THEIRS = """
+# Runs in the engine's Python with the client's options; measures once for each line of input.
+SGLANG_CLIENT = """
 import runpy, sys
 import sglang.bench_serving
 print("imported", flush=True)
@@ -55,7 +55,7 @@ def bench(
     api: str = "completions",
     text_prompts: bool = False,
 ) -> Point:
-    order = BenchRequest(
+    request = BenchRequest(
         url=server.url,
         api=api,
         key=None,
@@ -72,23 +72,23 @@ def bench(
         previous=None,
         text_prompts=text_prompts,
     )
-    result = measure(order, lambda _text, _far: None)
-    assert {mark.kind for mark in result.comparability_issues} <= {
+    result = measure(request, lambda _text, _far: None)
+    assert {issue.kind for issue in result.comparability_issues} <= {
         IssueKind.CLIENT_LAGGED
-    }  # two cores, and the server is on them
+    }  # client and server share two cores
     assert load_result(directory) == result
     return result.points[0]
 
 
 @pytest.fixture
 def precedence(server: CpuServer) -> Iterator[None]:
-    """Client and server come before the tests of other workers."""
+    """Give client and server priority over the tests of other workers."""
     with preferred([os.getpid(), *(process.pid for process in processes_of(server.handle))]):
         yield
 
 
 def test_text_prompts_have_exact_token_counts(server: CpuServer, tmp_path: Path) -> None:
-    """By the server's own counters; and they are text: the server reads the same tokens from it."""
+    """The server counts the tokens; the detokenized prompt occurs in the source text."""
     changes = {"prompts": "text", "token_ids": None, "requests": 8, "output_tokens": 4, "input_tokens": 700}
     workload = WORKLOAD.model_copy(update=changes)
     point = bench(server, tmp_path, workload=workload)
@@ -109,7 +109,7 @@ def test_text_prompts_have_exact_token_counts(server: CpuServer, tmp_path: Path)
 
 @pytest.mark.parametrize(("kind", "api"), [("random", "completions"), ("text", "completions"), ("text", "generate")])
 def test_prompts_sent_as_text_have_exact_token_counts(server: CpuServer, tmp_path: Path, kind: str, api: str) -> None:
-    """By the server's own counters; the first half of each comes from the cache, and no more."""
+    """The server counts the tokens; only the first half of each prompt comes from the cache."""
     changes = {"prompts": kind, "requests": 8, "output_tokens": 4, "input_tokens": 700}
     point = bench(server, tmp_path, workload=WORKLOAD.model_copy(update=changes), api=api, text_prompts=True)
     counted = point.server
@@ -131,7 +131,7 @@ def test_client_metrics_match_server_metrics(server: CpuServer, tmp_path: Path, 
             point = bench(server, tmp_path, api=api)
         after = client.exported()
     first, last = (read_buckets(text, Metric.TTFT) for text in (before, after))
-    assert last[inf] - first.get(inf, 0) >= REQUESTS  # and those that warm up
+    assert last[inf] - first.get(inf, 0) >= REQUESTS  # plus the warm-up requests
     assert last[inf] == read_metrics(after)[f"{Metric.TTFT}_count"]
     assert quantile(first, last, 0.5) is not None
     counted, cache, latency = point.server, point.cache, point.latency
@@ -146,62 +146,62 @@ def test_client_metrics_match_server_metrics(server: CpuServer, tmp_path: Path, 
     assert cache.usage_share == cache.metrics_share
     assert counted.ttft_mean_s is not None
     assert counted.e2e_mean_s is not None
-    assert latency.ttft_from_send_s.mean > counted.ttft_mean_s  # the client sees the server's time and the way there
+    assert latency.ttft_from_send_s.mean > counted.ttft_mean_s  # the client's time includes the network
     assert latency.e2e_from_send_s.mean > counted.e2e_mean_s
-    assert latency.ttft_from_send_s.mean <= counted.ttft_mean_s * (1 + AGREES) + quietness.waited_s
-    assert latency.e2e_from_send_s.mean <= counted.e2e_mean_s * (1 + AGREES) + quietness.waited_s
+    assert latency.ttft_from_send_s.mean <= counted.ttft_mean_s * (1 + TOLERANCE) + quietness.waited_s
+    assert latency.e2e_from_send_s.mean <= counted.e2e_mean_s * (1 + TOLERANCE) + quietness.waited_s
 
 
 @pytest.mark.usefixtures("precedence")
-def test_results_match_sglang_benchmark_client(server: CpuServer, their_turn: Turn, tmp_path: Path) -> None:
-    """Same lengths, nothing from cache, same number and rate; theirs sends Poisson arrivals, so ours does.
+def test_results_match_sglang_benchmark_client(server: CpuServer, sglang_turn: Turn, tmp_path: Path) -> None:
+    """Both clients send prompts of the same lengths at the same rate with Poisson arrivals, without cache hits.
 
-    The clients take turns. Where one and the same client does not find the same again, less is to be seen between two;
-    where it differs by more than clients may, the machine is too busy, and that half of the test is not judged.
+    The tolerance grows with the variation of each client. If a client's own medians differ by more than `TOLERANCE`,
+    the machine is too busy, and the times are not judged.
     """
     changes = {"cache_hit_rate": 0.0, "num_prefixes": 1, "arrivals": "poisson", "requests": TURN_REQUESTS}
     workload = WORKLOAD.model_copy(update=changes)
     ours, theirs = list[Medians](), list[Medians]()
     for turn in range(TURNS):
         own = bench(server, tmp_path / f"ours-{turn}", workload=workload, api="generate")
-        other = their_turn()
+        other = sglang_turn()
         assert other["completed"] == own.succeeded == TURN_REQUESTS
         assert other["total_input_tokens"] == own.input_tokens
         assert other["total_output_tokens"] == own.output_tokens
         ours.append(our_medians(own.latency))
         theirs.append({name: other[f"median_{name}_ms"] / 1e3 for name in QUANTITIES})
-    apart = [name for name in QUANTITIES if not agree([our[name] for our in ours], [their[name] for their in theirs])]
-    noisy = {name: max(scatter([item[name] for item in turns]) for turns in (ours, theirs)) for name in apart}
-    if apart and min(noisy.values()) > AGREES:
+    by_name = {name: ([our[name] for our in ours], [their[name] for their in theirs]) for name in QUANTITIES}
+    differing = [name for name, (own, other) in by_name.items() if not agree(own, other)]
+    noisy = {name: max(map(relative_range, by_name[name])) for name in differing}
+    if differing and min(noisy.values()) > TOLERANCE:
         pytest.skip(f"not judged: one client's own medians differ by {noisy}; the tokens agree")
-    assert not apart, (ours, theirs)
+    assert not differing, (ours, theirs)
 
 
 def our_medians(latency: Latency | None) -> Medians:
     assert latency is not None
     assert latency.tpot_s is not None
-    found = (latency.ttft_from_send_s.p50, latency.e2e_from_send_s.p50, latency.tpot_s.p50)
-    return dict(zip(QUANTITIES, found, strict=True))
+    values = (latency.ttft_from_send_s.p50, latency.e2e_from_send_s.p50, latency.tpot_s.p50)
+    return dict(zip(QUANTITIES, values, strict=True))
 
 
 def agree(ours: Sequence[float], theirs: Sequence[float]) -> bool:
-    """Whether the median of the differences within a turn is small, beside how far either client is from itself."""
-    apart = median(own - other for own, other in zip(ours, theirs, strict=True))
-    return abs(apart) <= (AGREES + max(scatter(ours), scatter(theirs))) * median(theirs)
+    """Return whether the median difference within a turn is small, allowing for each client's own variation."""
+    difference = median(own - other for own, other in zip(ours, theirs, strict=True))
+    return abs(difference) <= (TOLERANCE + max(relative_range(ours), relative_range(theirs))) * median(theirs)
 
 
-def scatter(values: Sequence[float]) -> float:
-    """How far a client is from itself."""
+def relative_range(values: Sequence[float]) -> float:
     return (max(values) - min(values)) / median(values)
 
 
 @pytest.fixture(scope="module")
-def their_turn(
+def sglang_turn(
     server: CpuServer, cpu_environment: Venv, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Turn]:
-    """sglang.bench_serving with token-id prompts, in one process: what it imports takes longer than a turn."""
+    """Run sglang.bench_serving with token-id prompts in one process: its imports take longer than a turn."""
     directory = tmp_path_factory.mktemp("theirs")
-    # it imports Hugging Face datasets for data sets that are not used here
+    # a stub: sglang.bench_serving imports Hugging Face datasets, which this test does not use
     (directory / "datasets.py").write_text("def load_dataset(*_args, **_options):\n    raise RuntimeError\n")
     written = directory / "theirs.jsonl"
     options = [
@@ -221,25 +221,25 @@ def their_turn(
         f"--output-file={written}",
     ]
     environment = {**os.environ, "PYTHONPATH": str(directory), "HF_HUB_OFFLINE": "1"}
-    argv = [str(cpu_environment.python), "-c", TURNS_OF_THEIRS, *options]
+    argv = [str(cpu_environment.python), "-c", SGLANG_CLIENT, *options]
     log = directory / "theirs.log"
     with (
         log.open("w") as errors,
         subprocess.Popen(argv, env=environment, stdin=PIPE, stdout=PIPE, stderr=errors, text=True) as process,
     ):
-        requests, says = process.stdin, process.stdout
-        assert requests is not None
-        assert says is not None
+        stdin, stdout = process.stdin, process.stdout
+        assert stdin is not None
+        assert stdout is not None
 
         def turn() -> dict[str, float]:
             with preferred([process.pid]):
-                print(file=requests, flush=True)
-                assert "measured\n" in says, log.read_text()[-2000:]
+                print(file=stdin, flush=True)
+                assert "measured\n" in stdout, log.read_text()[-2000:]
             measured: dict[str, float] = json.loads(written.read_text().splitlines()[-1])
             return measured
 
         try:
-            assert "imported\n" in says, log.read_text()[-2000:]  # before ours begins: it takes a core for seconds
+            assert "imported\n" in stdout, log.read_text()[-2000:]  # importing takes a core for seconds
             yield turn
         finally:
             process.kill()

@@ -1,4 +1,4 @@
-"""Traces and sessions replayed against a scripted server with a prefix cache: order, times, prompts, counts."""
+"""Replay traces and sessions against a scripted server with a prefix cache: order, times, prompts, counts."""
 
 import asyncio
 import json
@@ -43,7 +43,7 @@ def replay(script: Script, folder: Path, workload: Workload, **changes: object) 
     return only(result)
 
 
-MEASURED = slice(2, None)  # the first asks whether token ids are taken, the second is the warm-up
+MEASURED = slice(2, None)  # after the check for token ids and the warm-up
 
 
 def prompts(script: Script) -> list[list[int]]:
@@ -60,15 +60,14 @@ def at(milliseconds: float, ids: list[int], **more: object) -> dict[str, object]
     return {"timestamp": milliseconds, "hash_ids": ids, "input_length": 512 * len(ids), **more}
 
 
-def running(exchanges: list[Exchange]) -> int:
-    """The most that ran at the same time."""
+def max_concurrent(exchanges: list[Exchange]) -> int:
     ends = [(exchange.ended_s or 0.0, -1) for exchange in exchanges]
     events = sorted([(exchange.arrived_s, 1) for exchange in exchanges] + ends)
-    most = now = 0
+    maximum = now = 0
     for _, change in events:
         now += change
-        most = max(most, now)
-    return most
+        maximum = max(maximum, now)
+    return maximum
 
 
 def test_trace_keeps_arrival_times_and_shared_blocks(tmp_path: Path) -> None:
@@ -121,9 +120,9 @@ def test_session_prompt_includes_previous_response(tmp_path: Path) -> None:
 def test_concurrency_counts_sessions_not_subagents(tmp_path: Path) -> None:
     script = Script(answer=lambda _: Answer(ttft_s=0.05))
     replay(script, tmp_path, Workload(sessions=SHAPE, concurrency=1, **QUICK))
-    assert running(script.exchanges[MEASURED]) == 2  # the two subagents of the one session
+    assert max_concurrent(script.exchanges[MEASURED]) == 2  # the two subagents of the one session
     replay(script, tmp_path / "two", Workload(sessions=SHAPE, concurrency=2, **QUICK))
-    assert 2 <= running(script.exchanges[MEASURED]) <= 4
+    assert 2 <= max_concurrent(script.exchanges[MEASURED]) <= 4
 
 
 def test_responses_without_token_ids_are_replaced_and_reported(tmp_path: Path) -> None:
@@ -136,7 +135,7 @@ def test_responses_without_token_ids_are_replaced_and_reported(tmp_path: Path) -
 
 
 def test_failed_request_is_not_counted_as_replaced(tmp_path: Path) -> None:
-    """One in ten thousand made the achievable hit rate that of a load without any answer in its cache."""
+    """One such request in ten thousand once gave the achievable hit rate of a load without cached answers."""
     script = Script(prefixes=set(), answer=lambda number: Answer(status=500 if number in {5, 6} else 200))
     point = replay(script, tmp_path, Workload(sessions=SHAPE, concurrency=1, **QUICK))
     assert (point.requests - point.succeeded, point.sessions and point.sessions.drawn_share) == (2, 0.0)
@@ -154,9 +153,9 @@ def test_resume_completes_interrupted_forecast(tmp_path: Path, monkeypatch: pyte
         with monkeypatch.context() as patched:
             patched.setattr(PointForecasts, "complete", interrupted)
             cut = measure(request, lambda _text, _far: None)
-        whole = measure(replace(request, previous=cut), lambda _text, _far: None)
-    assert (cut.end_reason, whole.end_reason) == (EndReason.INTERRUPTED, EndReason.COMPLETE)
-    before, after = only(cut), only(whole)
+        resumed = measure(replace(request, previous=cut), lambda _text, _far: None)
+    assert (cut.end_reason, resumed.end_reason) == (EndReason.INTERRUPTED, EndReason.COMPLETE)
+    before, after = only(cut), only(resumed)
     assert before.cache is not None
     assert after.cache is not None
     assert (before.end_reason, before.cache.achievable_share) == (EndReason.COMPLETE, None)
@@ -181,14 +180,14 @@ def test_warmup_requests_are_not_measured(tmp_path: Path) -> None:
     assert (point.requests, point.sessions and point.sessions.warmup_requests) == (6, 4)
     assert point.server is not None
     assert point.server.prompt_tokens is not None
-    assert 5 * 512 <= point.server.prompt_tokens <= 7 * 512  # the counters are read while the load goes on
+    assert 5 * 512 <= point.server.prompt_tokens <= 7 * 512  # the counters are read during the load
     assert point.full_run is not None
     lines = (tmp_path / "result/requests-closed-1.jsonl").read_text().splitlines()
     assert [json.loads(line)["session"] for line in lines] == [f"line {number}" for number in range(5, 11)]
 
 
 def test_requests_in_flight_after_warmup_are_measured(tmp_path: Path) -> None:
-    """All that do not belong to the warm-up, which are the first that end."""
+    """The warm-up requests are the first that end; all others are measured."""
     script = Script(answer=lambda index: Answer(ttft_s=0.2 + 0.1 * (index % 8)))
     trace = mooncake(tmp_path, *(at(0, [number]) for number in range(16)))
     point = replay(script, tmp_path, Workload(trace=trace, concurrency=8, warmup_requests=3, **QUICK))
@@ -212,7 +211,7 @@ def test_unflushable_cache_gets_different_prompts_at_each_point(tmp_path: Path, 
 
 
 def test_energy_readings_do_not_delay_requests(tmp_path: Path) -> None:
-    """A reader like amd-smi takes a second."""
+    """A reading by amd-smi takes a second."""
 
     def slow() -> EnergyReading:
         time.sleep(1.0)
@@ -247,14 +246,14 @@ def test_session_prompts_are_built_just_before_sending(tmp_path: Path) -> None:
 
 
 class Forgetful(list[Any]):
-    """Keeps nothing, so that the server does not grow."""
+    """A list that stores nothing, so that the memory of the server does not grow."""
 
     def append(self, _: object) -> None:
         pass
 
 
 def test_replay_memory_per_request_is_bounded(tmp_path: Path) -> None:
-    """Chunk times are in a file; their text alone would need 3 kB a request."""
+    """Chunk times go to a file: in memory, their text alone would take 3 kB per request."""
 
     def peak(requests: int) -> int:
         nothing = Forgetful()
@@ -282,7 +281,7 @@ def test_fixed_duration_load_skips_pending_think_time(tmp_path: Path) -> None:
     point = replay(Script(), tmp_path, Workload(trace=trace, concurrency=1, duration_s=1.0, **QUICK))
     assert point.requests == 1
     assert point.cache is not None
-    assert point.cache.achievable_share == 0.0  # of the first request; of both it is half
+    assert point.cache.achievable_share == 0.0  # both requests together would give one half
     assert time.monotonic() - begin < 60
 
 
@@ -350,7 +349,7 @@ def test_shipped_session_workloads_have_multiple_turns(name: str) -> None:
 
 
 def weka(folder: Path) -> str:
-    """Two sessions of 64-token blocks, the first with a subagent."""
+    """Write two sessions of 64-token blocks, the first with a subagent."""
 
     def call(t: float, ids: list[int], **more: object) -> dict[str, object]:
         return {"t": t, "type": "s", "model": "m", "in": 64 * len(ids), "out": 8, "hash_ids": ids, **more}
@@ -375,11 +374,11 @@ def weka(folder: Path) -> str:
 @pytest.mark.parametrize(
     ("form", "api", "hits", "tokens"),
     [
-        # the second line has the block of the first, the third is the second; the last token is always computed
+        # the second line repeats the first block, the third repeats the second line; the last token is always computed
         ("mooncake", "completions", 512 + 1023, 512 + 1024 + 1024),
         # the subagent: block 1; the third: blocks 1 and 2; the last: blocks 1, 2 and 4
         ("weka", "completions", 64 + 128 + 192, 128 + 128 + 192 + 192 + 256),
-        # 0.5.14 returns the ids of an answer by its own API only
+        # 0.5.14 returns the ids of an answer only from its own API
         ("sessions", "generate", None, None),
         ("sessions", "completions", None, None),
     ],

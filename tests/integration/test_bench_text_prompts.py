@@ -1,4 +1,4 @@
-"""Prompts as text: of exactly the tokens that were asked for, at an endpoint that takes no token ids."""
+"""Prompts sent as text have exact token counts at an endpoint that accepts no token ids."""
 
 import json
 import re
@@ -28,14 +28,14 @@ PASSAGES = (("one two", 2), ("three four five", 3))
 
 
 def tokens_of(text: str) -> list[int]:
-    """A token at the beginning, one for each word of up to four letters, and one more for each further letter."""
+    """Return a first token, one token for each word of up to four letters, and one for each further letter."""
     words = re.findall(r" ?[^ ]+", text)
     return [BOS, *(sum(word.encode()) + at for word in words for at in range(max(1, len(word.strip()) - 3)))]
 
 
 @dataclass
 class TextOnly(EngineApi):
-    """An engine that takes text only, and has none of sglang's own paths."""
+    """An engine that accepts only text and has none of sglang's own paths."""
 
     status: int = 400
     counts_tokens: bool = True
@@ -105,7 +105,7 @@ def test_only_prompts_of_one_prefix_share_beginnings() -> None:
 def test_comparison_shows_different_prompt_formats(tmp_path: Path) -> None:
     result = measured(EngineApi(), tmp_path)
     text = replace(result, run=replace(result.run, endpoint=replace(result.run.endpoint, prompts_as="text")))
-    found = differing(
+    differences = differing(
         tuple(compare(one_result, None, PriceBook(user_prices={}, published=())) for one_result in (result, text))
     )
-    assert [(difference.key, difference.values) for difference in found] == [("prompts_sent_as", ("token ids", "text"))]
+    assert [(item.key, item.values) for item in differences] == [("prompts_sent_as", ("token ids", "text"))]

@@ -86,7 +86,7 @@ def test_finished_rows_are_kept_at_time_limit(tmp_path: Path, monkeypatch: pytes
     assert measured(tmp_path) == [1, 2]
 
 
-@pytest.mark.usefixtures("hears_ctrl_c")
+@pytest.mark.usefixtures("sigint_raises")
 def test_ctrl_c_ends_tuner_and_keeps_finished_rows(tmp_path: Path) -> None:
     def interrupt() -> None:
         wait_for(lambda: written(tmp_path))

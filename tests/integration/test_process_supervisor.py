@@ -314,7 +314,7 @@ def test_stale_handle_does_not_affect_current_server(start: Start) -> None:
     assert present.runtime.state(present.handle).status is Status.RUNNING
 
 
-@pytest.mark.usefixtures("hears_ctrl_c")
+@pytest.mark.usefixtures("sigint_raises")
 def test_ctrl_c_during_start_stops_server(engine: CpuEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*arguments: object, **options: object) -> subprocesses.CompletedProgram:
         signal.raise_signal(signal.SIGINT)  # handled only after the started process is known
