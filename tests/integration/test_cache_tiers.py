@@ -1,4 +1,4 @@
-"""Tiers of the KV cache on this CPU, in host memory and files: proven, kept over a restart, and their use predicted."""
+"""KV cache tiers restore tokens, survive a restart, and save as much as `deploy show` forecasts."""
 
 import json
 import os
@@ -26,14 +26,14 @@ from orchestrator.servers.group import ServerGroup
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 PROFILE, NO_TIERS = "cpu-tiny-tiers", ("flags.enable-hierarchical-cache=false", "flags.hicache-storage-backend=null")
-COSTS = "70,150,300"  # µs a token, measured on two cores of this project's machine in November 2026
-TOKENS, OWN, ROUNDS = 3500, 30, 10
+COSTS = "70,150,300"  # µs per token, measured on two cores in November 2026
+TOKENS, UNIQUE, ROUNDS = 3500, 30, 10
 COPIES = Path(__file__).parents[1] / "support/page_first_copies"
 FROM_HOST = r"(999|1 from device, 998) from host after [\d,]+"  # a busy engine frees its last page later
 
 
 class Tiered:
-    """A home with the environments and the checkpoint of another one, and `deploy` in it."""
+    """Run `deploy` in a home with the environments and the checkpoint of another home."""
 
     def __init__(self, folder: Path, other: Home) -> None:
         home = Home(add_profiles(folder / "home"))
@@ -45,13 +45,13 @@ class Tiered:
 
     def up(self, name: str, *settings: str) -> None:
         files = f"env.SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR={self.storage}"
-        chosen = [f"--set={setting}" for setting in (*settings, files, f"server.port={self.ports[name]}")]
-        ended = self.deploy.run("up", PROFILE, "--name", name, "--set=timeouts.progress_deadline=600", *chosen)
-        assert ended.returncode == 0, ended.stderr
+        arguments = [f"--set={setting}" for setting in (*settings, files, f"server.port={self.ports[name]}")]
+        result = self.deploy.run("up", PROFILE, "--name", name, "--set=timeouts.progress_deadline=600", *arguments)
+        assert result.returncode == 0, result.stderr
 
     def smoke(self, *words: str) -> dict[str, dict[str, Any]]:
-        ended = self.deploy.run("smoke", *words, "--json")
-        return {check["name"]: check for check in json.loads(ended.stdout)["checks"]}
+        result = self.deploy.run("smoke", *words, "--json")
+        return {check["name"]: check for check in json.loads(result.stdout)["checks"]}
 
     def url(self, name: str) -> str:
         return f"http://127.0.0.1:{self.ports[name]}"
@@ -61,34 +61,34 @@ class Tiered:
         answer = httpx.post(f"{self.url(name)}/generate", json=body, timeout=TIMEOUT, trust_env=False).json()
         return answer["output_ids"], answer["meta_info"]["cached_tokens_details"] or {}
 
-    def cpu(self, name: str) -> float:
-        """The CPU seconds of all its processes so far, which neighbors of the test do not change."""
+    def cpu_seconds(self, name: str) -> float:
+        """Return the CPU seconds of a server's processes; other programs do not affect them."""
         [server] = self.runtime.find(name)
         stats = [Path(f"/proc/{process.pid}/stat").read_text() for process in processes_in(Path(server.run_dir))]
         ticks = sum(sum(map(int, text.rpartition(")")[2].split()[11:13])) for text in stats)  # utime, stime
         return ticks / os.sysconf("SC_CLK_TCK")
 
     def idle_cpu(self, name: str) -> float:
-        """The same, once it writes nothing more into its files."""
-        seen = [self.cpu(name)]
+        """Return the CPU seconds once the server no longer writes files."""
+        samples = [self.cpu_seconds(name)]
 
         def is_idle() -> bool:
             time.sleep(1)
-            seen.append(self.cpu(name))
-            return seen[-1] - seen[-2] < 0.05
+            samples.append(self.cpu_seconds(name))
+            return samples[-1] - samples[-2] < 0.05
 
         wait_for(is_idle)
-        return seen[-1]
+        return samples[-1]
 
-    def predicted(self, tmp_path: Path, *, shared: float, prefixes: int) -> dict[str, Any]:
+    def forecast(self, tmp_path: Path, *, shared: float, prefixes: int) -> dict[str, Any]:
         workload = tmp_path / "home/profiles/workloads/of-the-test.yaml"
         workload.parent.mkdir(exist_ok=True)
         workload.write_text(
             f"input_tokens: {TOKENS}\noutput_tokens: 8\ncache_hit_rate: {shared}\nnum_prefixes: {prefixes}\n"
             "load: closed\nconcurrency: 1\nrequests: 10\n"
         )
-        shown = ("--capacity", "--tier-costs", COSTS, "--set", "workload=of-the-test", "--json")
-        return dict(json.loads(self.deploy.run("show", PROFILE, *shown).stdout)["outlook"])
+        arguments = ("--capacity", "--tier-costs", COSTS, "--set", "workload=of-the-test", "--json")
+        return dict(json.loads(self.deploy.run("show", PROFILE, *arguments).stdout)["outlook"])
 
 
 @pytest.fixture
@@ -104,31 +104,31 @@ def tiered(cpu_engine: CpuEngine, tmp_path: Path) -> Iterator[Tiered]:
 
 def test_cache_tiers_survive_restart_and_help_as_predicted(tiered: Tiered, tmp_path: Path) -> None:
     tiered.up("tiers")
-    dice = random.Random(7)
-    prompt = dice.choices(range(100, 500), k=1000)
+    rng = random.Random(7)
+    prompt = rng.choices(range(100, 500), k=1000)
     answer, _ = tiered.generate("tiers", prompt)
-    found = tiered.smoke("tiers")["cache tiers"]
-    assert found["verdict"] == "passed", found
-    assert re.match(FROM_HOST, found["evidence"]), found
+    check = tiered.smoke("tiers")["cache tiers"]
+    assert check["verdict"] == "passed", check
+    assert re.match(FROM_HOST, check["evidence"]), check
 
     assert tiered.deploy.run("restart", "tiers").returncode == 0
-    again, cached = tiered.generate("tiers", prompt)
-    assert again == answer
+    repeated, cached = tiered.generate("tiers", prompt)
+    assert repeated == answer
     # The first token is on the device already if a prompt of the smoke test began with it.
     assert sum(cached.get(source, 0) for source in ("device", "host", "storage")) == 999
     assert cached["storage"] >= 998
 
-    tiered.up("none", *NO_TIERS)
-    claimed = tiered.smoke(tiered.url("none"), "--profile", PROFILE)["cache tiers"]  # its tiers are off, silently
-    assert claimed["verdict"] == "failed"
-    assert "from host expected" in claimed["evidence"]
+    tiered.up("none", *NO_TIERS)  # the profile below has tiers
+    without_tiers = tiered.smoke(tiered.url("none"), "--profile", PROFILE)["cache tiers"]
+    assert without_tiers["verdict"] == "failed"
+    assert "from host expected" in without_tiers["evidence"]
 
-    # Six prefixes come back from the host; prompts that share nothing are only stored. Each server gets the same.
-    prefixes = [dice.choices(range(100, 500), k=TOKENS - OWN) for _ in range(6)]
-    apart = tiered.predicted(tmp_path, shared=0.99, prefixes=6)
-    new = tiered.predicted(tmp_path, shared=0.0, prefixes=1)
-    assert (apart["helps"], new["helps"]) == (True, False)
-    assert new["saved_us"] < 0 < apart["saved_us"]
+    # The host returns six prefixes; prompts that share nothing are only stored. Both servers get the same prompts.
+    prefixes = [rng.choices(range(100, 500), k=TOKENS - UNIQUE) for _ in range(6)]
+    shared_prefixes = tiered.forecast(tmp_path, shared=0.99, prefixes=6)
+    unshared = tiered.forecast(tmp_path, shared=0.0, prefixes=1)
+    assert (shared_prefixes["helps"], unshared["helps"]) == (True, False)
+    assert unshared["saved_us"] < 0 < shared_prefixes["saved_us"]
     for name in tiered.ports:
         for prefix in prefixes:
             tiered.generate(name, prefix)
@@ -136,11 +136,11 @@ def test_cache_tiers_survive_restart_and_help_as_predicted(tiered: Tiered, tmp_p
         before = {name: tiered.idle_cpu(name) for name in tiered.ports}
         sources = dict.fromkeys(tiered.ports, 0)
         for turn in range(ROUNDS):
-            body = used[turn % len(used)] if used else dice.choices(range(100, 500), k=TOKENS - OWN)
-            asked = [*body, *dice.choices(range(100, 500), k=OWN)]
+            body = used[turn % len(used)] if used else rng.choices(range(100, 500), k=TOKENS - UNIQUE)
+            full_prompt = [*body, *rng.choices(range(100, 500), k=UNIQUE)]
             answers = []
             for name in tiered.ports:
-                ids, cached = tiered.generate(name, asked)
+                ids, cached = tiered.generate(name, full_prompt)
                 sources[name] += cached.get("host", 0)
                 answers.append(ids)
             assert all(one == other for one, other in pairwise(answers))
@@ -152,7 +152,7 @@ def test_cache_tiers_survive_restart_and_help_as_predicted(tiered: Tiered, tmp_p
 
 @contextmanager
 def mooncake_master(python: Path, log: Path) -> Iterator[str]:
-    """The address of Mooncake's real master; the server itself lends the memory of the store."""
+    """Run Mooncake's real master and return its address; the server provides the store's memory."""
     address, admin = f"127.0.0.1:{free_port()}", free_port()
     [program] = python.parents[1].glob("lib/*/site-packages/mooncake/mooncake_master")
     argv = [str(program), "--rpc_address=127.0.0.1", f"--rpc_port={address.split(':')[1]}"]
@@ -180,9 +180,9 @@ def test_mooncake_store_restores_evicted_tokens(tiered: Tiered, cpu_engine: CpuE
         tiered.up("tiers", *layout, *(f"env.{name}={value}" for name, value in env.items()))
         prompt = random.Random(7).choices(range(100, 500), k=1000)
         answer, _ = tiered.generate("tiers", prompt)
-        found = tiered.smoke("tiers")["cache tiers"]
-        assert found["verdict"] == "passed", found
-        assert re.fullmatch(rf"{FROM_HOST} other tokens; 999 from storage.*", found["evidence"]), found
-        again, cached = tiered.generate("tiers", prompt)  # the smoke test has flushed device and host
-        assert (again, cached.get("storage"), cached.get("storage_backend")) == (answer, 999, "MooncakeStore")
+        check = tiered.smoke("tiers")["cache tiers"]
+        assert check["verdict"] == "passed", check
+        assert re.fullmatch(rf"{FROM_HOST} other tokens; 999 from storage.*", check["evidence"]), check
+        repeated, cached = tiered.generate("tiers", prompt)  # the smoke test has flushed device and host
+        assert (repeated, cached.get("storage"), cached.get("storage_backend")) == (answer, 999, "MooncakeStore")
         assert tiered.deploy.run("down", "tiers").returncode == 0

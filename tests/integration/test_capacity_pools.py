@@ -1,7 +1,7 @@
-"""The capacity that is computed beforehand, against the pools that real sglang 0.5.14 makes on this machine's CPU.
+"""Compare the computed KV cache capacity with the pools that real sglang 0.5.14 allocates on a CPU.
 
-A CPU's share of memory is the machine's at that moment: compared is what sglang makes of the bytes that were left, and
-what its pools take. GPUs are compared in tests/unit/plan/test_capacity_fit.py, by their logs, and in tests/gpu.
+The free memory of a CPU varies, so the tests compare what sglang derives from the free bytes and the size of its
+pools. tests/unit/plan/test_capacity_fit.py compares GPUs by their logs; tests/gpu runs on GPUs.
 """
 
 import json
@@ -49,11 +49,11 @@ WINDOWS = {
         "beta_slow": 1.0, "truncate": False},
 }  # fmt: skip
 WINDOWED = ("layers=4", "kv_cache.head_dim=32", "kv_cache.sliding_window=128", "kv_cache.sliding_layers=3")
-TRITON = "attention-backend=triton"  # of those that it asks for, one that can be named here
+TRITON = "attention-backend=triton"  # gpt-oss accepts few backends; a CPU accepts this one
 DRAFTS = ("speculative-algorithm=EAGLE", "speculative-num-steps=5", "speculative-eagle-topk=1",
           "speculative-num-draft-tokens=6", "max-running-requests=4")  # fmt: skip
 
-# config.json, what the model's file says of it, and the flags
+# config.json, the keys of the model entry, and the flags
 CASES = {
     "gqa": (LLAMA, (), ("max-total-tokens=1000000",)),
     "mha-fp8": (
@@ -91,13 +91,13 @@ def computed(name: str) -> KvCache:
 
 @pytest.fixture(scope="module")
 def real(cpu_environment: Venv, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, object]]:
-    """What sglang made of each case."""
+    """Return the pools that sglang allocated for each case."""
     folder = tmp_path_factory.mktemp("pools")
-    asked = {
+    cases = {
         name: (config, [word for flag in flags for word in ("--" + flag).split("=")])
         for name, (config, _, flags) in CASES.items()
     }
-    program = Program(program=str(SCRIPT), argv=(str(folder),), stdin=json.dumps(asked))
+    program = Program(program=str(SCRIPT), argv=(str(folder),), stdin=json.dumps(cases))
     done = run_forked(cpu_environment.python, {"": program}, {**os.environ, "SGLANG_USE_CPU_ENGINE": "1"})[""]
     assert done.returncode == 0, done.stderr[-3000:]
     return {name: json.loads((folder / f"{name}.json").read_text()) for name in CASES}
@@ -107,19 +107,19 @@ def real(cpu_environment: Venv, tmp_path_factory: pytest.TempPathFactory) -> dic
 def test_computed_tokens_and_bytes_match_sglang_pools(real: dict[str, dict[str, object]], name: str) -> None:
     logged, cache = real[name], computed(name)
     assert "raised" not in logged, logged
-    # what sglang makes of the memory that was left, to the token
+    # the tokens that fit into the free memory
     assert logged["fitting"] == logged["available"] // cache.token_bytes // cache.page * cache.page  # type: ignore[operator]
-    # what was asked for, in whole pages
+    # the requested tokens, in whole pages
     assert logged["tokens"] == cache.tokens
     assert logged["window_tokens"] == cache.window_tokens
-    # what its pools take: a page more than the tokens
+    # the pools have one page more than the tokens
     pools = logged["pools"]
     assert isinstance(pools, list)
     assert sum(pools) == pytest.approx(cache.actual_token_bytes * (int(cache.tokens or 0) + cache.page), rel=1e-3)
 
 
 def test_computed_kv_cache_size_matches_log_line(real: dict[str, dict[str, object]]) -> None:
-    """The line of the log, in GiB with two digits: what people compare."""
+    """Users compare this log line, which has GiB with two digits."""
     cache = computed("gqa")
     line = next(line for line in real["gqa"]["lines"] if line.startswith("KV Cache is allocated"))  # type: ignore[attr-defined]
     match = re.search(r"#tokens: ([0-9]+), K size: ([0-9.]+) GB, V size: ([0-9.]+) GB", line)

@@ -1,4 +1,4 @@
-"""What the computation of a capacity takes from sglang's sources, asked of the wheels' own text, version by version."""
+"""Compare the capacity formulas with the sources in sglang's wheels, version by version."""
 
 import ast
 import re
@@ -17,7 +17,7 @@ VERSIONS = ("0.5.14", "0.5.16", "0.5.17", "0.5.19", "0.5.23")
 
 
 def functions(version: str, name: str) -> Iterator[str]:
-    """The code of every function of that name in a wheel, its comments and line breaks gone."""
+    """Yield the code of every function with this name in a wheel, without comments and line breaks."""
     with zipfile.ZipFile(wheel(version)) as archive:
         for path in archive.namelist():
             if not re.match(r"sglang/srt/(model_executor|mem_cache|arg_groups|server_args)", path):
@@ -37,8 +37,8 @@ def test_kv_cache_size_follows_mem_fraction(version: str) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_kv_cache_bytes_per_token_formula_matches_sources(version: str) -> None:
-    """From 0.5.17 on a token is reckoned as its pool takes it, scales included."""
-    code = next(found for found in functions(version, "_compute_cell_size") if "kv_lora_rank" in found)
+    """Since 0.5.17, the bytes of a token include the scales that its pool stores."""
+    code = next(text for text in functions(version, "_compute_cell_size") if "kv_lora_rank" in text)
     counts = Version(version) >= memory._COUNTS_SCALES
     assert ("calculate_mla_kv_cache_dim(" in code) == counts
     assert ("model_config.kv_lora_rank + model_config.qk_rope_head_dim) * " in code.split("if is_float4")[0]) != counts

@@ -1,4 +1,4 @@
-"""What is found in a directory of packages: the sources of aiter count only where they lie beside those of sglang."""
+"""In a directory of packages, the sources of aiter count only next to those of sglang."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from orchestrator.images.patch_check import SourceChecker
 
 @pytest.fixture
 def packages(tmp_path: Path) -> Path:
-    """Two directories with sglang, `site` with an aiter that reads a tuned table, `single_file` without any."""
+    """Create `site` with sglang and an aiter that reads a tuned table, and `alone` with sglang only."""
     for module in ("site/sglang/srt/__init__.py", "alone/sglang/srt/__init__.py", "site/aiter/__init__.py"):
         (tmp_path / module).parent.mkdir(parents=True)
         (tmp_path / module).touch()
@@ -18,8 +18,8 @@ def packages(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("given", "state"), [("site/sglang", "needed"), ("alone/sglang", "not applicable")])
-def test_kernel_table_patch_is_needed_only_next_to_aiter(packages: Path, given: str, state: str) -> None:
-    found = {patch.id: patch.state for patch in SourceChecker.of_ledger().check_directory(packages / given)}
+@pytest.mark.parametrize(("package", "state"), [("site/sglang", "needed"), ("alone/sglang", "not applicable")])
+def test_kernel_table_patch_is_needed_only_next_to_aiter(packages: Path, package: str, state: str) -> None:
+    states = {patch.id: patch.state for patch in SourceChecker.of_ledger().check_directory(packages / package)}
 
-    assert found["aiter-fp4-moe-table"] == state
+    assert states["aiter-fp4-moe-table"] == state

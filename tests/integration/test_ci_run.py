@@ -1,4 +1,4 @@
-"""`.ci/run`: failed tests run once more, alone; everything else that fails ends the run."""
+"""`.ci/run` runs failed tests rerun, alone; any other failure ends the run."""
 
 import json
 import os
@@ -21,13 +21,13 @@ def test_passes():
 """
 
 
-def ci_run(tmp_path: Path, *, whole: str, again: str = "exit 9") -> subprocess.CompletedProcess[str]:
+def ci_run(tmp_path: Path, *, full: str, rerun: str = "exit 9") -> subprocess.CompletedProcess[str]:
     """Run a copy of the script with a `make` whose targets are these shell lines."""
     (tmp_path / ".ci").mkdir()
     shutil.copy2(data_root() / ".ci" / "run", tmp_path / ".ci" / "run")
     programs = {
         tmp_path / ".ci" / "packages": "exit 0",
-        tmp_path / "bin" / "make": f"case $1 in test-all) {whole};; test-failed) {again};; *) exit 8;; esac",
+        tmp_path / "bin" / "make": f"case $1 in test-all) {full};; test-failed) {rerun};; *) exit 8;; esac",
     }
     for path, line in programs.items():
         path.parent.mkdir(exist_ok=True)
@@ -41,7 +41,7 @@ FAILED = """mkdir -p .pytest_cache/v/tests; echo '["one::test"]' >.pytest_cache/
 
 
 @pytest.mark.parametrize(
-    ("whole", "again", "code", "last"),
+    ("full", "rerun", "code", "last"),
     [
         ("exit 0", "exit 9", 0, ""),
         ("exit 2", "exit 0", 2, ""),
@@ -50,16 +50,16 @@ FAILED = """mkdir -p .pytest_cache/v/tests; echo '["one::test"]' >.pytest_cache/
     ],
     ids=["passed", "no test failed", "flaky", "failed twice"],
 )
-def test_only_failed_tests_are_rerun(tmp_path: Path, whole: str, again: str, code: int, last: str) -> None:
-    ended = ci_run(tmp_path, whole=whole, again=again)
-    assert (ended.returncode, ended.stdout.strip()) == (code, last)
+def test_only_failed_tests_are_rerun(tmp_path: Path, full: str, rerun: str, code: int, last: str) -> None:
+    result = ci_run(tmp_path, full=full, rerun=rerun)
+    assert (result.returncode, result.stdout.strip()) == (code, last)
 
 
 def test_failed_list_of_earlier_run_is_ignored(tmp_path: Path) -> None:
     failed = tmp_path / ".pytest_cache" / "v" / "tests" / "failed"
     failed.parent.mkdir(parents=True)
     failed.write_text("[]")
-    assert ci_run(tmp_path, whole="exit 2", again="exit 0").returncode == 2
+    assert ci_run(tmp_path, full="exit 2", rerun="exit 0").returncode == 2
 
 
 def test_run_records_failed_tests(tmp_path: Path) -> None:
@@ -67,6 +67,6 @@ def test_run_records_failed_tests(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "pytest", "-p", "conftest", "-c", os.devnull, "--rootdir", str(tmp_path)]
     argv += ["-o", f"cache_dir={tmp_path / 'cache'}", "--numprocesses", "2", str(tmp_path)]
     environ = {**os.environ, "PYTHONPATH": f"{TESTS}:{TESTS / 'support'}"}
-    ended = subprocess.run(argv, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
-    assert ended.returncode == 1, ended.stdout + ended.stderr
+    result = subprocess.run(argv, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    assert result.returncode == 1, result.stdout + result.stderr
     assert json.loads((tmp_path / "cache" / "v" / "tests" / "failed").read_text()) == ["test_one.py::test_fails"]

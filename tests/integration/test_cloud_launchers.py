@@ -1,4 +1,4 @@
-"""What rents a machine, read by the brokers' own validators."""
+"""The validators of SkyPilot and dstack accept the rendered files."""
 
 import subprocess
 from pathlib import Path
@@ -31,16 +31,16 @@ BROKERS = {"skypilot": ("skypilot==0.14.1", SKYPILOT), "dstack": ("dstack==0.22.
 
 
 def interpreter(package: str) -> Path:
-    """Of an environment with that package, made once for all runs; skipped aloud without a package index."""
+    """Return the Python of an environment with this package, built once; skip the test without a package index."""
     python = CACHE / package / "bin/python"
     if not (done := CACHE / package / "done").exists():
         for command in (
             ["venv", "--quiet", "--clear", "--python", "3.11", CACHE / package],
             ["pip", "install", "--quiet", "--python", python, package],
         ):
-            made = subprocess.run([uv.find_uv_bin(), *map(str, command)], capture_output=True, text=True, check=False)
-            if made.returncode:
-                pytest.skip(f"no {package}: {made.stderr.strip()[-200:]}")
+            installed = subprocess.run([uv.find_uv_bin(), *map(str, command)], capture_output=True, text=True, check=False)
+            if installed.returncode:
+                pytest.skip(f"no {package}: {installed.stderr.strip()[-200:]}")
         done.touch()
     return python
 
@@ -58,12 +58,12 @@ def test_launcher_accepts_rendered_files_of_every_profile(broker: str, tmp_path:
         done = CliRunner().invoke(app, words)
         assert done.exit_code == 0, done.output
     files = sorted(map(str, tmp_path.rglob("*.y*ml")))
-    read = subprocess.run([python, "-c", script, *files], capture_output=True, text=True, check=False, timeout=TIMEOUT)
-    assert read.returncode == 0, read.stderr[-2000:]
-    assert len(read.stdout.splitlines()) == len(files) == {"skypilot": 2, "dstack": 3}[broker] * len(rented)
-    assert "MI355X" in read.stdout
+    result = subprocess.run([python, "-c", script, *files], capture_output=True, text=True, check=False, timeout=TIMEOUT)
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert len(result.stdout.splitlines()) == len(files) == {"skypilot": 2, "dstack": 3}[broker] * len(rented)
+    assert "MI355X" in result.stdout
 
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text(Path(files[0]).read_text().replace("name:", "nome:", 1))
-    refused = subprocess.run([python, "-c", script, str(wrong)], capture_output=True, text=True, check=False)
-    assert refused.returncode != 0  # the validator does look
+    rejected = subprocess.run([python, "-c", script, str(wrong)], capture_output=True, text=True, check=False)
+    assert rejected.returncode != 0  # the script really validates

@@ -1,4 +1,4 @@
-"""How often a cluster is asked, and what is told of one that does not answer: with a kubectl that is a script."""
+"""Check how often a cluster is queried and how an outage is reported, with a script as kubectl."""
 
 import json
 from collections.abc import Iterator
@@ -14,9 +14,9 @@ from orchestrator.runtimes.kubernetes.kubectl import Cluster
 from orchestrator.runtimes.kubernetes.runtime import KubernetesRuntime
 
 SERVERS = 50
-# It notes what it is asked; the cluster `gone` does not answer, the other one while there is no file `silent`.
+# Logs its arguments. The context `gone` never answers; others answer unless a file `silent` exists.
 KUBECTL = """#!/bin/sh
-cd "$(dirname "$0")" && echo "$@" >> asked
+cd "$(dirname "$0")" && echo "$@" >> calls
 case "$* $(ls)" in *"context gone"*|*silent*) echo "Unable to connect to the server: i/o timeout" >&2; exit 1 ;; esac
 cat answer.json
 """
@@ -24,7 +24,7 @@ cat answer.json
 
 @pytest.fixture
 def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of the script, which knows fifty servers that run."""
+    """Create the script, which reports fifty running servers, and return its folder."""
     folder = tmp_path / "bin"
     folder.mkdir()
     (folder / "kubectl").write_text(KUBECTL)
@@ -32,25 +32,25 @@ def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     items = [obj for number in range(SERVERS) for obj in server(number)]
     (folder / "answer.json").write_text(json.dumps({"items": items}))
     monkeypatch.setenv("PATH", str(folder), prepend=":")
-    monkeypatch.setattr(observations, "_FRESH", 0.0)  # whatever was seen is old
+    monkeypatch.setattr(observations, "_FRESH", 0.0)  # no observation is fresh
     return folder
 
 
 def server(number: int) -> Iterator[dict[str, object]]:
     annotations = {"deploy.plan": "0", "deploy.profile": "p", "deploy.url": "http://x:1"}
-    about = {
+    metadata = {
         "labels": {"deploy.name": f"s{number}"},
         "annotations": annotations,
         "creationTimestamp": "2026-11-22T10:00:00Z",
     }
     running = {"name": "server", "restartCount": 0, "state": {"running": {"startedAt": "2026-11-22T10:00:00Z"}}}
-    yield {"kind": "Deployment", "metadata": {**about, "uid": f"u{number}"}, "spec": {"replicas": 1}}
-    pod = {"kind": "Pod", "metadata": {**about, "name": f"p{number}", "uid": f"v{number}"}, "spec": {"nodeName": "n"}}
+    yield {"kind": "Deployment", "metadata": {**metadata, "uid": f"u{number}"}, "spec": {"replicas": 1}}
+    pod = {"kind": "Pod", "metadata": {**metadata, "name": f"p{number}", "uid": f"v{number}"}, "spec": {"nodeName": "n"}}
     yield {**pod, "status": {"phase": "Running", "containerStatuses": [running]}}
 
 
 def home_with(folder: Path, *contexts: str | None) -> Home:
-    """From which a server was started in each of these clusters."""
+    """Return a home from which a server was started in each of these clusters."""
     home = Home(folder / "home")
     for context in contexts:
         run = home.runs / f"in-{context or 'current'}" / "20261122T000000Z-00000000"
@@ -60,17 +60,17 @@ def home_with(folder: Path, *contexts: str | None) -> Home:
     return home
 
 
-def asked(kubectl: Path) -> int:
-    return len((kubectl / "asked").read_text().splitlines())
+def count_calls(kubectl: Path) -> int:
+    return len((kubectl / "calls").read_text().splitlines())
 
 
 def test_listing_servers_queries_cluster_once(kubectl: Path, tmp_path: Path) -> None:
     runtime = KubernetesRuntime(home_with(tmp_path, None))
     units = runtime.find()
     assert [unit.state.status for unit in units] == [Status.RUNNING] * SERVERS
-    assert asked(kubectl) == 1
+    assert count_calls(kubectl) == 1
     runtime.state(units[0])
-    assert asked(kubectl) == 2
+    assert count_calls(kubectl) == 2
 
 
 def test_unreachable_cluster_does_not_hide_others(kubectl: Path, tmp_path: Path) -> None:
@@ -78,11 +78,11 @@ def test_unreachable_cluster_does_not_hide_others(kubectl: Path, tmp_path: Path)
     with pytest.raises(PartialResultError, match="the cluster of context `gone` does not answer") as caught:
         runtime.find()
     assert len(caught.value.units) == SERVERS
-    assert asked(kubectl) == 2
+    assert count_calls(kubectl) == 2
 
 
 @pytest.mark.parametrize(
-    ("stderr", "words"),
+    ("stderr", "message"),
     [
         ('Get "https://127.0.0.1:1/api/v1/pods": read tcp 127.0.0.1:2->127.0.0.1:1: read: reset', "does not answer"),
         (
@@ -91,9 +91,9 @@ def test_unreachable_cluster_does_not_hide_others(kubectl: Path, tmp_path: Path)
         ),
     ],
 )
-def test_broken_connection_is_distinguished_from_rejected_request(kubectl: Path, stderr: str, words: str) -> None:
+def test_broken_connection_is_distinguished_from_rejected_request(kubectl: Path, stderr: str, message: str) -> None:
     (kubectl / "kubectl").write_text(f"#!/bin/sh\necho '{stderr}' >&2\nexit 1\n")
-    with pytest.raises(HostError, match=words):
+    with pytest.raises(HostError, match=message):
         Cluster("", "default").json("get", "deployments,pods")
 
 

@@ -1,4 +1,4 @@
-"""What goes wrong in Docker, each with the real daemon: the cause is named, and nothing is left behind."""
+"""Docker errors of a real daemon name the cause and leave no container."""
 
 import multiprocessing
 import os
@@ -35,40 +35,40 @@ SLEEP = ("sleep", "600")
 
 
 def containers(engine: DockerEngine, name: str) -> list[str]:
-    """The states of the containers of a server, running or not, as the docker command sees them."""
+    """Return the states of all containers of a server, as the docker command reports them."""
     command = ["docker", "ps", "--all", "--filter", f"label=deploy.name={engine.name(name)}", "--format", "{{.State}}"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
 
-def needing(artifacts: Artifacts, **needs: object) -> Artifacts:
+def with_requirements(artifacts: Artifacts, **needs: object) -> Artifacts:
     spec = spec_of(artifacts)
     changed: ContainerRequirements = replace(spec.needs, **needs)  # type: ignore[arg-type]
     return replace(artifacts, spec=replace(spec, needs=changed))
 
 
-def refused(engine: DockerEngine, artifacts: Artifacts, kind: type[DeployError]) -> DeployError:
-    """Start what cannot be started; the error, once it is sure that no container stayed."""
+def start_error(engine: DockerEngine, artifacts: Artifacts, kind: type[DeployError]) -> DeployError:
+    """Start a server that must fail; return the error after checking that no container remains."""
     with pytest.raises(kind) as caught:
-        engine.start("refused", artifacts)
-    assert containers(engine, "refused") == []
+        engine.start("failed", artifacts)
+    assert containers(engine, "failed") == []
     return caught.value
 
 
 def test_missing_device_is_reported(docker_engine: DockerEngine) -> None:
-    artifacts = needing(docker_engine.artifacts(argv=SLEEP), devices=("/dev/no-such-gpu",))
-    assert refused(docker_engine, artifacts, HostError).message == "this host has no device `/dev/no-such-gpu`"
+    artifacts = with_requirements(docker_engine.artifacts(argv=SLEEP), devices=("/dev/no-such-gpu",))
+    assert start_error(docker_engine, artifacts, HostError).message == "this host has no device `/dev/no-such-gpu`"
 
 
 def test_forbidden_ulimit_is_reported(docker_engine: DockerEngine) -> None:
-    beyond = Ulimit(name="nofile", soft=2**31 - 1, hard=2**31 - 1)  # above the kernel's fs.nr_open, for root too
-    error = refused(docker_engine, needing(docker_engine.artifacts(argv=SLEEP), ulimits=(beyond,)), StartError)
+    too_high = Ulimit(name="nofile", soft=2**31 - 1, hard=2**31 - 1)  # above fs.nr_open, which limits root too
+    error = start_error(docker_engine, with_requirements(docker_engine.artifacts(argv=SLEEP), ulimits=(too_high,)), StartError)
     assert "error setting rlimit" in error.details
 
 
 def test_port_used_by_process_is_reported(docker_engine: DockerEngine) -> None:
     artifacts = docker_engine.artifacts(argv=SLEEP)
     with socket.create_server(("127.0.0.1", artifacts.plan.server.port)):
-        error = refused(docker_engine, artifacts, HostError)
+        error = start_error(docker_engine, artifacts, HostError)
     assert error.message.startswith(f"port {artifacts.plan.server.port} is in use by ")
     assert f"(pid {os.getpid()})" in error.message
 
@@ -76,7 +76,7 @@ def test_port_used_by_process_is_reported(docker_engine: DockerEngine) -> None:
 def test_port_used_by_container_is_reported(docker_engine: DockerEngine) -> None:
     artifacts = docker_engine.artifacts(argv=SLEEP)
     holder = docker_engine.start("holder", artifacts)
-    error = refused(docker_engine, artifacts, HostError)
+    error = start_error(docker_engine, artifacts, HostError)
     assert f"is in use by container `deploy-{holder.handle.name}`" in error.message
 
 
@@ -84,7 +84,7 @@ def test_missing_checkpoint_is_reported(docker_engine: DockerEngine) -> None:
     artifacts = docker_engine.artifacts(argv=SLEEP)
     spec = spec_of(artifacts)
     moved = replace(spec, mounts=(replace(spec.mounts[0], source="/no/such/checkpoint"),))
-    error = refused(docker_engine, replace(artifacts, spec=moved), StartError)
+    error = start_error(docker_engine, replace(artifacts, spec=moved), StartError)
     assert "bind source path does not exist: /no/such/checkpoint" in error.details
 
 
@@ -92,7 +92,7 @@ def test_missing_image_is_reported(docker_engine: DockerEngine) -> None:
     artifacts = docker_engine.artifacts(argv=SLEEP)
     spec = spec_of(artifacts)
     missing = replace(artifacts, spec=replace(spec, image="deploy/never-built:1"))
-    assert "deploy/never-built:1" in refused(docker_engine, missing, StartError).message
+    assert "deploy/never-built:1" in start_error(docker_engine, missing, StartError).message
 
 
 def test_unreachable_daemon_is_reported(tmp_path: Path) -> None:
@@ -102,20 +102,20 @@ def test_unreachable_daemon_is_reported(tmp_path: Path) -> None:
 
 
 def test_concurrent_starts_create_one_server(docker_engine: DockerEngine) -> None:
-    artifacts, ends = docker_engine.artifacts(argv=SLEEP), list[object]()
+    artifacts, results = docker_engine.artifacts(argv=SLEEP), list[object]()
 
     def start() -> None:
         try:
-            ends.append(docker_engine.start("twice", artifacts))
+            results.append(docker_engine.start("twice", artifacts))
         except DeployError as error:
-            ends.append(error)
+            results.append(error)
 
     threads = [threading.Thread(target=start) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert {type(end) for end in ends} == {CpuServer, NameTakenError}
+    assert {type(result) for result in results} == {CpuServer, NameTakenError}
     assert containers(docker_engine, "twice") == ["running"]
 
 
@@ -129,7 +129,7 @@ def test_externally_removed_container_is_not_found(docker_engine: DockerEngine) 
 
 
 def _start_and_hang(engine: DockerEngine, artifacts: Artifacts) -> None:
-    """Start up to the moment before the container runs."""
+    """Start a server, but hang before its container runs."""
     from docker.models.containers import Container
 
     Container.start = lambda *_, **__: time.sleep(600)  # type: ignore[method-assign, assignment, misc]
@@ -138,7 +138,7 @@ def _start_and_hang(engine: DockerEngine, artifacts: Artifacts) -> None:
 
 @pytest.fixture
 def killed_start(docker_engine: DockerEngine) -> Iterator[Artifacts]:
-    """A start whose process was killed between `create` and `start`."""
+    """Kill a start between `create` and `start`, and return its artifacts."""
     artifacts = docker_engine.artifacts(argv=SLEEP)
     starter = multiprocessing.get_context("fork").Process(target=_start_and_hang, args=(docker_engine, artifacts))
     name = docker_engine.name("killed")
@@ -146,7 +146,7 @@ def killed_start(docker_engine: DockerEngine) -> Iterator[Artifacts]:
     with closing(DockerRuntime(docker_engine.home)) as runtime:
         try:
             wait_for(lambda: containers(docker_engine, "killed") == ["created"])
-            with pytest.raises(NameTakenError):  # it may yet finish what it has begun
+            with pytest.raises(NameTakenError):  # the first start may still finish
                 runtime.start(artifacts, name=name, run_dir=Path("/tmp"), secrets={})
         finally:
             starter.kill()
@@ -174,60 +174,60 @@ def test_killed_start_is_listed_and_can_be_stopped(docker_engine: DockerEngine) 
 KILLS = 5
 
 
-def _start_and_say(engine: DockerEngine, artifacts: Artifacts) -> None:
+def _start_and_ignore_errors(engine: DockerEngine, artifacts: Artifacts) -> None:
     with suppress(KeyboardInterrupt, DeployError):
-        engine.start("struck", artifacts)
+        engine.start("random", artifacts)
 
 
 def settled(engine: DockerEngine, name: str) -> list[str]:
-    """Its containers, once the daemon has done what it was last asked for: whoever asked may be dead."""
-    before, left = [""], containers(engine, name)
-    while left != before:
+    """Return the container states once they no longer change: the daemon may finish a killed client's request."""
+    previous, states = [""], containers(engine, name)
+    while states != previous:
         time.sleep(0.4)
-        before, left = left, containers(engine, name)
-    return left
+        previous, states = states, containers(engine, name)
+    return states
 
 
 def test_randomly_killed_start_can_be_stopped_or_replaced(docker_engine: DockerEngine) -> None:
-    """Whatever it was at, `down` finds what it has made, or the next start does; its ports and secrets are free."""
-    artifacts, dice = docker_engine.artifacts(argv=SLEEP), Random(int(os.environ["ATTACK_SEED"]))
-    name, stages = docker_engine.name("struck"), Counter[str]()
+    """At every stage, `down` removes the container or the next start replaces it."""
+    artifacts, rng = docker_engine.artifacts(argv=SLEEP), Random(int(os.environ["ATTACK_SEED"]))
+    name, stages = docker_engine.name("random"), Counter[str]()
     began = time.monotonic()
-    docker_engine.start("struck", artifacts)  # how long one takes here
-    longest = time.monotonic() - began
+    docker_engine.start("random", artifacts)  # measures the time of a start
+    duration = time.monotonic() - began
     with closing(DockerRuntime(docker_engine.home)) as runtime:
         for number in range(KILLS):
             for handle in runtime.find(name):
                 runtime.stop(handle, grace=0)
-            assert containers(docker_engine, "struck") == []
+            assert containers(docker_engine, "random") == []
             starter = multiprocessing.get_context("fork").Process(
-                target=_start_and_say, args=(docker_engine, artifacts)
+                target=_start_and_ignore_errors, args=(docker_engine, artifacts)
             )
             starter.start()
-            time.sleep(longest * (number + dice.random()) / KILLS)
-            os.kill(starter.pid or 0, dice.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT]))
+            time.sleep(duration * (number + rng.random()) / KILLS)
+            os.kill(starter.pid or 0, rng.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT]))
             starter.join(TIMEOUT)
             assert starter.exitcode is not None
-            left = settled(docker_engine, "struck")
-            stages.update(left or ["nothing"])
-            if number % 2 and left != ["running"]:
+            states = settled(docker_engine, "random")
+            stages.update(states or ["nothing"])
+            if number % 2 and states != ["running"]:
                 try:
-                    docker_engine.start("struck", artifacts)
-                except NameTakenError:  # a busy daemon finished the request of the killed start only now
-                    settled(docker_engine, "struck")
-                    docker_engine.start("struck", artifacts)
-                assert containers(docker_engine, "struck") == ["running"]
+                    docker_engine.start("random", artifacts)
+                except NameTakenError:  # a busy daemon may finish the killed start late
+                    settled(docker_engine, "random")
+                    docker_engine.start("random", artifacts)
+                assert containers(docker_engine, "random") == ["running"]
         for handle in runtime.find(name):
             runtime.stop(handle, grace=0)
-    print(f"killed starts, by what they left: {dict(stages)}")
-    assert containers(docker_engine, "struck") == []
+    print(f"containers of killed starts: {dict(stages)}")
+    assert containers(docker_engine, "random") == []
 
 
 def test_server_ignoring_sigterm_is_killed_after_grace(docker_engine: DockerEngine) -> None:
-    deaf = ("sh", "-c", "trap '' TERM; while true; do sleep 0.1; done")
-    server = docker_engine.start("deaf", docker_engine.artifacts(argv=deaf))
+    ignores_sigterm = ("sh", "-c", "trap '' TERM; while true; do sleep 0.1; done")
+    server = docker_engine.start("ignores-sigterm", docker_engine.artifacts(argv=ignores_sigterm))
     server.runtime.stop(server.handle, grace=1)
-    assert containers(docker_engine, "deaf") == []
+    assert containers(docker_engine, "ignores-sigterm") == []
 
 
 def test_manual_docker_stop_is_not_a_failure(docker_engine: DockerEngine) -> None:
@@ -239,9 +239,9 @@ def test_manual_docker_stop_is_not_a_failure(docker_engine: DockerEngine) -> Non
 
 
 def test_server_exiting_during_load_restarts_up_to_limit(docker_engine: DockerEngine) -> None:
-    """A program with argparse like sglang's; that takes six seconds to come to its options, four times over."""
-    refuses = ("python3", "-m", "http.server", "--no-such-option")
-    server = docker_engine.start("bad-flag", docker_engine.artifacts(argv=refuses))
+    """`http.server` rejects unknown options like sglang, which would take six seconds for each of four starts."""
+    argv = ("python3", "-m", "http.server", "--no-such-option")
+    server = docker_engine.start("bad-flag", docker_engine.artifacts(argv=argv))
     lines = list(server.runtime.logs(server.handle, follow=True))
     assert sum("unrecognized arguments: --no-such-option" in line for line in lines) == 4
     state = server.runtime.state(server.handle)
@@ -255,14 +255,14 @@ def test_cache_volume_is_removable_only_when_unused(docker_engine: DockerEngine)
     with_volume = replace(artifacts, spec=replace(spec_of(artifacts), caches=(volume,)))
     server = docker_engine.start("cached", with_volume)
 
-    def known() -> list[Cache]:
+    def existing() -> list[Cache]:
         return [cache for cache in caches(docker_engine.home, None) if cache.location == volume.name]
 
-    [cache] = known()
+    [cache] = existing()
     assert cache.requirements == {"image": docker_engine.image, "gfx": "x86_64"}
     assert cache.used_by == (f"deploy-{server.handle.name}",)
     assert not cache.remove()
     docker_engine.stop_all()
-    assert known()[0].used_by == ()
+    assert existing()[0].used_by == ()
     assert cache.remove()
-    assert known() == []
+    assert existing() == []

@@ -1,4 +1,4 @@
-"""One server on two hosts over ssh: real sglang as its ranks, and the scripted engine where one ends.
+"""Run one server on two ssh hosts: real sglang as ranks, and the scripted engine where a rank fails.
 
 Both hosts are this machine, under two names.
 """
@@ -40,7 +40,7 @@ def docker(*arguments: str) -> str:
 
 @pytest.fixture
 def deploy(engine_home: Home, tiny_model: Path) -> Iterator[CommandLine]:
-    """`deploy`, whose containers are removed after the test, however it ends."""
+    """Return `deploy`; remove its containers after the test."""
     assert tiny_model.is_dir()
     yield CommandLine(engine_home, {"THE_KEY": KEY})
     docker("rm", "--force", RANK_0, RANK_1)
@@ -48,7 +48,7 @@ def deploy(engine_home: Home, tiny_model: Path) -> Iterator[CommandLine]:
 
 @pytest.fixture
 def hosts(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, str]]:
-    """This machine under two names, with a home of their own that holds the checkpoint."""
+    """Return two ssh names of this machine, with a separate home that has the checkpoint."""
     shutil.copytree(tiny_model, tmp_path / "far/models/tiny")
     (folder := tmp_path / "ssh").mkdir()
     with ssh_server(folder, deploy_home=tmp_path / "far", monkeypatch=monkeypatch) as url:
@@ -81,7 +81,7 @@ def status(deploy: CommandLine, host: str) -> dict[str, Any]:
     return server
 
 
-def scheduler(container: str) -> int:
+def scheduler_pid(container: str) -> int:
     listed = docker("top", container, "-eo", "pid,args").splitlines()
     (pid,) = [line.split()[0] for line in listed if "sglang::scheduler" in line]
     return int(pid)
@@ -111,36 +111,36 @@ def test_two_host_server_lifecycle_with_hung_rank(
     assert "==> rank-1/server.log <==" in logged
     assert KEY not in logged + docker("inspect", RANK_0, RANK_1)
 
-    # Hung: rank 1 alone answers that it is healthy.
-    os.kill(scheduler(RANK_1), signal.SIGSTOP)
+    # Rank 1 hangs.
+    os.kill(scheduler_pid(RANK_1), signal.SIGSTOP)
     wait_for(lambda: status(deploy, first)["health"] == "unhealthy")
     assert f"rank 1 on {second}: a process is stopped (SIGSTOP): sglang::scheduler" in status(deploy, first)["detail"]
-    os.kill(scheduler(RANK_1), signal.SIGCONT)
+    os.kill(scheduler_pid(RANK_1), signal.SIGCONT)
     wait_for(lambda: status(deploy, first)["health"] == "healthy")
 
     down = deploy.run("down", NAME, "--host", first)
     assert down.returncode == 0, down.stderr
     assert docker("ps", "--all", "--quiet", "--filter", f"name={NAME}") == ""
-    assert "Scheduler or DataParallelController" in (run / "rank-1/server.log").read_text()  # it followed rank 0
+    assert "Scheduler or DataParallelController" in (run / "rank-1/server.log").read_text()  # rank 1 ended after rank 0
     assert "NoneType" not in deploy.run("diagnose", NAME).stdout
 
 
-LOADS_FOR_EVER = ("--set", "env.SCRIPTED_PAUSE=0,300")
+NEVER_READY = ("--set", "env.SCRIPTED_PAUSE=0,300")
 
 
 @pytest.fixture
 def up_ready(scripted_image: str) -> list[str]:
-    """The command that starts the scripted engine as both ranks."""
+    """Return the command that starts the scripted engine as both ranks."""
     return up_words(scripted_image, "--set", "model.questions=null")
 
 
 @pytest.fixture
-def up_scripted(up_ready: list[str]) -> list[str]:
-    """The same, and it loads for ever."""
-    return [*up_ready, *LOADS_FOR_EVER]
+def up_loading(up_ready: list[str]) -> list[str]:
+    """Return the same command with an engine that never finishes loading."""
+    return [*up_ready, *NEVER_READY]
 
 
-def is_clean() -> bool:
+def has_no_containers() -> bool:
     return docker("ps", "--all", "--quiet", "--filter", f"name={NAME}") == ""
 
 
@@ -152,13 +152,13 @@ def test_watch_restarts_dead_remote_rank_and_rollback_works(
     started = deploy.run(*up_ready, *both)
     assert started.returncode == 0, started.stderr
     run = Path(status(deploy, first)["run_dir"])
-    is_reached_while_ssh_runs(deploy.home, first)
+    assert_watcher_reconnects(deploy.home, first)
     with deploy.running("watch", NAME, "--json") as watch:
         assert json.loads(watch.line())["event"] == "watching"
         docker("kill", RANK_1)  # rank 0 still runs
         shown = status(deploy, first)
         assert (shown["status"], shown["detail"]) == ("exited", f"rank 1 on {second} ended first: killed by SIGKILL")
-        docker("kill", RANK_0)  # as sglang ends, which the scripted engine does not
+        docker("kill", RANK_0)  # sglang's rank 0 would end by itself
         while (event := json.loads(watch.line()))["event"] == "unhealthy":
             pass
         assert (event["event"], f"rank 1 on {second} ended first: " in event["detail"]) == ("died", True), event
@@ -167,16 +167,16 @@ def test_watch_restarts_dead_remote_rank_and_rollback_works(
     assert (run / "rank-1/server.log").is_file()
     failed = deploy.run(*up_ready, *both, "--set", "env.SCRIPTED_BROKEN=1", "--replace")
     assert failed.returncode == 7, failed.stderr
-    assert is_clean()
+    assert has_no_containers()
     back = deploy.run("rollback", NAME)
     assert back.returncode == 0, back.stderr
     assert status(deploy, first)["health"] == "healthy"
     assert deploy.run("down", NAME, "--host", first).returncode == 0
-    assert is_clean()
+    assert has_no_containers()
 
 
-def is_reached_while_ssh_runs(home: Home, host: str) -> None:
-    """The watcher reaches a server through an ssh of its own; after its end, the next snapshot brings another."""
+def assert_watcher_reconnects(home: Home, host: str) -> None:
+    """Check that the watcher opens a new ssh connection for the next snapshot after its first one ended."""
     backend, before = LiveBackend(), take_snapshot(home, NAME)
     assert isinstance(before, ServerSnapshot), before
     assert before.host == host
@@ -190,52 +190,52 @@ def is_reached_while_ssh_runs(home: Home, host: str) -> None:
 
 
 def test_ctrl_c_leaves_no_containers_on_any_host(
-    deploy: CommandLine, hosts: tuple[str, str], up_scripted: list[str]
+    deploy: CommandLine, hosts: tuple[str, str], up_loading: list[str]
 ) -> None:
-    with deploy.running(*up_scripted, "--host", hosts[0], "--host", hosts[1]) as command:
+    with deploy.running(*up_loading, "--host", hosts[0], "--host", hosts[1]) as command:
         command.wait_for("started `")
         assert docker("ps", "--quiet", "--filter", f"name={NAME}").count("\n") == 1
         code, output = command.end(signal.SIGINT)
     assert code == 130, output
     assert "Traceback" not in output
-    assert is_clean()
+    assert has_no_containers()
 
 
 def test_failed_rank_is_reported_and_cleaned_up(
-    deploy: CommandLine, hosts: tuple[str, str], up_scripted: list[str], scripted_image: str
+    deploy: CommandLine, hosts: tuple[str, str], up_loading: list[str], scripted_image: str
 ) -> None:
     both = ("--host", hosts[0], "--host", hosts[1])
-    docker("create", "--name", RANK_1, scripted_image, "true")  # of somebody else
-    refused = deploy.run(*up_scripted, *both)
+    docker("create", "--name", RANK_1, scripted_image, "true")  # of another user
+    refused = deploy.run(*up_loading, *both)
     assert refused.returncode != 0
     assert f"error: container `{RANK_1}` exists (on {hosts[1]})" in refused.stderr
     assert f"`docker --host {hosts[1]} rm --force {RANK_1}` removes it" in refused.stderr
     docker("rm", RANK_1)
-    assert is_clean()
-    with deploy.running(*up_scripted, *both) as command:
+    assert has_no_containers()
+    with deploy.running(*up_loading, *both) as command:
         command.wait_for("started `")
         docker("kill", RANK_1)
         code, _, output = command.wait()
     assert code == 7
     assert f"rank 1 on {hosts[1]} ended first: killed by SIGKILL" in output
-    assert is_clean()
+    assert has_no_containers()
 
 
 def test_leftover_rank_of_killed_start_is_replaced(
-    deploy: CommandLine, hosts: tuple[str, str], up_scripted: list[str]
+    deploy: CommandLine, hosts: tuple[str, str], up_loading: list[str]
 ) -> None:
     both = ("--host", hosts[0], "--host", hosts[1])
-    with deploy.running(*up_scripted, *both) as command:
+    with deploy.running(*up_loading, *both) as command:
         command.wait_for("started `")
         command.end(signal.SIGKILL)
     docker("rm", "--force", RANK_0)
-    left = docker("inspect", "--format", "{{.Id}}", RANK_1)
-    assert left
-    missed = deploy.run("down", NAME, "--host", hosts[1])
-    assert missed.returncode == 6
-    assert f"rank 1 of `{NAME}` is on this host, and rank 0 on {hosts[0]}; if that has ended, `docker" in missed.stderr
-    with deploy.running(*up_scripted, *both) as command:
+    old_id = docker("inspect", "--format", "{{.Id}}", RANK_1)
+    assert old_id
+    failed = deploy.run("down", NAME, "--host", hosts[1])
+    assert failed.returncode == 6
+    assert f"rank 1 of `{NAME}` is on this host, and rank 0 on {hosts[0]}; if that has ended, `docker" in failed.stderr
+    with deploy.running(*up_loading, *both) as command:
         command.wait_for("started `")
-        assert docker("inspect", "--format", "{{.Id}}", RANK_1) != left
+        assert docker("inspect", "--format", "{{.Id}}", RANK_1) != old_id
         assert command.end(signal.SIGINT)[0] == 130
-    assert is_clean()
+    assert has_no_containers()

@@ -1,4 +1,4 @@
-"""A server in a container, the scripted engine: started, found, asked, followed, stopped, and its secrets kept."""
+"""Run the scripted engine in a container from start to stop, and check that its secrets do not leak."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def scripted(docker_engine: DockerEngine, scripted_image: str) -> DockerEngine:
 
 @pytest.fixture
 def other(scripted: DockerEngine) -> Iterator[DockerRuntime]:
-    """The runtime as another terminal has it."""
+    """Return a second runtime, as another terminal would use it."""
     with closing(DockerRuntime(scripted.home)) as runtime:
         yield runtime
 
@@ -47,7 +47,7 @@ def test_server_lifecycle_keeps_secrets_and_log(scripted: DockerEngine, other: D
     server = scripted.start("life", artifacts, secrets=secrets)
     name = server.handle.name
 
-    # Another terminal knows it by its labels alone.
+    # Another terminal finds it by its labels.
     assert other.find(name) == (server.handle,)
     assert server.handle in other.find()
     assert server.handle.plan_digest == artifacts.plan.digest
@@ -58,7 +58,7 @@ def test_server_lifecycle_keeps_secrets_and_log(scripted: DockerEngine, other: D
     model = httpx.get(f"{server.url}/v1/models", headers=authorized, trust_env=False).json()["data"][0]
     assert model["id"] == artifacts.plan.model.served_name
 
-    # The secrets are in the container, and in nothing that can be asked about it from outside.
+    # The secrets are in the container and not visible from outside.
     inside = docker("exec", server.handle.runtime_id, "sh", "-c", "cat /run/secrets/*; ls -l /run/secrets")
     assert KEY in inside
     assert TOKEN in inside
@@ -68,7 +68,7 @@ def test_server_lifecycle_keeps_secrets_and_log(scripted: DockerEngine, other: D
     assert KEY not in visible
     assert TOKEN not in visible
 
-    # Nobody but this machine reaches the port; the checkpoint cannot be written to.
+    # Only this machine reaches the port; the checkpoint is read-only.
     inspected = json.loads(docker("inspect", server.handle.runtime_id))[0]
     assert [b["HostIp"] for bs in inspected["HostConfig"]["PortBindings"].values() for b in bs] == ["127.0.0.1"]
     assert not inspected["HostConfig"]["Privileged"]
@@ -77,7 +77,7 @@ def test_server_lifecycle_keeps_secrets_and_log(scripted: DockerEngine, other: D
     write = ["docker", "exec", server.handle.runtime_id, "touch", "/models/tiny/x"]
     assert b"Read-only" in subprocess.run(write, capture_output=True, check=False).stderr
 
-    # Its log outlives the container, without the key it prints.
+    # The log remains after the container, without the printed key.
     raw = subprocess.run(["docker", "logs", server.handle.runtime_id], capture_output=True, text=True, check=True)
     assert KEY in raw.stdout + raw.stderr
     assert KEY not in "\n".join(other.logs(server.handle, follow=False))
@@ -94,7 +94,7 @@ def test_server_lifecycle_keeps_secrets_and_log(scripted: DockerEngine, other: D
 def test_server_started_by_rendered_script_is_found(
     scripted: DockerEngine, other: DockerRuntime, tmp_path: Path
 ) -> None:
-    """`deploy render --output DIR`, then `DIR/docker-run.sh` by hand: known by its labels, its plan read from DIR."""
+    """The script is `docker-run.sh` of `deploy render --output DIR`; the plan is read from DIR."""
     artifacts, name, folder = scripted.artifacts(), scripted.name("by-hand"), tmp_path / "rendered"
     write_files(folder, rendered_files(artifacts, name))
     environ = {**os.environ, "DEPLOY_HOME": str(scripted.home.root)}
@@ -108,4 +108,4 @@ def test_server_started_by_rendered_script_is_found(
     assert server.complete().status_code == 200
     other.stop(handle, grace=0)
     assert other.find(name) == ()
-    assert not (folder / "server.log").exists(), "a label does not choose where a log is written"
+    assert not (folder / "server.log").exists(), "a label must not choose the path of the log"

@@ -1,4 +1,4 @@
-"""A container's server starts once the VRAM of the one before has drained: the real script on a sysfs of its own."""
+"""The server of a container waits until VRAM is released: the real script with a fake sysfs."""
 
 import subprocess
 from pathlib import Path
@@ -7,7 +7,7 @@ from orchestrator.runtimes.docker.container import vram_script
 
 
 def gpu(folder: Path, number: int, used: int, total: int = 288) -> None:
-    """A GPU of amdgpu's in `folder`, as sysfs shows it."""
+    """Create an amdgpu device in `folder`, as sysfs shows it; sizes in GiB."""
     device = folder / f"card{number}" / "device"
     device.mkdir(parents=True, exist_ok=True)
     (device / "mem_info_vram_total").write_text(f"{total << 30}\n")
@@ -15,16 +15,16 @@ def gpu(folder: Path, number: int, used: int, total: int = 288) -> None:
 
 
 def test_restarted_server_waits_for_vram_release(tmp_path: Path) -> None:
-    """Docker starts it at once; the driver takes minutes to give the memory back."""
+    """Docker restarts a container at once; the driver takes minutes to release the memory."""
     gpu(tmp_path, 0, 2)
     gpu(tmp_path, 1, 200)
     script = vram_script(range(2), drm=str(tmp_path), interval=0)
     argv = ["sh", "-c", script, "sh", "echo", "the server, with 'its' arguments"]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as waiting:
-        assert waiting.stdout is not None
-        assert "waiting for the VRAM" in waiting.stdout.readline()
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert "waiting for the VRAM" in process.stdout.readline()
         gpu(tmp_path, 1, 20)
-        assert waiting.stdout.read().splitlines()[-1] == "the server, with 'its' arguments"
+        assert process.stdout.read().splitlines()[-1] == "the server, with 'its' arguments"
 
 
 def test_vram_of_other_gpus_is_ignored(tmp_path: Path) -> None:

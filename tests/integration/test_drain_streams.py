@@ -1,6 +1,6 @@
-"""Long streams while real sglang is replaced and stopped: none is lost, what is cut is counted.
+"""Long streams finish while real sglang is replaced or stopped; aborted ones are counted.
 
-Behind the gateway the second server is the scripted engine.
+The second server behind the gateway is the scripted engine.
 """
 
 import json
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 def pair(cpu_engine: CpuEngine, tmp_path: Path) -> Iterator[Pair]:
     with pair_in(tmp_path) as made:
         mixed = made.with_real(cpu_engine)
-        # a token of the scripted engine takes as long as one of the real server
+        # the scripted engine generates as fast as the real server
         waits = (f"timeouts.{name}={TIMEOUT}" for name in ("progress_deadline", "termination_grace"))
         mixed.up(*waits, "env.SCRIPTED_STEP=0.005")
         yield mixed
@@ -33,7 +33,7 @@ def pair(cpu_engine: CpuEngine, tmp_path: Path) -> Iterator[Pair]:
 
 @dataclass
 class Stream:
-    """One stream: its tokens so far, and how it ended."""
+    """The tokens of one stream so far, and how it ended."""
 
     tokens: int = 0
     finished: str = ""
@@ -45,9 +45,9 @@ class Stream:
         headers = {"Authorization": f"Bearer {KEY}"}
         with (
             httpx.Client(timeout=TIMEOUT, trust_env=False) as client,
-            client.stream("POST", f"{url}/v1/completions", json=body, headers=headers) as answer,
+            client.stream("POST", f"{url}/v1/completions", json=body, headers=headers) as response,
         ):
-            for line in byte_lines(answer):
+            for line in byte_lines(response):
                 if line.startswith("data: {"):
                     [choice] = json.loads(line.removeprefix("data: "))["choices"]
                     self.tokens += 1
@@ -55,16 +55,16 @@ class Stream:
                 self.done |= line == "data: [DONE]"
 
 
-def byte_lines(answer: httpx.Response) -> Iterator[str]:
-    """The lines of an answer; `iter_lines` also ends one at U+0085 and U+2028, which a model may write."""
-    left = b""
-    for piece in answer.iter_bytes():
-        *whole, left = (left + piece).split(b"\n")
-        yield from (line.decode() for line in whole)
+def byte_lines(response: httpx.Response) -> Iterator[str]:
+    """Yield the lines of a response; `iter_lines` also splits at U+0085 and U+2028, which a model may generate."""
+    rest = b""
+    for chunk in response.iter_bytes():
+        *complete, rest = (rest + chunk).split(b"\n")
+        yield from (line.decode() for line in complete)
 
 
 def streams(url: str, lengths: list[int]) -> list[Stream]:
-    """Streams of these lengths, all of which have begun."""
+    """Start streams of these lengths and wait until all have begun."""
     made = [Stream() for _ in lengths]
     for number, (stream, tokens) in enumerate(zip(made, lengths, strict=True)):
         prompt = f"{number} is the number of this stream and of no other one"
@@ -81,58 +81,57 @@ def joined(made: list[Stream]) -> list[Stream]:
     return made
 
 
-def real_has_some(pair: Pair) -> bool:
-    """Whether the real server has streams of the pair."""
+def real_has_streams(pair: Pair) -> bool:
     return ServerRequests("127.0.0.1", pair.ports[0], key=KEY).count() > 0
 
 
-def ends(made: list[Stream]) -> set[tuple[bool, str]]:
-    """How streams that were cut have ended; the scripted engine says no reason."""
+def endings(made: list[Stream]) -> set[tuple[bool, str]]:
+    """Return how the streams ended; the scripted engine reports no reason."""
     return {(stream.done, stream.finished) for stream in joined(made)}
 
 
-def counted(text: str) -> tuple[int, int]:
-    """Requests that ended and that were aborted, of all servers, as they were told."""
-    found = re.findall(r"drained replica [12]: (\d+) requests? ended(?:, (\d+) aborted after \d+ s)?", text)
-    return sum(int(ended) for ended, _ in found), sum(int(aborted or 0) for _, aborted in found)
+def reported_counts(text: str) -> tuple[int, int]:
+    """Return how many requests `deploy` reported as ended and as aborted, for all servers."""
+    matches = re.findall(r"drained replica [12]: (\d+) requests? ended(?:, (\d+) aborted after \d+ s)?", text)
+    return sum(int(ended) for ended, _ in matches), sum(int(aborted or 0) for _, aborted in matches)
 
 
 def test_drain_without_gateway_counts_aborted_streams(cpu_engine: CpuEngine, tmp_path: Path) -> None:
-    """sglang itself would wait for the long one without a limit."""
+    """sglang itself would wait for the long stream without a limit."""
     with pair_in(tmp_path) as pair:
         pair.deploy.home.models.symlink_to(cpu_engine.home.models)
         one = replace(pair, python=cpu_engine.python)
         one.up("replicas=1", f"timeouts.progress_deadline={TIMEOUT}", "timeouts.termination_grace=8")
-        open_ones = streams(one.url, [50, 30_000])
+        open_streams = streams(one.url, [50, 30_000])
         down = one.deploy.run("down", NAME)
         assert down.returncode == 0, down.stderr
-        assert [stream.finished for stream in joined(open_ones) if stream.done] == ["length", "abort"], open_ones
+        assert [stream.finished for stream in joined(open_streams) if stream.done] == ["length", "abort"], open_streams
         assert re.search("drained `pair`: [01] requests? ended, 1 aborted after 8 s", down.stderr), down.stderr
         one.nothing_left()
         print(down.stderr)
 
 
 def test_streams_are_aborted_only_after_drain_timeout(pair: Pair) -> None:
-    """By a rolling update that may wait for it, by one that may not, and by `down`, which finds the scripted engine."""
-    open_ones = streams(pair.url, [1500] * 4)
-    wait_for(lambda: real_has_some(pair))
+    """The steps are a rolling update with a long drain, one with a short drain, and `down` with the scripted engine."""
+    open_streams = streams(pair.url, [1500] * 4)
+    wait_for(lambda: real_has_streams(pair))
     waited = pair.deploy.run("restart", NAME)
     assert waited.returncode == 0, waited.stderr
-    assert ends(open_ones) == {(True, "length")}, open_ones
-    assert counted(waited.stderr)[1] == 0, waited.stderr  # on a busy machine all may end before the drain begins
+    assert endings(open_streams) == {(True, "length")}, open_streams
+    assert reported_counts(waited.stderr)[1] == 0, waited.stderr  # on a busy machine all may end before the drain begins
 
     pair.python.write_text(f'#!/bin/sh\nexec {ENGINE} "$@"\n')
-    open_ones = streams(pair.url, [30_000] * 4)
-    wait_for(lambda: real_has_some(pair))
+    open_streams = streams(pair.url, [30_000] * 4)
+    wait_for(lambda: real_has_streams(pair))
     cut = pair.deploy.run("restart", NAME, "--drain", "2")
     assert cut.returncode == 0, cut.stderr
-    assert (True, "abort") in ends(open_ones) <= {(True, "abort"), (True, "")}, open_ones
-    assert counted(cut.stderr) == (0, 4), cut.stderr
+    assert (True, "abort") in endings(open_streams) <= {(True, "abort"), (True, "")}, open_streams
+    assert reported_counts(cut.stderr) == (0, 4), cut.stderr
 
-    open_ones = streams(pair.url, [30_000] * 3)
+    open_streams = streams(pair.url, [30_000] * 3)
     down = pair.deploy.run("down", NAME, "--drain", "2")
     assert down.returncode == 0, down.stderr
-    assert ends(open_ones) == {(True, "")}, open_ones
-    assert counted(down.stderr) == (0, 3), down.stderr
+    assert endings(open_streams) == {(True, "")}, open_streams
+    assert reported_counts(down.stderr) == (0, 3), down.stderr
     pair.nothing_left()
     print(waited.stderr, cut.stderr, down.stderr)

@@ -1,4 +1,4 @@
-"""The client of a server, against servers that do to it what they can: drip, flood, redirect, hang up."""
+"""Test the engine client with hostile servers: they drip, flood, redirect, and close connections."""
 
 import re
 import socket
@@ -22,14 +22,14 @@ from orchestrator.engine.responses import NoResponseError, UnauthorizedError, Un
 from orchestrator.images.registry import Registry
 from orchestrator.servers.ask import ask
 
-pytestmark = pytest.mark.timeout(300)  # what drips for ever is not waited for
+pytestmark = pytest.mark.timeout(300)  # a dripping response never ends
 LIMITS = Timeouts(connect=2, idle=2, total=0.6)
 OK = b"HTTP/1.1 200 OK\r\n"
 
 
 @contextmanager
 def server(answer: Callable[[socket.socket], None]) -> Iterator[tuple[str, list[bytes]]]:
-    """A server that reads each request and then does what `answer` does."""
+    """Run a server that reads each request and then calls `answer`."""
     listening = socket.create_server(("127.0.0.1", 0))
     requests: list[bytes] = []
 
@@ -52,7 +52,7 @@ def server(answer: Callable[[socket.socket], None]) -> Iterator[tuple[str, list[
 
 
 def _request(connection: socket.socket) -> bytes:
-    """The whole of it: who hangs up on what has not been read takes back what was answered."""
+    """Read a whole request: closing a connection with unread data discards the response."""
     read = b""
     while piece := connection.recv(65536):
         read += piece
@@ -63,12 +63,12 @@ def _request(connection: socket.socket) -> bytes:
     return read
 
 
-def says(data: bytes) -> Callable[[socket.socket], None]:
+def sends(data: bytes) -> Callable[[socket.socket], None]:
     return lambda connection: connection.sendall(data)
 
 
 def drips(begin: bytes, again: bytes) -> Callable[[socket.socket], None]:
-    """A little at a time, for ever: no single wait is long."""
+    """Send a little at a time, without end, so that no single wait is long."""
 
     def answer(connection: socket.socket) -> None:
         connection.sendall(begin)
@@ -83,7 +83,7 @@ def floods(connection: socket.socket) -> None:
     connection.sendall(OK + b"\r\n")
     while True:
         connection.sendall(b"x" * 65536)
-        time.sleep(0.001)  # a client that reads on shall fill no memory before its time is up
+        time.sleep(0.001)  # a client that keeps reading must not fill the memory before its timeout
 
 
 def json_answer(text: str) -> bytes:
@@ -146,7 +146,7 @@ def test_oversized_response_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize(("status", "hint"), [(b"401 Unauthorized", "has another value"), (b"500 Oh", "deploy status")])
 def test_ask_with_wrong_key_hints_at_key(status: bytes, hint: str) -> None:
-    with server(says(b"HTTP/1.1 %b\r\nContent-Length: 2\r\n\r\n{}" % status)) as (url, _):
+    with server(sends(b"HTTP/1.1 %b\r\nContent-Length: 2\r\n\r\n{}" % status)) as (url, _):
         with pytest.raises(StartError) as refused:
             [*ask(url, "Count", tokens=8, key=Secret("sk-0123456789"))]
         assert hint in refused.value.hint
@@ -156,7 +156,7 @@ def test_ask_with_wrong_key_hints_at_key(status: bytes, hint: str) -> None:
     ("key", "message"), [(None, "requires an API key"), (Secret("sk-0123456789"), "rejected this API key")]
 )
 def test_missing_key_is_distinguished_from_wrong_key(key: Secret | None, message: str, tmp_path: Path) -> None:
-    with server(says(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 2\r\n\r\n{}")) as (url, _):
+    with server(sends(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 2\r\n\r\n{}")) as (url, _):
         with EngineClient(url, key=key) as client, pytest.raises(UnauthorizedError, match=message):
             client.models()
         with pytest.raises(BenchError, match="requires an API key" if key is None else "rejected the API key"):
@@ -164,8 +164,8 @@ def test_missing_key_is_distinguished_from_wrong_key(key: Secret | None, message
 
 
 def test_unrequested_content_encoding_is_rejected() -> None:
-    packed = OK + b"Content-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc"
-    with asking(says(packed)) as (client, requests), pytest.raises(UnexpectedResponseError, match="not requested"):
+    compressed = OK + b"Content-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc"
+    with asking(sends(compressed)) as (client, requests), pytest.raises(UnexpectedResponseError, match="not requested"):
         client.models()
     assert b"accept-encoding: identity" in requests[0].lower()
 
@@ -174,18 +174,18 @@ def test_redirect_is_not_followed_with_key() -> None:
     moved = b"HTTP/1.1 307 Moved\r\nLocation: %s/v1/models\r\nContent-Length: 0\r\n\r\n"
     refused = pytest.raises(UnexpectedResponseError, match="`/v1/models` returned HTTP 307")
     with (
-        server(says(json_answer('{"data": []}'))) as (elsewhere, asked_there),
-        asking(says(moved % elsewhere.encode()), key=Secret("sk-0123456789")) as (client, _),
+        server(sends(json_answer('{"data": []}'))) as (target, target_requests),
+        asking(sends(moved % target.encode()), key=Secret("sk-0123456789")) as (client, _),
         refused,
     ):
         client.models()
-    assert asked_there == []
+    assert target_requests == []
 
 
 def test_proxy_variables_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
-    answer = says(json_answer('{"data": [{"id": "glm-5.2"}]}'))
+    answer = sends(json_answer('{"data": [{"id": "glm-5.2"}]}'))
     with asking(answer, key=Secret("sk-0123456789")) as (client, requests):
         assert client.models() == {"glm-5.2": None}
     assert b"Authorization: Bearer sk-0123456789" in requests[0]
@@ -204,7 +204,7 @@ def test_refused_connection_is_no_response() -> None:
 
 
 def test_health_check_retries_on_request() -> None:
-    with asking(says(b"HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n")) as (client, requests):
+    with asking(sends(b"HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n")) as (client, requests):
         assert client.health() == 503
         assert client.health(tries=2) == 503
     assert len(requests) == 3
@@ -237,7 +237,7 @@ def test_abandoned_stream_is_closed() -> None:
     ],
 )
 def test_failed_stream_raises_its_error(stream: bytes, fault: str) -> None:
-    with asking(says(OK + b"\r\n" + stream)) as (client, _), pytest.raises(UnexpectedResponseError, match=fault):
+    with asking(sends(OK + b"\r\n" + stream)) as (client, _), pytest.raises(UnexpectedResponseError, match=fault):
         list(client.events("/v1/completions", {}))
 
 
@@ -245,7 +245,7 @@ def test_answer_failing_midstream_raises_an_error() -> None:
     failed = (
         b'data: {"choices": [{"text": "one"}]}\n\ndata: {"error": {"message": "out of memory"}}\n\ndata: [DONE]\n\n'
     )
-    with server(says(OK + b"\r\n" + failed)) as (url, _):
+    with server(sends(OK + b"\r\n" + failed)) as (url, _):
         pieces = ask(url, "Count", tokens=8, key=None)
         assert next(pieces) == "one"
         with pytest.raises(StartError, match="out of memory"):

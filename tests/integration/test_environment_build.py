@@ -1,4 +1,4 @@
-"""Environments, built with the real installer from a list of one small package."""
+"""Build environments with the real installer from a list of one small package."""
 
 import json
 import shutil
@@ -30,7 +30,7 @@ ensure_venv(Path(sys.argv[1], "small.txt"), home=Home(Path(sys.argv[2])), progre
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
-    """A folder with one requirement file."""
+    """Create a folder with one requirements file."""
     folder = tmp_path / "images"
     folder.mkdir()
     (folder / "small.txt").write_text("h11==0.16.0\n")
@@ -66,14 +66,14 @@ def test_environment_of_killed_build_is_rebuilt(images: Path, home: Home) -> Non
             assert builder.poll() is None
             time.sleep(0.02)
         builder.kill()
-    (left,) = folders(home)
-    (left / "half-written").write_text("")
+    (environment,) = folders(home)
+    (environment / "half-written").write_text("")
 
     made = build(images, home)
 
     assert made.built
-    assert made.python.parent.parent == left
-    assert not (left / "half-written").exists()
+    assert made.python.parent.parent == environment
+    assert not (environment / "half-written").exists()
 
 
 def test_concurrent_builds_create_environment_once(images: Path, home: Home) -> None:
@@ -130,7 +130,7 @@ def test_ctrl_c_during_build_leaves_nothing(images: Path, home: Home) -> None:
 
 
 def test_torch_is_installed_from_its_platform_index(tmp_path: Path) -> None:
-    """uv takes nothing else from that index, and does not ask it where the wheel is known already."""
+    """uv installs only torch from this index, and does not query it for a wheel that it has cached."""
     index = tmp_path / "index"
     (index / "torch").mkdir(parents=True)
     wheel = index / "torch" / "torch-9.9+cpu-py3-none-any.whl"
@@ -142,13 +142,13 @@ def test_torch_is_installed_from_its_platform_index(tmp_path: Path) -> None:
         )
         archive.writestr("torch-9.9+cpu.dist-info/RECORD", "")
     (index / "torch" / "index.html").write_text(f'<a href="{wheel.name}">{wheel.name}</a>')
-    listed = tmp_path / "engine.txt"
-    listed.write_text("torch==9.9+cpu\nh11==0.16.0\n")
+    requirements = tmp_path / "engine.txt"
+    requirements.write_text("torch==9.9+cpu\nh11==0.16.0\n")
 
-    install(tmp_path / "made", listed, Progress(), torch="torch==9.9+cpu", torch_index=index.as_uri())
+    install(tmp_path / "made", requirements, Progress(), torch="torch==9.9+cpu", torch_index=index.as_uri())
 
-    shown = [str(tmp_path / "made/bin/python"), "-c", "import h11, torch; print(h11.__version__, torch.__version__)"]
-    assert subprocess.run(shown, capture_output=True, text=True, check=True).stdout == "0.16.0 9.9+cpu\n"
+    argv = [str(tmp_path / "made/bin/python"), "-c", "import h11, torch; print(h11.__version__, torch.__version__)"]
+    assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout == "0.16.0 9.9+cpu\n"
 
 
 def test_failed_build_shows_uv_output_and_leaves_nothing(images: Path, home: Home) -> None:

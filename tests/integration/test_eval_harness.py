@@ -1,4 +1,4 @@
-"""The real lm-evaluation-harness against a model that adds two numbers and errs on purpose."""
+"""Run the real lm-evaluation-harness against a model that adds two numbers and errs on purpose."""
 
 import csv
 import json
@@ -32,17 +32,17 @@ SUMS = [(number, 2 * number + 1) for number in range(12)]
 
 
 @contextmanager
-def adding_model(*wrong: int, aside: str = "It is so.") -> Iterator[BenchTarget]:
-    """An endpoint that answers `a + b`, and one more where `a` is in `wrong`, with an aside before it."""
+def adding_model(*wrong: int, remark: str = "It is so.") -> Iterator[BenchTarget]:
+    """Serve an endpoint that answers a remark and `a + b`, or one more if `a` is in `wrong`."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self._answer({"data": [{"id": "adder"}]})
 
         def do_POST(self) -> None:
-            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["prompt"]
-            a, b = map(int, re.findall(r"\d+", asked.rpartition("Question:")[2]))
-            text = f" {aside}\n#### {a + b + (a in wrong)}"
+            prompt = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["prompt"]
+            a, b = map(int, re.findall(r"\d+", prompt.rpartition("Question:")[2]))
+            text = f" {remark}\n#### {a + b + (a in wrong)}"
             self._answer({"choices": [{"index": 0, "text": text, "finish_reason": "stop"}], "usage": {}})
 
         def _answer(self, document: object) -> None:
@@ -76,10 +76,10 @@ def questions(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def ask(engine_home: Home, questions: Path) -> Callable[..., EvalResult]:
-    """Evaluate a target; the harness's environment is built at the first call."""
+    """Return a function that evaluates a target; the first call builds the environment of the harness."""
 
     def evaluate(
-        target: BenchTarget, *, limit: int | None = None, say: Callable[[str], None] = lambda _: None
+        target: BenchTarget, *, limit: int | None = None, notify: Callable[[str], None] = lambda _: None
     ) -> EvalResult:
         options = EvalOptions(
             target=target.url,
@@ -89,7 +89,7 @@ def ask(engine_home: Home, questions: Path) -> Callable[..., EvalResult]:
             command="deploy eval",
             output=questions.parent,
         )
-        return run_eval(target, options, home=engine_home, notify=say)
+        return run_eval(target, options, home=engine_home, notify=notify)
 
     return evaluate
 
@@ -99,7 +99,7 @@ def test_score_counts_correct_answers_and_comparison_is_paired(
     ask: Callable[..., EvalResult], request: pytest.FixtureRequest
 ) -> None:
     with adding_model(3) as good, adding_model(3, 5, 8) as worse:
-        before = ask(good)  # by the harness as it is
+        before = ask(good)  # with the unmodified harness
         request.getfixturevalue("quick_harness")
         after = ask(worse)
     assert before.score == pytest.approx(11 / 12)
@@ -112,23 +112,23 @@ def test_score_counts_correct_answers_and_comparison_is_paired(
 
 @pytest.fixture
 def quick_harness(engine_home: Home, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The harness itself, without its index: it reads 14,000 files of tasks at each start, 12 s of CPU time.
+    """Hide the task index of the harness, which reads 14,000 files at each start (12 s of CPU time).
 
-    Here each task is a file of this tool's own, which includes the harness's by its path.
+    The task files of this tool include the harness's tasks by their paths.
     """
     python = harness_python(engine_home)
     harness = next(python.parent.parent.glob("lib/python*/site-packages/lm_eval"))
-    shown = tmp_path_factory.mktemp("harness") / "lm_eval"
-    (shown / "tasks").mkdir(parents=True)
+    package = tmp_path_factory.mktemp("harness") / "lm_eval"
+    (package / "tasks").mkdir(parents=True)
     for path in (*harness.iterdir(), *harness.glob("tasks/*.py")):
         if path.name != "tasks":
-            (shown / path.relative_to(harness)).symlink_to(path)
-    monkeypatch.setenv("PYTHONPATH", str(shown.parent))
+            (package / path.relative_to(harness)).symlink_to(path)
+    monkeypatch.setenv("PYTHONPATH", str(package.parent))
 
 
 @pytest.fixture
 def choices(tmp_path: Path) -> Path:
-    """A file of the form of `gpqa_diamond.csv`."""
+    """Write a file in the format of `gpqa_diamond.csv`."""
     wrong = [f"Incorrect Answer {number}" for number in (1, 2, 3)]
     with (tmp_path / "gpqa_diamond.csv").open("w", newline="") as stream:
         writer = csv.DictWriter(stream, ["Question", "Correct Answer", *wrong])
@@ -145,7 +145,7 @@ def choices(tmp_path: Path) -> Path:
 def test_real_server_is_compared_with_baseline_per_question(
     server: CpuServer, engine_home: Home, questions: Path, choices: Path, tmp_path: Path
 ) -> None:
-    """Its weights are random: it knows no answer, and the adder all of them. Each seed draws other answers."""
+    """The real server has random weights and knows no answer; the adder knows all. Each seed samples other answers."""
     output = tmp_path / "out"
     options = EvalOptions(
         target="tiny", suite="gsm8k", limit=6, dataset=questions, command="deploy eval", output=output
@@ -153,7 +153,7 @@ def test_real_server_is_compared_with_baseline_per_question(
     sampled = replace(options, suite="gpqa-diamond", dataset=choices, max_tokens=32)
     real = url_target(server.url)
 
-    def one_seed_after_the_other() -> EvalResult:
+    def run_both_seeds() -> EvalResult:
         score_suite(real, sampled, sampled.output, home=engine_home, notify=print)
         both = replace(sampled, seeds=2, resume=True)
         return score_suite(real, both, both.output, home=engine_home, notify=print)[0]
@@ -162,28 +162,28 @@ def test_real_server_is_compared_with_baseline_per_question(
         adding_model() as adder,
         together(
             {
-                "beside": partial(score_suite, real, options, options.output, home=engine_home, notify=print),
-                "before": partial(score_suite, adder, options, tmp_path / "before", home=engine_home, notify=print),
-                "seeds": one_seed_after_the_other,
+                "real": partial(score_suite, real, options, options.output, home=engine_home, notify=print),
+                "adder": partial(score_suite, adder, options, tmp_path / "before", home=engine_home, notify=print),
+                "seeds": run_both_seeds,
             }
-        ) as asked,
+        ) as result_of,
     ):
-        (outcome, file), (before, _), drawn = asked("beside"), asked("before"), asked("seeds")
+        (outcome, file), (before, _), drawn = result_of("real"), result_of("adder"), result_of("seeds")
     assert (list(drawn.by_seed), len(drawn.answers), len(drawn.items)) == ([1234, 1235], 6, 12)
     assert not drawn.is_deterministic
     assert load_eval_result(tmp_path / "out" / "eval-gpqa-diamond.json") == drawn
     assert (outcome.model, outcome.score, len(outcome.items)) == ("tiny", 0.0, 6)
     assert load_eval_result(file) == outcome
-    judged = compare_with_baseline(outcome, before, location="adder")
-    assert (judged.lost, judged.gained, judged.significant) == (6, 0, True)
-    print(judged.sentence)
+    comparison = compare_with_baseline(outcome, before, location="adder")
+    assert (comparison.lost, comparison.gained, comparison.significant) == (6, 0, True)
+    print(comparison.sentence)
 
 
 @pytest.mark.usefixtures("quick_harness")
 def test_hostile_answers_are_discarded_and_damaged_dataset_fails(
     ask: Callable[..., EvalResult], questions: Path, engine_home: Home
 ) -> None:
-    """Answers are scored and dropped: only which question was answered right is kept, and the harness prints none."""
+    """Only the correctness of each answer is stored, and the harness prints no answers."""
     lines: list[str] = []
     damaged = questions.parent / "damaged"
     damaged.mkdir()
@@ -191,17 +191,17 @@ def test_hostile_answers_are_discarded_and_damaged_dataset_fails(
         (damaged / name).write_text("no JSON\n")
     options = EvalOptions(target="adder", suite="gsm8k", dataset=damaged, command="deploy eval", output=damaged)
     with (
-        adding_model(aside="\x1b]0;OWNED\x07 <script>OWNED</script> Authorization: Bearer OWNED") as target,
+        adding_model(remark="\x1b]0;OWNED\x07 <script>OWNED</script> Authorization: Bearer OWNED") as target,
         together(
             {
-                "hostile": partial(ask, target, limit=5, say=lines.append),
+                "hostile": partial(ask, target, limit=5, notify=lines.append),
                 "damaged": partial(run_eval, target, options, home=engine_home, notify=lambda _: None),
             }
-        ) as asked,
+        ) as result_of,
     ):
-        outcome = asked("hostile")
+        outcome = result_of("hostile")
         with pytest.raises(BenchError) as caught:
-            asked("damaged")
+            result_of("damaged")
     assert [item.correct for item in outcome.items] == [True] * 5
     assert lines
     assert "OWNED" not in eval_result_to_json(outcome) + "\n".join(lines)
@@ -210,7 +210,7 @@ def test_hostile_answers_are_discarded_and_damaged_dataset_fails(
 
 
 def test_harness_memory_is_limited(tmp_path: Path) -> None:
-    """The harness keeps an answer however long it is: 6 GB within a minute, as long as it was let."""
+    """The harness stores answers of any length: without the limit, 6 GB within a minute."""
     suite, python = find_suite("gsm8k"), Path(sys.executable)
     request = EvalRequest(python=python, suite=suite, url="", model="", key=None, limit=None, data=None, command="")
     command = argv(request, task="gsm8k", work=tmp_path)

@@ -1,4 +1,4 @@
-"""The answers that `cpu-tiny` has to give, by transformers on the same weights, and by real sglang token by token.
+"""Compare the expected answers of `cpu-tiny` with transformers, and real sglang's tokens with those of transformers.
 
 `UPDATE_GOLDEN=1 pytest tests/integration/test_expected_answers.py` writes transformers' answers to the model's file.
 """
@@ -25,7 +25,7 @@ from orchestrator.verify.client import prompt_of
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 PROGRAM = data_root() / "images" / "greedy_answers.py"
 MODEL = data_root() / "profiles" / "models" / "tiny.yaml"
-CLEAR = 0.015  # logits: of float32 and bf16, in transformers, no answer with a margin above 0.003 differed
+MIN_MARGIN = 0.015  # logits; in transformers, float32 and bf16 agreed above a margin of 0.003
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +35,13 @@ def questions() -> tuple[SmokeQuestion, ...]:
 
 @pytest.fixture(scope="module")
 def answers(questions: tuple[SmokeQuestion, ...], cpu_environment: Venv, tiny_model: Path) -> list[dict[str, Any]]:
-    """What transformers answers to each question."""
-    asked = json.dumps([{"prompt": prompt_of(question), "tokens": question.max_tokens} for question in questions])
-    program = Program(program=str(PROGRAM), argv=(str(tiny_model),), stdin=asked)
+    """Return the answer of transformers to each question."""
+    prompts = json.dumps([{"prompt": prompt_of(question), "tokens": question.max_tokens} for question in questions])
+    program = Program(program=str(PROGRAM), argv=(str(tiny_model),), stdin=prompts)
     done = run_forked(cpu_environment.python, {"": program})[""]
     assert done.returncode == 0, done.stderr
-    answered: list[dict[str, Any]] = json.loads(done.stdout)
-    return answered
+    results: list[dict[str, Any]] = json.loads(done.stdout)
+    return results
 
 
 def test_expected_answers_match_transformers(
@@ -56,21 +56,21 @@ def test_expected_answers_match_transformers(
     else:
         assert [question.expected for question in questions] == texts
     assert [answer["bf16"] for answer in answers] == [True] * 3
-    assert min(answer["margin"] for answer in answers) > CLEAR
+    assert min(answer["margin"] for answer in answers) > MIN_MARGIN
 
 
 def test_sglang_tokens_match_transformers(
     server: CpuServer, questions: tuple[SmokeQuestion, ...], answers: list[dict[str, Any]]
 ) -> None:
-    """Also behind more than one chunk of prefill, where nothing comes from cache."""
+    """The last prompt has more than one prefill chunk, and nothing comes from the cache."""
     with EngineClient(server.url, key=None) as client:
         assert client.post_status(endpoints.FLUSH_CACHE, b"") == 200
-        given = [
+        generated = [
             read_generated(
                 client.post(endpoints.GENERATE, generate_body(answer["prompt_ids"], tokens=question.max_tokens))
             )
             for question, answer in zip(questions, answers, strict=True)
         ]
-    assert [list(answer_.ids) for answer_ in given] == [answer["ids"] for answer in answers]
-    assert given[-1].prompt_tokens > int(server.plan.flag("chunked-prefill-size") or 0)
-    assert given[-1].cached_tokens < 64
+    assert [list(item.ids) for item in generated] == [answer["ids"] for answer in answers]
+    assert generated[-1].prompt_tokens > int(server.plan.flag("chunked-prefill-size") or 0)
+    assert generated[-1].cached_tokens < 64

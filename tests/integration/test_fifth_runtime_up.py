@@ -1,4 +1,4 @@
-"""A fifth runtime is one module and one line: `up` starts and verifies its server, the other commands find it."""
+"""A new runtime needs one module and one line: `up` starts and verifies its server, other commands find it."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def deploy(*words: str) -> Result:
 def test_up_starts_and_verifies_server_of_new_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEPLOY_HOME", str(tmp_path / "home"))
     register(monkeypatch)
-    monkeypatch.setattr(decisions, "ensure_checkpoint", lambda *_, **__: None)  # the engine here reads none
+    monkeypatch.setattr(decisions, "ensure_checkpoint", lambda *_, **__: None)  # this engine reads no checkpoint
     assert "==> server.sh <==" in deploy("render", "cpu-tiny", "--runtime", NAME).stdout
     home = Home(tmp_path / "home")
     request = request_of(f"runtime={NAME}", f"server.port={free_port()}", "model.questions=null", name="owl")

@@ -1,4 +1,4 @@
-"""The flag tables and the rendered commands, against the argument parsers of the very versions they name."""
+"""Compare the flag tables and the rendered commands with the argument parsers of their sglang versions."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -25,8 +25,8 @@ COMMANDS += [("mi355x-tp8", ("flags.cuda-graph-bs-decode=[1,2,4]", "flags.contex
 COMMANDS += [(name, ("engine=sglang-0.5.16-rocm",)) for name in PROFILES if name.endswith("-july")]
 OLD_OPTION = ("--model-path", "m", "--nsa-prefill-backend", "tilelang")
 
-# Importing a parser takes seconds: each version is asked everything at once.
-ASK = """
+# Importing a parser takes seconds, so that one process answers everything about a version.
+PARSER_PROGRAM = """
 import json, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
@@ -56,36 +56,36 @@ print(json.dumps({"table": table, "verdicts": [verdict(argv) for argv in command
 
 @dataclass(frozen=True)
 class Answers:
-    """What one version's parser says of itself, and of every command that names this version, in order."""
+    """The flag table of a version's parser, and its verdict on every command that names this version."""
 
     table: str
     verdicts: dict[tuple[str, ...], str]
 
 
 def command(profile: str, overrides: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-    """The sglang version of a profile's plan, and its arguments."""
+    """Return the sglang version of a profile's plan and the arguments of its server."""
     plan = load(profile, overrides=overrides).plan
     rendered = render_artifacts(plan)
-    argv = next(iter(rendered.replicas), rendered).command.argv  # before several servers stands a gateway
+    argv = next(iter(rendered.replicas), rendered).command.argv  # a replicated server's own command starts the gateway
     return plan.engine.version, argv[argv.index("sglang.launch_server") + 1 :]
 
 
 @pytest.fixture(scope="module")
 def ask(cpu_environment: Venv) -> Callable[[str], Answers]:
-    found: dict[str, list[tuple[str, ...]]] = {version: [OLD_OPTION] for version in VERSIONS}
-    for version, argv in (command(*words_) for words_ in COMMANDS):
-        found[version].append(argv)
+    commands_of: dict[str, list[tuple[str, ...]]] = {version: [OLD_OPTION] for version in VERSIONS}
+    for version, argv in (command(*case) for case in COMMANDS):
+        commands_of[version].append(argv)
     programs = {
-        version: Program(program=ASK, argv=(str(FLAGS), str(unpacked(version)), version), stdin=json.dumps(commands))
-        for version, commands in found.items()
+        version: Program(program=PARSER_PROGRAM, argv=(str(FLAGS), str(unpacked(version)), version), stdin=json.dumps(commands))
+        for version, commands in commands_of.items()
     }
-    ended = run_forked(cpu_environment.python, programs)
+    results = run_forked(cpu_environment.python, programs)
 
     def answers(version: str) -> Answers:
-        asked = ended[version]
-        assert asked.returncode == 0, asked.stderr
-        answer = json.loads(asked.stdout.splitlines()[-1])
-        return Answers(answer["table"], dict(zip(found[version], answer["verdicts"], strict=True)))
+        result = results[version]
+        assert result.returncode == 0, result.stderr
+        answer = json.loads(result.stdout.splitlines()[-1])
+        return Answers(answer["table"], dict(zip(commands_of[version], answer["verdicts"], strict=True)))
 
     return answers
 
@@ -100,7 +100,7 @@ def test_generated_flag_table_matches_shipped_one(
     cpu_environment: Venv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flag_tables, "fetch_wheel", lambda version, _: wheel(version))
-    package = unpacked("0.5.16") / "sglang"  # with what Python has compiled of it
+    package = unpacked("0.5.16") / "sglang"  # with its compiled files
     monkeypatch.setattr(flag_tables, "unpack_package", lambda _, folder: (folder / "sglang").symlink_to(package))
     path = flag_tables.write_flag_table("0.5.16", Home(tmp_path), python=cpu_environment.python)
     assert path.read_text() == (FLAGS / "0.5.16.json").read_text()

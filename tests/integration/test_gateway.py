@@ -1,4 +1,4 @@
-"""Several servers behind the real gateway, the scripted engine; `test_scripted_engine.py` has real sglang there."""
+"""Run replicas of the scripted engine behind the real gateway; `test_scripted_engine.py` uses real sglang."""
 
 import json
 import os
@@ -49,10 +49,10 @@ def test_gateway_requires_key_and_leaves_no_trace(pair: Pair) -> None:
     with pytest.raises(NotReadyError, match="another gateway answers"):
         require_own_gateway(pair.url, Secret("0" * 64))
     assert key_file.stat().st_mode & 0o777 == 0o600
-    parts = [Path(handle.run_dir), *(Path(server.run_dir) for server in handle.replicas)]
-    for process in (process for part in parts for process in processes_in(part)):
-        shown = Path(f"/proc/{process.pid}")
-        exposed = (shown / "cmdline").read_bytes() + (shown / "environ").read_bytes()
+    run_dirs = [Path(handle.run_dir), *(Path(server.run_dir) for server in handle.replicas)]
+    for process in (process for run_dir in run_dirs for process in processes_in(run_dir)):
+        proc = Path(f"/proc/{process.pid}")
+        exposed = (proc / "cmdline").read_bytes() + (proc / "environ").read_bytes()
         assert KEY.encode() not in exposed
         assert control not in exposed
     written = [path for path in pair.deploy.home.runs.rglob("*") if path.is_file()]
@@ -63,10 +63,10 @@ def test_gateway_requires_key_and_leaves_no_trace(pair: Pair) -> None:
     assert (asked.returncode, asked.stdout.strip() != "") == (0, True), asked.stderr
     log = pair.deploy.run("logs", NAME).stdout
     assert all(f"==> {name} <==" in log for name in ("server.log", "replica-1/server.log", "replica-2/server.log"))
-    proved = json.loads(pair.deploy.run("smoke", NAME, "--json").stdout)
-    assert proved["ok"] is True
+    smoke = json.loads(pair.deploy.run("smoke", NAME, "--json").stdout)
+    assert smoke["ok"] is True
     assert {"replica 1: served model", "replica 2: served model", "gateway: replicas registered"} <= {
-        check["name"] for check in proved["checks"]
+        check["name"] for check in smoke["checks"]
     }
     assert pair.deploy.run("down", NAME).returncode == 0
     pair.nothing_left()
@@ -187,17 +187,17 @@ def test_second_model_joins_gateway_and_stops_independently(pair: Pair) -> None:
     pair.up()
     same = pair.deploy.run(*pair.words(*own, name="second"))
     assert (same.returncode, "the gateway already routes another model `tiny`" in same.stderr) == (6, True), same.stderr
-    assert "started `second`" not in early.stderr + same.stderr, "refused before anything is started"
+    assert "started `second`" not in early.stderr + same.stderr, "rejected before anything is started"
     second = pair.words(*own, "model.served_name=second", name="second")
     joined = pair.deploy.run(*second)
     assert joined.returncode == 0, joined.stderr
     assert f"the gateway of `pair` routes the model `second` at {pair.url}" in joined.stderr
 
-    def answers(model: str) -> int:
+    def status_of(model: str) -> int:
         return client.post("/v1/completions", json={"model": model, "prompt": "a", "max_tokens": 2}).status_code
 
     with pair.client() as client:
-        assert [answers(model) for model in ("tiny", "second", "third")] == [200, 200, 404]
+        assert [status_of(model) for model in ("tiny", "second", "third")] == [200, 200, 404]
         report = json.loads(pair.deploy.run("status", "--health", "--json").stdout)
         assert [(entry["name"], entry["health"], entry["url"]) for entry in report] == [
             ("pair", "healthy", pair.url),
@@ -205,21 +205,21 @@ def test_second_model_joins_gateway_and_stops_independently(pair: Pair) -> None:
         ]
         assert pair.deploy.run("smoke", NAME).returncode == 0, "its gateway counts the worker of the other model"
         assert pair.deploy.run("down", "second").returncode == 0
-        assert (answers("tiny"), answers("second") in {404, 503}) == (200, True), "503 while smg forgets it"
+        assert (status_of("tiny"), status_of("second") in {404, 503}) == (200, True), "503 until smg removes the worker"
 
     assert pair.deploy.run(*second).returncode == 0
     assert pair.deploy.run("down", NAME).returncode == 0
     alone = pair.deploy.run("status", "second")
     assert (alone.returncode, "the gateway of `pair` is not running" in alone.stderr) == (8, True), alone.stderr
     assert "`deploy restart pair` restarts it" in alone.stderr
-    assert pair.url not in alone.stdout, "a URL that nothing answers"
+    assert pair.url not in alone.stdout, "nothing listens at this URL"
     assert "no server `pair` found" in pair.deploy.run(*second).stderr
     again = pair.deploy.run("restart", "second")
     assert (again.returncode, "no gateway routes to `second`" in again.stderr) == (0, True), again.stderr
     pair.up()
-    assert pair.deploy.run("status", "second").returncode == 0, "a gateway that starts is joined again"
+    assert pair.deploy.run("status", "second").returncode == 0, "the server joins the restarted gateway"
     with pair.client() as client:
-        assert [answers(model) for model in ("tiny", "second")] == [200, 200]
+        assert [status_of(model) for model in ("tiny", "second")] == [200, 200]
     assert pair.deploy.run("down", "second").returncode == 0
 
 
@@ -253,12 +253,12 @@ def test_watch_restarts_server_when_gateway_hangs(pair: Pair) -> None:
     with pair.deploy.running("watch", NAME, "--json") as watch:
         assert json.loads(watch.line())["event"] == "watching"
         os.kill(pair.pid(pair.handle), signal.SIGSTOP)
-        answers: dict[str, str] = {}
-        while "restarted" not in answers:
+        details: dict[str, str] = {}
+        while "restarted" not in details:
             event = json.loads(watch.line())
-            answers[event["event"]] = event["detail"]
-        assert answers.keys() - {"unhealthy"} == {"died", "restarted"}
-        assert "gateway: no answer" in answers["died"]
+            details[event["event"]] = event["detail"]
+        assert details.keys() - {"unhealthy"} == {"died", "restarted"}
+        assert "gateway: no answer" in details["died"]
         assert count_workers(pair.url) == 2
         assert watch.end(signal.SIGINT)[0] == 130
 
@@ -269,7 +269,7 @@ def test_replicas_of_killed_gateway_are_cleaned_up(pair: Pair) -> None:
     wait_for(lambda: pair.runtime.state(pair.handle).status is Status.EXITED)
     result = pair.deploy.run("status", NAME)
     assert (result.returncode, "killed by SIGKILL" in result.stderr) == (6, True), result.stderr
-    pair.up()  # the same plan: what is left of it makes room
+    pair.up()  # the same plan: `up` replaces the leftover replicas
     assert count_workers(pair.url) == 2
     os.kill(pair.pid(pair.handle), signal.SIGKILL)
     assert pair.deploy.run("down", NAME).returncode == 0
@@ -311,7 +311,7 @@ def test_rolling_update_and_rollback_lose_no_response(pair: Pair) -> None:
         pair.up("env.SCRIPTED_STEP=0.001", replace=True)
         assert {Path(server.run_dir).parent for server in pair.handle.replicas} == {Path(pair.handle.run_dir)}
         changed = pair.handle
-        assert changed.gateway_dir != changed.run_dir, "the gateway is that of the first start"
+        assert changed.gateway_dir != changed.run_dir, "the gateway of the first start keeps running"
 
         broken = pair.deploy.run(*pair.words("env.SCRIPTED_BROKEN=1"), "--replace")
         assert broken.returncode == 7
@@ -324,13 +324,13 @@ def test_rolling_update_and_rollback_lose_no_response(pair: Pair) -> None:
         back = pair.deploy.run("rollback", NAME)
         assert back.returncode == 0, back.stderr
         assert "replica 1 of 2: unhealthy, stopping" in back.stderr
-        assert "replica 2 of 2: draining" not in back.stderr, "it is as it was all the time"
+        assert "replica 2 of 2: draining" not in back.stderr, "replica 2 did not change"
         assert pair.handle.plan_digest == changed.plan_digest
         assert count_workers(pair.url) == 2
     assert set(statuses) == {200}
     assert len(statuses) > 100
-    refused = pair.deploy.run(*pair.words("replicas=1"), "--replace")
-    assert (refused.returncode, "`replicas` changes from 2 to 1" in refused.stderr) == (6, True), refused.stderr
+    rejected = pair.deploy.run(*pair.words("replicas=1"), "--replace")
+    assert (rejected.returncode, "`replicas` changes from 2 to 1" in rejected.stderr) == (6, True), rejected.stderr
     assert pair.deploy.run("down", NAME).returncode == 0
     pair.nothing_left()
 
@@ -338,20 +338,20 @@ def test_rolling_update_and_rollback_lose_no_response(pair: Pair) -> None:
 @pytest.mark.slow
 def test_interrupted_or_partial_rolling_update_keeps_other_replicas(pair: Pair) -> None:
     pair.up()
-    for stage, left in (("draining", 2), ("started replica 1", 1), ("ready after", 1)):
+    for stage, remaining in (("draining", 2), ("started replica 1", 1), ("ready after", 1)):
         with pair.deploy.running(*pair.words("env.SCRIPTED_PAUSE=0.1"), "--replace") as command:
             command.wait_for(stage)
             code, output = command.end(signal.SIGINT)
-        assert (code, f"{2 - left} is down" in output) == (130, left < 2), output
-        assert count_workers(pair.url) == left, stage
+        assert (code, f"{2 - remaining} is down" in output) == (130, remaining < 2), output
+        assert count_workers(pair.url) == remaining, stage
         with pair.client() as client:
             assert complete(client).status_code == 200
     first = pair.handle
     one = pair.deploy.run(*pair.words("env.SCRIPTED_STEP=0.001"), "--replace", "--max-replicas", "1")
     assert (one.returncode, "1 of 2 replicas have this plan, 1 has another plan" in one.stderr) == (0, True), one.stderr
-    shown = pair.deploy.run("status", NAME)
-    assert shown.returncode == 0, shown.stderr
-    both = [line.split() for line in shown.stdout.splitlines() if line.startswith(f"{NAME}/replica-")]
+    status = pair.deploy.run("status", NAME)
+    assert status.returncode == 0, status.stderr
+    both = [line.split() for line in status.stdout.splitlines() if line.startswith(f"{NAME}/replica-")]
     assert [line[0] for line in both] == ["pair/replica-1", "pair/replica-2"]
     assert both[1][-1] == first.plan_digest[:8] != both[0][-1] == pair.handle.plan_digest[:8]
     again = pair.deploy.run(*pair.words("env.SCRIPTED_STEP=0.001"))

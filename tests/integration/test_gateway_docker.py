@@ -1,7 +1,4 @@
-"""Several servers behind the real gateway, all of them containers, as a user of Docker starts them.
-
-The servers are the scripted engine.
-"""
+"""Run replicas of the scripted engine and the real gateway as Docker containers."""
 
 import json
 import os
@@ -25,9 +22,9 @@ from orchestrator.verify.gateway import count_workers
 
 pytestmark = [pytest.mark.engine, pytest.mark.docker, pytest.mark.slow]
 
-NAME = f"several-{os.getpid()}"
+NAME = f"replicated-{os.getpid()}"
 KEY = "sk-of-several-containers"
-PARTS = [f"deploy-{NAME}", f"deploy-{NAME}--replica-1", f"deploy-{NAME}--replica-2"]
+CONTAINERS = [f"deploy-{NAME}", f"deploy-{NAME}--replica-1", f"deploy-{NAME}--replica-2"]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +36,7 @@ def base(docker_daemon: DockerCli, scripted_image: str) -> str:
 def deploy(engine_home: Home, tiny_model: Path) -> Iterator[CommandLine]:
     assert tiny_model.is_dir()
     yield CommandLine(engine_home, {"PAIR_KEY": KEY})
-    docker("rm", "--force", *PARTS)
+    docker("rm", "--force", *CONTAINERS)
 
 
 @pytest.fixture
@@ -60,7 +57,7 @@ def up(base: str, port: int) -> list[str]:
         "server.api_key_env": "PAIR_KEY",
         "timeouts.termination_grace": 0,
         "model.questions": "null",
-        "env.SCRIPTED_PAUSE": 1,  # a start takes 6 s: the gateway has to notice that a server is away
+        "env.SCRIPTED_PAUSE": 1,  # a start takes 6 s, so that the gateway notices a missing replica
     }
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     return ["up", "--profile", "cpu-tiny", "--name", NAME, *words]
@@ -75,7 +72,6 @@ def containers() -> list[str]:
 
 
 def test_replicated_containers_full_lifecycle(deploy: CommandLine, up: list[str], port: int) -> None:
-    """Interrupted, up, proved, asked, a replica killed that Docker starts again, its log, another plan, down."""
     with deploy.running(*up) as command:
         command.wait_for("started replica 2")
         assert command.end(signal.SIGINT)[0] == 130
@@ -88,9 +84,9 @@ def test_replicated_containers_full_lifecycle(deploy: CommandLine, up: list[str]
     verdicts = {check["name"]: check["verdict"] for check in result["smoke"]["checks"]}
     for name in ("replica 1: prefix cache", "replica 2: API key required", "gateway: replicas registered"):
         assert verdicts[name] == "passed"
-    assert containers() == PARTS
-    assert KEY not in docker("inspect", *PARTS)
-    published = [line.rpartition(":")[0] for name in PARTS[1:] for line in docker("port", name).split() if ":" in line]
+    assert containers() == CONTAINERS
+    assert KEY not in docker("inspect", *CONTAINERS)
+    published = [line.rpartition(":")[0] for name in CONTAINERS[1:] for line in docker("port", name).split() if ":" in line]
     assert published == ["127.0.0.1", "127.0.0.1"]
     [shown] = json.loads(deploy.run("status", NAME, "--json").stdout)
     assert (shown["url"], shown["health"]) == (url, "healthy")
@@ -103,7 +99,7 @@ def test_replicated_containers_full_lifecycle(deploy: CommandLine, up: list[str]
     other = deploy.run(*up, "--set", "gateway.policy=random")
     assert (other.returncode, "`deploy down " in other.stderr) == (6, True), other.stderr
 
-    os.kill(int(docker("inspect", "--format", "{{.State.Pid}}", PARTS[2])), signal.SIGKILL)
+    os.kill(int(docker("inspect", "--format", "{{.State.Pid}}", CONTAINERS[2])), signal.SIGKILL)
     wait_for(lambda: count_workers(url) == 1)
     answer = httpx.post(
         f"{url}/v1/completions",
@@ -127,6 +123,6 @@ def test_replicated_containers_full_lifecycle(deploy: CommandLine, up: list[str]
 
 def test_occupied_gateway_port_prevents_start(deploy: CommandLine, up: list[str], port: int) -> None:
     with socket.create_server(("127.0.0.1", port)):
-        refused = deploy.run(*up)
-    assert (refused.returncode, f"port {port}" in refused.stderr) == (4, True), refused.stderr
+        rejected = deploy.run(*up)
+    assert (rejected.returncode, f"port {port}" in rejected.stderr) == (4, True), rejected.stderr
     assert containers() == []

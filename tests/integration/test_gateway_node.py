@@ -1,6 +1,6 @@
-"""Several servers and the real gateway in pods of a real node: the scripted engine, and a pair of real sglang.
+"""Run replicas of the scripted engine, and a pair of real sglang, with the real gateway in pods of a real node.
 
-No kube-proxy runs: the address by which pods reach the API server leads to it by a rule of this machine's own.
+No kube-proxy runs: a rule of this machine routes pods to the API server.
 """
 
 import json
@@ -44,7 +44,7 @@ _LOCAL = Path("/proc/sys/net/ipv4/conf/all/route_localnet")
 
 @pytest.fixture(scope="module")
 def image(cluster_of_tests: ClusterEngine) -> str:
-    """Given to the node: servers and the gateway, as `deploy build` puts them into one image."""
+    """Load an image with servers and the gateway, as `deploy build` creates it, into the node."""
 
     def fill(tar: tarfile.TarFile) -> None:
         python = f"/usr/local/lib/{debian_python()}/dist-packages/sglang"
@@ -58,7 +58,7 @@ def image(cluster_of_tests: ClusterEngine) -> str:
 
 @pytest.fixture
 def real_models(cluster_engine: ClusterEngine, cpu_engine: CpuEngine) -> Path:
-    """What a pod of `REAL_IMAGE`, which the node has then, has at /models."""
+    """Load `REAL_IMAGE` into the node, and return the directory for /models of its pods."""
 
     def fill(tar: tarfile.TarFile) -> None:
         add_engine(tar)
@@ -78,19 +78,19 @@ def add_gateway(tar: tarfile.TarFile) -> None:
 
 @pytest.fixture
 def deploy(cluster_engine: ClusterEngine) -> Iterator[CommandLine]:
-    """The command line, in a cluster whose pods reach its API server; nothing is left in it."""
+    """Return `deploy` in a cluster whose pods reach its API server; check that nothing remains in it."""
     line = CommandLine(cluster_engine.home, {"PAIR_KEY": KEY})
-    with api_within_reach(cluster_engine):
+    with api_reachable(cluster_engine):
         yield line
         line.run("down", NAME)
     assert not cluster_engine.cluster.get(KINDS, "--selector", f"deploy.name={NAME}")
 
 
 @contextmanager
-def api_within_reach(engine: ClusterEngine) -> Iterator[None]:
-    """What a kube-proxy does for the Service `kubernetes`; and pods reach each other."""
+def api_reachable(engine: ClusterEngine) -> Iterator[None]:
+    """Route pods to the API server, as kube-proxy does for the Service `kubernetes`, and to each other."""
     services = {service["metadata"]["name"]: service["spec"]["clusterIP"] for service in engine.cluster.get("services")}
-    to_api = ["--source", engine.node.pods]  # other runs of the tests may have a cluster with these addresses too
+    to_api = ["--source", engine.node.pods]  # another test run may have a cluster with these addresses
     to_api += ["--protocol", "tcp", "--destination", services["kubernetes"], "--dport", "443"]
     to_api += ["--jump", "DNAT", "--to-destination", f"127.0.0.1:{engine.cluster.port}"]
     before = _LOCAL.read_text()
@@ -120,18 +120,17 @@ def up_words(node: OwnNode, image: str, port: int, profile: str = "cpu-tiny") ->
     return ("up", profile, "--name", NAME, "--runtime", "kubernetes", "--image", image, *sets)
 
 
-def pods(cluster: OwnCluster, *parts: str) -> list[Mapping[str, Any]]:
-    return list(cluster.get("pods", "--selector", f"deploy.name={NAME},deploy.unit in ({','.join(parts)})"))
+def pods(cluster: OwnCluster, *units: str) -> list[Mapping[str, Any]]:
+    return list(cluster.get("pods", "--selector", f"deploy.name={NAME},deploy.unit in ({','.join(units)})"))
 
 
 def stays(pod: Mapping[str, Any]) -> bool:
     return "deletionTimestamp" not in pod["metadata"]
 
 
-def look_meanwhile(deploy: CommandLine) -> None:
-    """What may be asked while a server hangs."""
+def check_logs_and_rights(deploy: CommandLine) -> None:
     log = deploy.run("logs", NAME).stdout
-    assert all(f"==> {part}server.log <==" in log for part in ("", "replica-1/", "replica-2/"))
+    assert all(f"==> {folder}server.log <==" in log for folder in ("", "replica-1/", "replica-2/"))
     rights = {
         "list pods": "yes",
         "watch pods": "yes",
@@ -139,13 +138,13 @@ def look_meanwhile(deploy: CommandLine) -> None:
         "list pods --namespace kube-system": "no",
         "delete pods": "no",
     }
-    for asked, answer in rights.items():
-        argv = ["kubectl", "auth", "can-i", *asked.split(), "--as", ACCOUNT]
-        assert subprocess.run(argv, capture_output=True, text=True, check=False).stdout.strip() == answer, asked
+    for arguments, answer in rights.items():
+        argv = ["kubectl", "auth", "can-i", *arguments.split(), "--as", ACCOUNT]
+        assert subprocess.run(argv, capture_output=True, text=True, check=False).stdout.strip() == answer, arguments
 
 
-def change(deploy: CommandLine, words: tuple[str, ...]) -> str:
-    """One replaced to look at, then the other, one that fails, and the way back; what was said."""
+def update_and_roll_back(deploy: CommandLine, words: tuple[str, ...]) -> str:
+    """Update one replica, then the other, then to a broken plan, and roll back; return the output."""
     new, broken = ("--set", "env.SCRIPTED_STEP=0.001", "--replace"), ("--set", "env.SCRIPTED_BROKEN=1", "--replace")
     steps: tuple[tuple[tuple[str, ...], int, str, tuple[int, ...]], ...] = (
         ((*words, *new, "--max-replicas", "1"), 0, "1 of 2 replicas have this plan, 1 has another plan", (1,)),
@@ -154,16 +153,16 @@ def change(deploy: CommandLine, words: tuple[str, ...]) -> str:
         (("rollback", NAME), 0, "replica 1 of 2: starting", (1,)),
     )
     output = ""
-    for asked, code, message, numbers in steps:
-        done = deploy.run(*asked)
+    for arguments, code, message, numbers in steps:
+        done = deploy.run(*arguments)
         assert (done.returncode, message in done.stderr) == (code, True), done.stderr
         assert [number for number in (1, 2) if f"started replica {number} of 2;" in done.stderr] == [*numbers]
         output += done.stderr
     return output
 
 
-def hang_and_come_back(deploy: CommandLine, cluster: OwnCluster) -> str:
-    """Stop the detokenizer of a server, which `/health` does not ask; what is told of it once all serve again."""
+def hang_replica(deploy: CommandLine, cluster: OwnCluster) -> str:
+    """Stop a replica's detokenizer, which `/health` does not check; return the replica's detail after its restart."""
 
     def restarts() -> int:
         (pod,) = pods(cluster, "replica-2")
@@ -173,18 +172,18 @@ def hang_and_come_back(deploy: CommandLine, cluster: OwnCluster) -> str:
     stop = "kill -STOP $(grep -l sglang::detokenize[r] /proc/[0-9]*/cmdline | cut -d/ -f3)"
     began = time.monotonic()
     cluster.kubectl("exec", pod["metadata"]["name"], "--", "sh", "-c", stop)
-    look_meanwhile(deploy)
+    check_logs_and_rights(deploy)
     wait_for(lambda: restarts() == 1)
     restarted = time.monotonic() - began
     wait_for(lambda: deploy.run("status", NAME).returncode == 0)
     print(f"restarted after {restarted:.0f} s, all serve after {time.monotonic() - began:.0f} s")
-    (whole,) = json.loads(deploy.run("status", NAME, "--json").stdout)
-    return str(whole["replicas"][1]["detail"])
+    (server,) = json.loads(deploy.run("status", NAME, "--json").stdout)
+    return str(server["replicas"][1]["detail"])
 
 
-def delete_pod_under_a_stream(cluster: OwnCluster, port: int) -> tuple[list[str], str]:
-    """Delete a pod, whoever does that, while it answers longer than it may: the events of the answer, and its log."""
-    (pod,) = filter(stays, pods(cluster, "replica-1"))  # the one before may still be ending
+def delete_pod_during_stream(cluster: OwnCluster, port: int) -> tuple[list[str], str]:
+    """Delete a pod during a stream longer than its grace period; return the events of the stream and the pod's log."""
+    (pod,) = filter(stays, pods(cluster, "replica-1"))  # the previous pod may still be terminating
     name, body = pod["metadata"]["name"], {"model": "tiny", "prompt": "Once", "max_tokens": TOO_LONG, "stream": True}
     address = f"http://{pod['status']['podIP']}:{port}"
     with (
@@ -218,7 +217,7 @@ def test_gateway_discovers_replicas_and_their_replacements(
         assert verdicts[name] == "passed"
     assert "is already up" in deploy.run(*words).stderr
     assert deploy.run("ask", NAME, "Once", "--tokens", "4").returncode == 0
-    stderr = hang_and_come_back(deploy, cluster)
+    stderr = hang_replica(deploy, cluster)
     assert re.search("its livenessProbe failed: (rank 0 makes no progress: no response within|it timed out)", stderr), (
         stderr
     )
@@ -228,8 +227,8 @@ def test_gateway_discovers_replicas_and_their_replacements(
     statuses: list[int] = []
     with load(f"http://{gateway['status']['podIP']}:{port}", KEY, statuses, clients=2):
         wait_for(lambda: len(statuses) > 20)
-        output = change(deploy, words)
-        events, log = delete_pod_under_a_stream(cluster, port)
+        output = update_and_roll_back(deploy, words)
+        events, log = delete_pod_during_stream(cluster, port)
         after = len(statuses)
         wait_for(lambda: len(statuses) > after + 20)
         wait_for(lambda: deploy.run("status", NAME).returncode == 0)
@@ -249,13 +248,13 @@ def test_gateway_discovers_replicas_and_their_replacements(
 
 
 def test_roles_are_replaced_together(deploy: CommandLine, image: str, cluster_engine: ClusterEngine) -> None:
-    """Two servers read prompts, one generates."""
+    """There are two prefill servers and one decode server."""
     words = up_words(cluster_engine.node, image, free_port(), "cpu-tiny-1p1d")
     done = deploy.run(*words, "--set", "layout.prefill.replicas=2", "--json")
     assert done.returncode == 0, done.stderr
     assert verdicts_of(done.stdout)["gateway: replicas registered"] == "passed"
-    (whole,) = json.loads(deploy.run("status", NAME, "--json").stdout)
-    assert [replica["name"] for replica in whole["replicas"]] == [
+    (server,) = json.loads(deploy.run("status", NAME, "--json").stdout)
+    assert [replica["name"] for replica in server["replicas"]] == [
         f"{NAME}/{name}" for name in ("prefill-1", "prefill-2", "decode-1")
     ]
     again = deploy.run(*words, "--set", "layout.prefill.replicas=2", "--replace")
@@ -279,7 +278,7 @@ def test_roles_are_replaced_together(deploy: CommandLine, image: str, cluster_en
 def test_real_pair_in_pods_answers_after_its_decode_server_is_replaced(
     deploy: CommandLine, real_models: Path, cluster_engine: ClusterEngine
 ) -> None:
-    """The KV cache crosses between the pods by Mooncake over TCP; the cluster replaces one of them."""
+    """The pods transfer the KV cache with Mooncake over TCP; the cluster replaces one pod."""
     cluster = cluster_engine.cluster
     settings = (
         f"server.port={free_port()}",
@@ -294,9 +293,9 @@ def test_real_pair_in_pods_answers_after_its_decode_server_is_replaced(
     words = ("up", "cpu-tiny-1p1d", "--name", NAME, "--runtime", "kubernetes", "--image", REAL_IMAGE, *sets)
     done = deploy.run(*words, "--json")
     assert done.returncode == 0, done.stderr
-    found = verdicts_of(done.stdout)
+    verdicts = verdicts_of(done.stdout)
     for name in (*PAIR_CHECKS, "correct answers", "gateway: replicas registered"):
-        assert found[name] == "passed", (name, done.stdout)
+        assert verdicts[name] == "passed", (name, done.stdout)
     assert "is already up" in deploy.run(*words).stderr
 
     (before,) = pods(cluster, "decode-1")
@@ -312,42 +311,35 @@ def test_real_pair_in_pods_answers_after_its_decode_server_is_replaced(
     assert not cluster.get(KINDS, "--selector", f"deploy.name={NAME}")
 
 
-def verdicts_of(printed: str) -> dict[str, str]:
-    """Of the checks in what `up --json` or `smoke --json` prints."""
-    report = json.loads(printed)
+def verdicts_of(output: str) -> dict[str, str]:
+    """Return the verdicts of the checks in the output of `up --json` or `smoke --json`."""
+    report = json.loads(output)
     return {check["name"]: check["verdict"] for check in report.get("smoke", report)["checks"]}
 
 
 def test_pod_is_ready_only_after_first_sampled_response(
     deploy: CommandLine, image: str, cluster_engine: ClusterEngine
 ) -> None:
-    """Its `/health` answers 200 meanwhile, as sglang's does before the first request that samples."""
+    """`/health` already answers 200, as sglang's does before the first request that samples."""
     cluster, models = cluster_engine.cluster, cluster_engine.node.folder / "checkpoints"
     words = up_words(cluster_engine.node, image, free_port())
-    hangs = ("--set", "replicas=1", "--set", "env.SCRIPTED_SAMPLES=/models/samples")
+    hanging = ("--set", "replicas=1", "--set", "env.SCRIPTED_SAMPLES=/models/samples")
 
     def container() -> Mapping[str, Any]:
-        found = [*cluster.get("pods", "--selector", f"deploy.name={NAME}")]
-        return found[0]["status"].get("containerStatuses", [{}])[0] if found else {}
+        items = [*cluster.get("pods", "--selector", f"deploy.name={NAME}")]
+        return items[0]["status"].get("containerStatuses", [{}])[0] if items else {}
 
-    def asks() -> bool:
-        argv = (
-            "kubectl",
-            "exec",
-            f"deployment/{NAME}",
-            "--",
-            "sh",
-            "-c",
-            "grep -l first_sampl[e] /proc/[0-9]*/cmdline",
-        )
+    def is_sampling() -> bool:
+        search = "grep -l first_sampl[e] /proc/[0-9]*/cmdline"
+        argv = ("kubectl", "exec", f"deployment/{NAME}", "--", "sh", "-c", search)
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         return done.returncode == 0 and "fired up" in deploy.run("logs", NAME).stdout
 
-    with deploy.running(*words, *hangs) as up:
-        wait_for(asks)
+    with deploy.running(*words, *hanging) as up:
+        wait_for(is_sampling)
         for _ in range(5):
             assert (container()["started"], container()["ready"]) == (False, False)
-            assert "POST /v1/" not in deploy.run("logs", NAME).stdout, "the smoke test has begun"
+            assert "POST /v1/" not in deploy.run("logs", NAME).stdout, "the smoke test must not have begun"
             time.sleep(1)
         (models / "samples").touch()
         wait_for(lambda: container()["ready"])

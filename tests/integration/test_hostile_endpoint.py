@@ -1,4 +1,4 @@
-"""What an endpoint can do to those who ask it: each verb ends, within bounds of time and memory, with its own error."""
+"""Every command that queries a hostile endpoint ends within bounds of time and memory, with its own error."""
 
 import re
 import signal
@@ -26,10 +26,10 @@ from orchestrator.verify.smoke import smoke_test
 from orchestrator.verify.target import Target, target_of
 
 pytestmark = pytest.mark.timeout(300)
-SECONDS, ENOUGH = 0.25, 20.0  # that a request may take: where the answer never ends, and where it does on any machine
-NEVER_WHOLE = ["silent", *(name for name in BEHAVIORS if name.startswith("drip") or name.endswith("for-ever"))]
+SHORT_TIMEOUT, LONG_TIMEOUT = 0.25, 20.0  # for responses that never end, and for those that do
+ENDLESS = ["silent", *(name for name in BEHAVIORS if name.startswith("drip") or name.endswith("for-ever"))]
 FLOODS = ["flood", "flood-length", "flood-chunks", "gzip-bomb", "million-models", "wide", "deep", "million-metrics"]
-NO_ANSWER = [
+INVALID = [
     *("redirect", "unavailable", "html", "empty", "latin-1", "utf-16", "bom", "ssh", "close", "cut-head", "cut-body"),
     *("chunk-negative", "chunk-garbage", "chunk-huge", "length-negative", "length-twice", "flood-error"),
 ]
@@ -38,21 +38,21 @@ UNEXPECTED_VALUES = ["null", "[]", "-5", "1e400", "NaN", r'"\ud800"', "1.5", "tr
 WORKLOAD = Workload(
     description="a test", source="a test", input_tokens=20, output_tokens=6, cache_hit_rate=0.0, num_prefixes=1,
     token_ids=(10, 500), temperature=0.0, load="open", arrivals="constant", request_rates=(50.0,), requests=4, seed=1,
-    timeout_s=ENOUGH, slo={"ttft_p95_s": 5.0, "success_share": 0.99},
+    timeout_s=LONG_TIMEOUT, slo={"ttft_p95_s": 5.0, "success_share": 0.99},
 )  # fmt: skip
 
 
-def seconds(behaviors: Iterable[str]) -> float:
-    return SECONDS if {*behaviors} & {*NEVER_WHOLE} else ENOUGH
+def timeout_for(behaviors: Iterable[str]) -> float:
+    return SHORT_TIMEOUT if {*behaviors} & {*ENDLESS} else LONG_TIMEOUT
 
 
 @pytest.fixture
-def hurry(monkeypatch: pytest.MonkeyPatch, behavior: str) -> None:
-    duration = seconds([behavior])
+def short_timeouts(monkeypatch: pytest.MonkeyPatch, behavior: str) -> None:
+    duration = timeout_for([behavior])
     monkeypatch.setattr(ask_module, "_LIMITS", Timeouts(connect=duration, idle=duration, total=duration))
 
 
-def asked(url: str) -> str:
+def answer_text(url: str) -> str:
     return "".join(ask(url, "Count", tokens=8, key=None))
 
 
@@ -68,13 +68,13 @@ def target(url: str) -> Target:
 
 def failures(rules: dict[str, str]) -> dict[str, str]:
     with hostile(rules) as url:
-        report = smoke_test(target(url), faults=None, timeout=seconds(rules.values()))
-    assert not [check.evidence for check in report.checks if "Error" in check.evidence]  # nothing in Python's words
+        report = smoke_test(target(url), faults=None, timeout=timeout_for(rules.values()))
+    assert not [check.evidence for check in report.checks if "Error" in check.evidence]  # no Python exceptions
     return {check.name: check.evidence for check in report.checks if check.verdict is Verdict.FAILED}
 
 
 def measured(rules: dict[str, str], folder: Path, **changes: object) -> BenchResult:
-    changes = {"timeout_s": seconds(rules.values()), **changes}
+    changes = {"timeout_s": timeout_for(rules.values()), **changes}
     with hostile(rules) as url:
         request = BenchRequest(
             url=url, api="completions", key=None, workload_name="a test", workload=WORKLOAD.model_copy(update=changes),
@@ -86,31 +86,31 @@ def measured(rules: dict[str, str], folder: Path, **changes: object) -> BenchRes
 
 def test_endpoint_without_faults_passes(tmp_path: Path) -> None:
     with hostile({}) as url:
-        assert asked(url)
+        assert answer_text(url)
     assert failures({}) == {}
     point = measured({}, tmp_path).points[0]
     assert (point.succeeded, point.output_tokens) == (4, 24)
 
 
-@pytest.mark.usefixtures("hurry")
-@pytest.mark.parametrize("behavior", [*NEVER_WHOLE, *FLOODS, *NO_ANSWER, *BROKEN_STREAMS, "deep-event"])
+@pytest.mark.usefixtures("short_timeouts")
+@pytest.mark.parametrize("behavior", [*ENDLESS, *FLOODS, *INVALID, *BROKEN_STREAMS, "deep-event"])
 def test_ask_reports_incomplete_response(behavior: str) -> None:
     with (
         hostile({"/v1/completions": behavior}) as url,
         pytest.raises(StartError, match="no complete response from http"),
     ):
-        asked(url)
+        answer_text(url)
 
 
 @pytest.mark.parametrize("value", UNEXPECTED_VALUES)
 @pytest.mark.parametrize("key", ["choices", "choices.0", "choices.0.text", "choices.0.finish_reason"])
 def test_ask_rejects_non_text_choices(key: str, value: str) -> None:
-    refused = pytest.raises(StartError, match="no complete response from http")
-    with hostile({f"/v1/completions#{key}": value}) as url, refused:
-        asked(url)
+    rejected = pytest.raises(StartError, match="no complete response from http")
+    with hostile({f"/v1/completions#{key}": value}) as url, rejected:
+        answer_text(url)
 
 
-@pytest.mark.parametrize("behavior", [*NEVER_WHOLE, *FLOODS, *NO_ANSWER])
+@pytest.mark.parametrize("behavior", [*ENDLESS, *FLOODS, *INVALID])
 @pytest.mark.parametrize(
     ("path", "check"), [("/v1/models", "served model"), ("/v1/chat/completions", "streaming matches")]
 )
@@ -147,10 +147,10 @@ def test_smoke_test_rejects_values_of_wrong_type(key: str, check: str, value: st
 
 
 def test_smoke_test_fails_on_wrong_answers() -> None:
-    """Politely, by every rule of the API, and wrong: what a server of broken kernels does."""
+    """The responses are valid but wrong, like those of a server with broken kernels."""
     plan = load("cpu-tiny").plan
     with hostile({}) as url:
-        report = smoke_test(target_of(plan, url=url, api_key=None), faults=None, timeout=ENOUGH)
+        report = smoke_test(target_of(plan, url=url, api_key=None), faults=None, timeout=LONG_TIMEOUT)
     assert [check.name for check in report.failures] == ["correct answers"]
 
 
@@ -170,7 +170,7 @@ def test_readiness_wait_ends_at_its_timeout(path: str, behavior: str) -> None:
             url=url, served_name="tiny", api_key=None, log=lambda: next(log, []), state=lambda: state
         )
         with pytest.raises(NotReadyError):
-            wait_until_ready(server, progress_deadline=60, timeout=SECONDS)
+            wait_until_ready(server, progress_deadline=60, timeout=SHORT_TIMEOUT)
     assert time.monotonic() - begun < HEALTH_LIMITS.total
 
 
@@ -189,7 +189,7 @@ def test_bench_rejects_invalid_dp_size(value: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "behavior", [*NEVER_WHOLE, "flood", "flood-error", "gzip-bomb", *NO_ANSWER, *BROKEN_STREAMS, "deep-event"]
+    "behavior", [*ENDLESS, "flood", "flood-error", "gzip-bomb", *INVALID, *BROKEN_STREAMS, "deep-event"]
 )
 def test_bench_rejects_broken_responses(behavior: str, tmp_path: Path) -> None:
     with pytest.raises(BenchError, match="warm-up failed: "):
@@ -232,8 +232,8 @@ def test_bench_rejects_invalid_tokenizer_responses(rules: dict[str, str], messag
 
 @pytest.mark.parametrize("value", ["null", '"EAGLE"'])
 def test_random_prompts_with_speculation_are_a_comparability_issue(value: str, tmp_path: Path) -> None:
-    found = measured({"/server_info#speculative_algorithm": value}, tmp_path).comparability_issues
-    assert (IssueKind.RANDOM_PROMPTS in {mark.kind for mark in found}) == (value != "null")
+    issues = measured({"/server_info#speculative_algorithm": value}, tmp_path).comparability_issues
+    assert (IssueKind.RANDOM_PROMPTS in {issue.kind for issue in issues}) == (value != "null")
 
 
 @pytest.mark.parametrize("behavior", ["flood", "million-metrics", "metrics-unclosed", "gzip-bomb", "close"])
@@ -241,7 +241,7 @@ def test_broken_metrics_do_not_fail_the_point(behavior: str, tmp_path: Path) -> 
     assert measured({"/metrics": behavior}, tmp_path).points[0].succeeded == 4
 
 
-# Peak of the resident memory above what the imports took, in a process of its own.
+# Prints the peak resident memory above that of the imports.
 CHILD = """
 import sys
 from pathlib import Path
@@ -262,7 +262,7 @@ verbs.hostile = lambda rules: nullcontext(url)
 before = peak()
 try:
     if verb == "ask":
-        verbs.asked(url)
+        verbs.answer_text(url)
     elif verb == "smoke":
         verbs.smoke_test(verbs.target(url), faults=None, timeout=20)
     else:
@@ -331,7 +331,7 @@ def test_ctrl_c_ends_status_of_many_servers_immediately() -> None:
         with process:
             assert process.stdout is not None
             process.stdout.readline()
-            time.sleep(1)  # by then they are asked
+            time.sleep(1)  # until all requests are sent
             process.send_signal(signal.SIGINT)
             begun = time.monotonic()
             process.wait(60)

@@ -1,4 +1,4 @@
-"""A hub may serve other bytes than expected; it chooses neither where they are written nor what is removed."""
+"""A hostile hub chooses neither which files are written nor which are removed."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from loopback_hub import COMMIT, Hub, serve
 from loopback_ssh import needs_sshd, ssh_server
 from waits import TIMEOUT
 
-from orchestrator.checkpoints.hub import Hub as Asked
+from orchestrator.checkpoints.hub import Hub as HubClient
 from orchestrator.checkpoints.hub import list_files
 from orchestrator.checkpoints.remote_download import remote_program
 from orchestrator.core.errors import HostError
@@ -44,7 +44,7 @@ def shared(checkpoint: Path) -> Iterator[Hub]:
 
 @pytest.fixture
 def hub(shared: Hub, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """The same for all, honest again after each test."""
+    """Return the shared hub; reset its behavior after each test."""
     for name in [name for name in os.environ if name.startswith("HF_")]:
         monkeypatch.delenv(name)
     yield shared
@@ -56,9 +56,9 @@ def short(value: object) -> str:
     return ascii(value)[:30]
 
 
-def refused(hub: Hub, *words: str) -> None:
+def assert_rejected(hub: Hub, *words: str) -> None:
     with pytest.raises(HostError) as caught:
-        list_files(REPOSITORY, "main", Asked(endpoint=hub.url, token=None))
+        list_files(REPOSITORY, "main", HubClient(endpoint=hub.url, token=None))
     message = caught.value.message
     assert message.isprintable()
     assert all(word in message for word in words), message
@@ -68,32 +68,32 @@ def refused(hub: Hub, *words: str) -> None:
 @pytest.mark.parametrize("sha", COMMITS, ids=short)
 def test_invalid_commit_is_rejected(hub: Hub, sha: object) -> None:
     hub.sha = sha
-    refused(hub, "cannot use the hub", "is not a commit")
+    assert_rejected(hub, "cannot use the hub", "is not a commit")
 
 
 @pytest.mark.parametrize("name", NAMES, ids=short)
 def test_invalid_file_name_is_rejected(hub: Hub, name: object) -> None:
     hub.more = [entry(path=name)]
-    refused(hub, "cannot use the hub")
+    assert_rejected(hub, "cannot use the hub")
 
 
 @pytest.mark.parametrize("size", SIZES, ids=short)
 def test_invalid_file_size_is_rejected(hub: Hub, size: object) -> None:
     hub.more = [entry(size=size)]
-    refused(hub, "cannot use the hub", "is not a size in bytes")
+    assert_rejected(hub, "cannot use the hub", "is not a size in bytes")
 
 
 @pytest.mark.parametrize("oid", CONTENTS, ids=short)
 def test_invalid_content_hash_is_rejected(hub: Hub, oid: object) -> None:
     hub.more = [entry(oid=oid)]
-    refused(hub, "cannot use the hub", "is not a sha1 or sha256")
+    assert_rejected(hub, "cannot use the hub", "is not a sha1 or sha256")
 
 
 @pytest.mark.parametrize("names", [("a", "a/b"), ("a/b/c", "a"), ("config.json/x",)], ids=short)
 def test_path_listed_as_file_and_folder_is_rejected(hub: Hub, names: tuple[str, ...]) -> None:
-    """It was a download that broke off, and the hint was to run the same again."""
+    """This was once reported as an interrupted download, with the hint to run the command again."""
     hub.more = [entry(path=name) for name in names]
-    refused(hub, "cannot use the hub", "as a file and as a folder")
+    assert_rejected(hub, "cannot use the hub", "as a file and as a folder")
 
 
 @pytest.mark.parametrize(
@@ -138,14 +138,14 @@ def test_path_listed_as_file_and_folder_is_rejected(hub: Hub, names: tuple[str, 
 @pytest.mark.parametrize("end", [f"/tree/{COMMIT}", "/revision/main"])
 def test_malformed_hub_response_is_a_host_error(hub: Hub, answer: object, end: str) -> None:
     hub.answers = {end: answer}
-    refused(hub, "the hub: ")
+    assert_rejected(hub, "the hub: ")
 
 
 def test_response_for_different_commit_is_rejected(hub: Hub) -> None:
     hub.sha = "f" * 40
     hub.answers = {f"/revision/{COMMIT}": {"id": REPOSITORY, "sha": "f" * 40, "siblings": []}}
     with pytest.raises(HostError, match="requested"):
-        list_files(REPOSITORY, COMMIT, Asked(endpoint=hub.url, token=None))
+        list_files(REPOSITORY, COMMIT, HubClient(endpoint=hub.url, token=None))
 
 
 def stage(hub: Hub, home: Path, *words: str) -> "subprocess.CompletedProcess[str]":
@@ -154,7 +154,7 @@ def stage(hub: Hub, home: Path, *words: str) -> "subprocess.CompletedProcess[str
 
 
 @pytest.fixture(scope="module")
-def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def remote_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("ssh")
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -163,14 +163,14 @@ def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(params=["here", pytest.param("ssh", marks=needs_sshd)])
+@pytest.fixture(params=["local", pytest.param("ssh", marks=needs_sshd)])
 def options(request: pytest.FixtureRequest) -> list[str]:
-    """Words of a command that stages on this machine, or over ssh."""
-    return ["--host", request.getfixturevalue("far")] if request.param == "ssh" else []
+    """Return the options of a command that stages on this machine or over ssh."""
+    return ["--host", request.getfixturevalue("remote_host")] if request.param == "ssh" else []
 
 
-def valuables(folder: Path) -> dict[Path, bytes]:
-    """Files that are nobody's business, beside the checkpoint and elsewhere."""
+def unrelated_files(folder: Path) -> dict[Path, bytes]:
+    """Create unrelated files, next to the checkpoint and elsewhere."""
     files = (folder / "some/dir/kept", folder / "models/other/model.safetensors", folder / "models/glm/own.txt")
     for file in files:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -180,7 +180,7 @@ def valuables(folder: Path) -> dict[Path, bytes]:
 
 @pytest.mark.parametrize("sha", ["{tmp}/some/dir", "../..", ".."])
 def test_commit_name_cannot_remove_a_directory(hub: Hub, tmp_path: Path, options: list[str], sha: str) -> None:
-    before = valuables(tmp_path)
+    before = unrelated_files(tmp_path)
     hub.sha = sha.format(tmp=tmp_path)
     done = stage(hub, tmp_path, "--revision", "main", *options)
     assert (done.returncode, "is not a commit" in done.stderr) == (4, True), done.stderr
@@ -189,19 +189,19 @@ def test_commit_name_cannot_remove_a_directory(hub: Hub, tmp_path: Path, options
 
 @pytest.mark.parametrize("name", ["{tmp}/some/dir/x.json", "../other/x.json", ".parts/fetched"])
 def test_file_name_cannot_escape_checkpoint(hub: Hub, tmp_path: Path, options: list[str], name: str) -> None:
-    before = valuables(tmp_path)
+    before = unrelated_files(tmp_path)
     hub.more = [entry(path=name.format(tmp=tmp_path), size=(hub.directory / "config.json").stat().st_size)]
     done = stage(hub, tmp_path, *options)
     assert (done.returncode, "cannot use the file name" in done.stderr) == (4, True), done.stderr
-    found = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert found == before, "nothing is written and nothing is removed"
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert files == before, "nothing is written and nothing is removed"
 
 
 @pytest.mark.parametrize(
     "link", [".parts", "sub", ".parts/" + COMMIT, ".parts/fetched", f".parts/{COMMIT}/config.json.part"]
 )
 def test_symlink_in_checkpoint_is_not_followed(hub: Hub, tmp_path: Path, options: list[str], link: str) -> None:
-    before = valuables(tmp_path)
+    before = unrelated_files(tmp_path)
     at = tmp_path / "models/glm" / link
     at.parent.mkdir(parents=True, exist_ok=True)
     at.symlink_to(tmp_path / ("some/dir/kept" if link.endswith(("part", "fetched")) else "some/dir"))
@@ -214,7 +214,7 @@ def test_symlink_in_checkpoint_is_not_followed(hub: Hub, tmp_path: Path, options
 
 
 def test_symlinked_file_is_replaced_and_its_target_kept(hub: Hub, tmp_path: Path, options: list[str]) -> None:
-    before = valuables(tmp_path)
+    before = unrelated_files(tmp_path)
     (tmp_path / "models/glm/config.json").symlink_to(tmp_path / "some/dir/kept")
     done = stage(hub, tmp_path, *options)
     assert done.returncode == 0, done.stderr
@@ -231,7 +231,7 @@ def test_invalid_repository_name_is_a_profile_error(
     assert "write `org/name`" in done.stderr
 
 
-# The program, loaded once, in a fork for each line: what one costs is its start.
+# Loads the program once and runs it in a fork for each line: starting it is slow.
 LINE_BY_LINE = """
 import os, sys
 names = {{"__name__": "loaded"}}
@@ -249,9 +249,9 @@ for line in sys.stdin.buffer.readlines():
 """
 
 
-def ask_there(far: str, requests: list[dict[str, object]]) -> list[list[dict[str, Any]]]:
-    """What the program says over there to each of these, which no version of this tool would send."""
-    host, port = far.removeprefix("ssh://").split(":")
+def run_remote_program(remote_host: str, requests: list[dict[str, object]]) -> list[list[dict[str, Any]]]:
+    """Return the answers of the remote program to requests that this tool would never send."""
+    host, port = remote_host.removeprefix("ssh://").split(":")
     *python, program = remote_program()
     argv = ["ssh", "-p", port, host, shlex.join([*python, LINE_BY_LINE.format(program=program)])]
     lines = "".join(json.dumps(request) + "\n" for request in requests)
@@ -267,20 +267,20 @@ def ask_there(far: str, requests: list[dict[str, object]]) -> list[list[dict[str
     ("key", "values"), [("commit", COMMITS), ("file", NAMES), ("size", SIZES), ("identity", CONTENTS)]
 )
 def test_remote_download_program_validates_its_requests(
-    far: str, tmp_path: Path, key: str, values: tuple[object, ...]
+    remote_host: str, tmp_path: Path, key: str, values: tuple[object, ...]
 ) -> None:
-    """It is asked by whoever holds the connection, and does not rely on what was checked here."""
-    before = valuables(tmp_path)
+    """Anybody with a connection can call the program, so that it must not rely on local checks."""
+    before = unrelated_files(tmp_path)
     base = {"directory": str(tmp_path / "models/glm"), "address": "http://127.0.0.1:9", "headers": {}}
-    tried = [value for value in values if key != "file" or isinstance(value, str)]  # JSON has no other keys
-    files = ({"size": 5, "identity": BLOB, "file": "x.json", "commit": COMMIT} | {key: value} for value in tried)
+    candidates = [value for value in values if key != "file" or isinstance(value, str)]  # JSON keys are strings
+    files = ({"size": 5, "identity": BLOB, "file": "x.json", "commit": COMMIT} | {key: value} for value in candidates)
     requests: list[dict[str, object]] = [
         {**base, "files": {str(f["file"]): [f["size"], f["identity"]]}, "commit": f["commit"]} for f in files
     ]
-    answers = ask_there(far, requests)
+    answers = run_remote_program(remote_host, requests)
     reasons = [answer[0].get("error", "") if len(answer) == 1 else "" for answer in answers]
     words = ("is not a", "cannot use the file name")
-    passed = [value for value, reason in zip(tried, reasons, strict=True) if not any(map(reason.count, words))]
+    passed = [value for value, reason in zip(candidates, reasons, strict=True) if not any(map(reason.count, words))]
     assert passed == []
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
