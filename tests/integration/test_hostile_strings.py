@@ -1,7 +1,6 @@
-"""Every string of a plan, in turn, as an attacker would choose it: what is rendered runs what was meant, no more.
+"""Rendered scripts run the same commands if any string of the plan is hostile.
 
-Each is first replaced by a plain word. What the script then runs, with that word replaced by the hostile one, is what
-it has to run.
+The expected commands are those of a plan with a plain word in the same field, with the word replaced.
 """
 
 import csv
@@ -34,7 +33,7 @@ HOSTILE = (
     "-v a\tb *?~#!{a,b}<>$HOME,source=/etc \\",
     "a\ntouch canary\r\nRUN touch canary\n",
 )
-BY_PATTERN = {"profile", "name", "origin"}  # what their schema lets through needs no quoting
+SAFE_FIELDS = {"profile", "name", "origin"}  # their schemas allow only characters that need no quotes
 STUBS = {
     "docker": """for word; do printf '%s\\0' "$word"; done >"$SEEN"\n""",
     "python3": """for word; do printf '%s\\0' "$word"; done >"$SEEN"\n""",
@@ -43,7 +42,7 @@ STUBS = {
 
 
 def leaves(value: object, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The paths of all strings in a plan."""
+    """Yield the paths of all strings in a plan."""
     if isinstance(value, str):
         yield path
     elif dataclasses.is_dataclass(value):
@@ -55,7 +54,7 @@ def leaves(value: object, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...
 
 
 def with_leaf(value: Any, path: tuple[Any, ...], text: str) -> Any:  # noqa: ANN401 - a part of a plan
-    """The same with one string exchanged; a path in it stays one."""
+    """Return the plan with one string replaced; an absolute path stays one."""
     if not path:
         return f"/{text}" if value.startswith("/") else text
     step, *rest = path
@@ -65,43 +64,43 @@ def with_leaf(value: Any, path: tuple[Any, ...], text: str) -> Any:  # noqa: ANN
 
 
 def cases() -> list[Any]:
-    """Each field that holds a string, in the first profile that has it."""
-    found: dict[tuple[Any, ...], Any] = {}
+    """Return each field that holds a string, in the first profile that has it."""
+    result: dict[tuple[Any, ...], Any] = {}
     for profile in PROFILES:
         for overrides in ((), ("model.checkpoint.source=local", "model.checkpoint.path=/srv/weights")):
             plan = load(profile, overrides=overrides).plan
             for path in leaves(plan):
                 field = (bool(overrides), *(step for step in path if not isinstance(step, int)))
-                if field[-1] not in BY_PATTERN and (not overrides or field[-1] == "path"):
-                    found.setdefault(field, pytest.param(plan, path, id=".".join(map(str, field))))
-    return list(found.values())
+                if field[-1] not in SAFE_FIELDS and (not overrides or field[-1] == "path"):
+                    result.setdefault(field, pytest.param(plan, path, id=".".join(map(str, field))))
+    return list(result.values())
 
 
 def run(folder: Path, script: str) -> list[str]:
-    """What a script runs: the argv of `docker` or `python3`. Nothing else may have happened."""
+    """Run a script and return the argv of its `docker` or `python3`; check that nothing else happened."""
     folder.mkdir()
     file = folder / "script.sh"
     file.write_text(script)
     assert subprocess.run(["bash", "-n", str(file)], check=False).returncode == 0
     seen = folder / "seen"
     environ = {"PATH": f"{folder.parents[1]}/bin:{os.environ['PATH']}", "SEEN": str(seen), "DEPLOY_HOME": str(folder)}
-    environ |= {"API_KEY_FILE": "/key.yaml", "PATCHED_SGLANG": "/copy"}  # what a script asks for by hand
+    environ |= {"API_KEY_FILE": "/key.yaml", "PATCHED_SGLANG": "/copy"}  # a user of the script sets these
     subprocess.run(["sh", str(file)], cwd=folder, env=environ, check=True)
     assert {path.name for path in folder.iterdir()} == {"script.sh", "seen"}
     return os.fsdecode(seen.read_bytes()).replace(str(folder), "FOLDER").split("\0")[:-1]
 
 
-def apart(words: list[str]) -> list[str]:
-    """The words with mounts taken apart, and without those that hold a digest of the plan."""
-    found = []
+def split_mounts(words: list[str]) -> list[str]:
+    """Split mounts into their options, and drop words that hold a digest of the plan."""
+    result = []
     for word in words:
-        found += next(csv.reader([word], strict=True)) if word.startswith("type=") else [word]
-    return [word for word in found if not word.startswith(("deploy.plan=", "source=deploy-cache-"))]
+        result += next(csv.reader([word], strict=True)) if word.startswith("type=") else [word]
+    return [word for word in result if not word.startswith(("deploy.plan=", "source=deploy-cache-"))]
 
 
 @pytest.fixture
 def stubs(tmp_path: Path) -> Path:
-    """`docker` and `python3` that keep what they were given."""
+    """Create a `docker` and a `python3` that record their arguments."""
     (tmp_path / "bin").mkdir()
     for name, text in STUBS.items():
         (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}")
@@ -119,9 +118,11 @@ def test_hostile_strings_do_not_change_script_commands(plan: Plan, path: tuple[A
         [docker_run] = docker_run_files(container, "a")
         return run(folder / "docker", docker_run.content.decode()) + run(folder / "server", server)
 
-    expected = words(PLAIN, stubs / "plain")
+    expected = split_mounts(words(PLAIN, stubs / "plain"))
     for number, hostile in enumerate(HOSTILE):
-        assert apart(words(hostile, stubs / str(number))) == [word.replace(PLAIN, hostile) for word in apart(expected)]
+        assert split_mounts(words(hostile, stubs / str(number))) == [
+            word.replace(PLAIN, hostile) for word in expected
+        ]
 
 
 @pytest.mark.parametrize(("plan", "path"), cases())
@@ -129,14 +130,14 @@ def test_hostile_strings_do_not_change_dockerfile_instructions(plan: Plan, path:
     expected = instructions(plan, plan)
     for hostile in HOSTILE:
         try:
-            found = instructions(plan, with_leaf(plan, path, hostile))
+            result = instructions(plan, with_leaf(plan, path, hostile))
         except DeployError:
             continue
-        assert [line.split()[0] for line in found] == [line.split()[0] for line in expected]
+        assert [line.split()[0] for line in result] == [line.split()[0] for line in expected]
 
 
 def instructions(plan: Plan, changed: Plan) -> list[str]:
-    """The instructions of a plan's Dockerfile, read as docker reads them."""
+    """Return the instructions of a plan's Dockerfile, as docker reads them."""
     context = build_context(changed, image_sources(plan))
     text = next(file.content.decode() for file in context.files if file.path == "Dockerfile")
     lines = [line for line in text.split("\n") if not re.match(r"\s*(#|$)", line)]
@@ -145,7 +146,7 @@ def instructions(plan: Plan, changed: Plan) -> list[str]:
 
 @pytest.mark.docker
 def test_docker_preserves_quoted_values() -> None:
-    """It expands variables in the values of ENV and LABEL, between double quotes too."""
+    """Docker expands variables in the values of ENV and LABEL, even in double quotes."""
     value = "costs $5 ${HOME} \"quoted\" 'single' \\ \\\\ $(id) `id` # not a comment \\"
     dockerfile = f"FROM scratch\nENV A={quoted(value)}\nLABEL a={quoted(value)}\n"
     argv = ["docker", "build", "--quiet", "--force-rm", "-"]

@@ -1,4 +1,4 @@
-"""The workflows: valid by their schema; the image workflow's own steps, run with stand-ins for a runner's programs."""
+"""Validate the workflows, and run the steps of the image workflow with stubs for the programs of a runner."""
 
 import json
 import os
@@ -28,7 +28,7 @@ STUBS = {
 }
 
 
-def valid(workflow: Path) -> "subprocess.CompletedProcess[str]":
+def validate(workflow: Path) -> "subprocess.CompletedProcess[str]":
     argv = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", str(workflow)]
     return subprocess.run(argv, capture_output=True, text=True, check=False)
 
@@ -39,7 +39,7 @@ def steps() -> dict[str, str]:
 
 
 def make_room(tmp_path: Path, *, on_root: int, on_mnt: int) -> tuple["subprocess.CompletedProcess[str]", str]:
-    """The outcome on a runner with so many GiB free, and what Docker was told about its place."""
+    """Run the step with this free space in GiB; return its result and the new configuration of Docker."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, text in STUBS.items():
@@ -88,15 +88,15 @@ def test_matrix_disk_size_exceeds_unpacked_image(
 
 @pytest.mark.parametrize("path", sorted(WORKFLOWS.glob("*.yml")), ids=lambda path: path.name)
 def test_workflow_is_valid(path: Path) -> None:
-    """By the JSON Schema for GitHub workflows that is published at schemastore.org and is part of check-jsonschema."""
-    done = valid(path)
+    """The schema is that of schemastore.org for GitHub workflows, which check-jsonschema includes."""
+    done = validate(path)
     assert done.returncode == 0, done.stdout
 
 
 def test_invalid_workflow_is_rejected(tmp_path: Path) -> None:
     changed = tmp_path / "images.yml"
     changed.write_text(WORKFLOW.read_text().replace("runs-on: ubuntu-latest", "run-on: ubuntu-latest", 1))
-    assert valid(changed).returncode == 1
+    assert validate(changed).returncode == 1
 
 
 def test_workflow_runs_makefile_targets() -> None:
@@ -118,7 +118,7 @@ def test_workflow_runs_makefile_targets() -> None:
 
 
 def test_workflow_verifies_the_pushed_image() -> None:
-    """The table belongs to every `deploy build` that is not told to do without."""
+    """`deploy build` adds the tuned table unless `--allow-untuned` is given."""
     build = steps()["Build with the tuned table, verify, push"]
     assert "deploy build --profile" in build
     assert "--allow-untuned" not in build

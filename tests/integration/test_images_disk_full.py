@@ -1,4 +1,4 @@
-"""A build that fills the disk of its Docker host."""
+"""A build fills the disk of its Docker host."""
 
 import subprocess
 from collections.abc import Iterator
@@ -21,16 +21,16 @@ pytestmark = [
 
 
 @pytest.fixture
-def small(docker_image: str) -> Iterator[OwnDaemon]:
-    """A daemon whose disk holds the base image and little more."""
+def small_daemon(docker_image: str) -> Iterator[OwnDaemon]:
+    """Run a daemon whose disk has space for the base image and little more."""
     with own_daemon(disk="400m") as daemon:
         copied = f"docker save {docker_image} | docker --host {daemon.url} load"
         assert not subprocess.run(["sh", "-c", copied], capture_output=True, check=False).returncode
         yield daemon
 
 
-def test_build_on_full_disk_is_reported_and_cleaned_up(small: OwnDaemon, docker_image: str) -> None:
-    docker = find_docker(small.url)
+def test_build_on_full_disk_is_reported_and_cleaned_up(small_daemon: OwnDaemon, docker_image: str) -> None:
+    docker = find_docker(small_daemon.url)
     context = with_step("RUN dd if=/dev/zero of=/large bs=1M count=1000", docker_image)
     options = BuildOptions(tag="deploy-test/large:1", no_cache=True, network=None, secrets={})
 
@@ -41,7 +41,7 @@ def test_build_on_full_disk_is_reported_and_cleaned_up(small: OwnDaemon, docker_
 
     assert "no space left on device" in caught.value.details.lower()
     assert "docker system df" in caught.value.hint
-    assert small.docker("images", "--quiet", "--no-trunc").stdout.split() == [
-        small.docker("inspect", "--format", "{{.Id}}", docker_image).stdout.strip()
+    assert small_daemon.docker("images", "--quiet", "--no-trunc").stdout.split() == [
+        small_daemon.docker("inspect", "--format", "{{.Id}}", docker_image).stdout.strip()
     ]
-    assert small.docker("ps", "--all", "--quiet").stdout == ""
+    assert small_daemon.docker("ps", "--all", "--quiet").stdout == ""

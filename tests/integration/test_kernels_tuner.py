@@ -1,4 +1,4 @@
-"""The tuner end to end, with a stand-in that behaves as aiter's does, also where that goes wrong."""
+"""Run the tuner with a stand-in that behaves as aiter's tuner does, including its failures."""
 
 import os
 import sys
@@ -20,7 +20,7 @@ from orchestrator.kernels.rows import RowOrigin
 
 STANDIN = Path(__file__).parents[1] / "support" / "tuner_standin.py"
 KEYS = tuple(row.key for row in every_bucket(FUSED_TP8))[:6]
-WHO = RowProvenance(host="h", image="sha256:1", aiter_commit="9127c94a", date="2026-11-20T00:00:00Z")
+PROVENANCE = RowProvenance(host="h", image="sha256:1", aiter_commit="9127c94a", date="2026-11-20T00:00:00Z")
 
 
 def run(folder: Path, fault: str = "", *, total: float = 600, shutdown: float = 0.5) -> Tuned:
@@ -33,7 +33,7 @@ def run(folder: Path, fault: str = "", *, total: float = 600, shutdown: float = 
         folder=work,
         limits=TunerTimeouts(total=total, shutdown=shutdown, poll=0.1, grace=1),
     )
-    return tune(job, run=run_with_limits, store=Store(folder / "store"), provenance=WHO)
+    return tune(job, run=run_with_limits, store=Store(folder / "store"), provenance=PROVENANCE)
 
 
 def measured(folder: Path) -> list[int]:
@@ -42,13 +42,13 @@ def measured(folder: Path) -> list[int]:
     return [row.key.token for row in rows]
 
 
-def written(folder: Path) -> bool:
-    """Whether the tuner has put rows beside the header; it writes them all at once."""
+def has_rows(folder: Path) -> bool:
+    """Return whether the tuner has written rows after the header; it writes them all at once."""
     table = folder / "work" / "tuned.csv"
     return table.exists() and len(table.read_text().splitlines()) > 1
 
 
-def alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -67,7 +67,7 @@ def test_tuner_hanging_at_shutdown_is_killed_keeping_rows(tmp_path: Path) -> Non
     assert (tuned.remaining, tuned.problems) == ((), ())
     assert len(measured(tmp_path)) == 6
     pids = [int(pid) for pid in (tmp_path / "work" / "pids").read_text().split()]
-    assert not any(alive(pid) for pid in pids)
+    assert not any(is_alive(pid) for pid in pids)
 
 
 def test_tuner_errors_are_reported_despite_exit_code_0(tmp_path: Path) -> None:
@@ -78,8 +78,8 @@ def test_tuner_errors_are_reported_despite_exit_code_0(tmp_path: Path) -> None:
 
 
 def test_finished_rows_are_kept_at_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit comes when the tuner has written its first rows."""
-    clock = partial(poll_until, clock=lambda: 3600.0 * written(tmp_path))
+    """The limit is reached when the tuner has written its first rows."""
+    clock = partial(poll_until, clock=lambda: 3600.0 * has_rows(tmp_path))
     monkeypatch.setattr("orchestrator.kernels.disk.tuner.poll_until", clock)
     tuned = run(tmp_path, "stops", total=3600)
     assert [problem.message for problem in tuned.problems] == ["the tuner reached its time limit"]
@@ -89,7 +89,7 @@ def test_finished_rows_are_kept_at_time_limit(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.usefixtures("sigint_raises")
 def test_ctrl_c_ends_tuner_and_keeps_finished_rows(tmp_path: Path) -> None:
     def interrupt() -> None:
-        wait_for(lambda: written(tmp_path))
+        wait_for(lambda: has_rows(tmp_path))
         interrupt_main()
 
     interrupter = threading.Thread(target=interrupt)

@@ -1,4 +1,4 @@
-"""Real sglang in a pod of a real node: up, proven, asked, measured, followed, broken and down."""
+"""Run real sglang in a pod of a real node, from `up` to `down`."""
 
 import json
 import os
@@ -34,7 +34,7 @@ KEY = "sk-0f-the-tests-0f-the-tests"
 
 @pytest.fixture(scope="module")
 def models(cluster_of_tests: ClusterEngine, cpu_engine: CpuEngine) -> Path:
-    """What a pod has at /models, on a node that has an image for it."""
+    """Return the directory for /models of a pod, on a node that has the engine image."""
     node = cluster_of_tests.node
     node.load(ENGINE_IMAGE, add_engine)
     return models_with(
@@ -44,7 +44,7 @@ def models(cluster_of_tests: ClusterEngine, cpu_engine: CpuEngine) -> Path:
 
 @pytest.fixture
 def deploy(cluster_engine: ClusterEngine) -> Iterator[CommandLine]:
-    """The command line; what it started is gone after the test."""
+    """Return `deploy`; check after the test that nothing remains in the cluster."""
     line = CommandLine(cluster_engine.home)
     yield line
     line.run("down", NAME)
@@ -53,7 +53,7 @@ def deploy(cluster_engine: ClusterEngine) -> Iterator[CommandLine]:
 
 
 LINES = 10
-# A second's lines; then it ends, and is started again.
+# Prints lines for a second and ends; the cluster restarts it.
 COUNTS = f"""
 import time
 run = time.time_ns()
@@ -64,7 +64,7 @@ for number in range({LINES}):
 
 
 def test_followed_log_survives_restart_and_broken_stream(cluster_engine: ClusterEngine) -> None:
-    """Each line once, whatever the API server knows of the restart by then."""
+    """Each line appears once, whether or not the API server already knows of the restart."""
     server = cluster_engine.start("counts", cluster_engine.artifacts(argv=("python3", "-c", COUNTS)))
     lines: list[list[str]] = []
 
@@ -74,7 +74,7 @@ def test_followed_log_survives_restart_and_broken_stream(cluster_engine: Cluster
     with ThreadPool(1) as pool:
         log = server.runtime.logs(server.handle, follow=True)
         following = pool.apply_async(lambda: lines.extend(line.split() for line in log))
-        wait_for(stream_is_killed)
+        wait_for(kill_follower)
         wait_for(lambda: len(runs()) >= 2)
         stopping = KubernetesRuntime(cluster_engine.home)  # as from another terminal
         stopping.stop(*stopping.find(server.handle.name), grace=0)
@@ -84,15 +84,15 @@ def test_followed_log_survives_restart_and_broken_stream(cluster_engine: Cluster
 
 @pytest.fixture
 def claimed(cluster_engine: ClusterEngine) -> Iterator[Path]:
-    """The directory behind the claim `models`, which is empty."""
+    """Create the claim `models` and return its directory, which is empty."""
     folder, cluster = cluster_engine.home.root / "claimed", cluster_engine.cluster
     folder.mkdir()
     size, shared = {"storage": "1Gi"}, {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
     volume = {**shared, "capacity": size, "hostPath": {"path": str(folder)}}
     claim = {**shared, "resources": {"requests": size}, "volumeName": "models"}
     for kind, spec in (("PersistentVolume", volume), ("PersistentVolumeClaim", claim)):
-        made = {"apiVersion": "v1", "kind": kind, "metadata": {"name": "models"}, "spec": spec}
-        cluster.kubectl("apply", "--filename", "-", stdin=json.dumps(made))
+        document = {"apiVersion": "v1", "kind": kind, "metadata": {"name": "models"}, "spec": spec}
+        cluster.kubectl("apply", "--filename", "-", stdin=json.dumps(document))
     yield folder
     cluster.kubectl("delete", "persistentvolumeclaims,persistentvolumes", "models", "--wait=false")
 
@@ -114,15 +114,15 @@ def test_server_starts_once_empty_pvc_is_filled(cluster_engine: ClusterEngine, c
     server.runtime.stop(server.handle, grace=0)
 
 
-def streams() -> list[int]:
-    """What follows a log for this process."""
+def follower_pids() -> list[int]:
+    """Return the pids of the programs that follow a log for this process."""
     argv = ["pgrep", "--parent", str(os.getpid()), "--full", "kubectl .*--follow"]
     return [int(pid) for pid in subprocess.run(argv, capture_output=True, text=True, check=False).stdout.split()]
 
 
-def stream_is_killed() -> bool:
-    """Kill what follows a log; before the container runs it ends by itself, and another one comes."""
-    for pid in streams():
+def kill_follower() -> bool:
+    """Kill a follower and return whether there was one; one from before the container runs ends by itself."""
+    for pid in follower_pids():
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
             return True
@@ -136,16 +136,16 @@ def up_words(models: Path) -> tuple[str, ...]:
         f"kubernetes.weights.host_path={models}",
         "server.api_key_env=SGLANG_KEY",
         "timeouts.termination_grace=2",
-        f"timeouts.progress_deadline={TIMEOUT}",  # a busy machine imports torch three times meanwhile
+        f"timeouts.progress_deadline={TIMEOUT}",  # a busy machine may import torch three times at once
     )
     sets = [word for setting in settings for word in ("--set", setting)]
     return ("up", "cpu-tiny", "--name", NAME, "--runtime", "kubernetes", "--image", ENGINE_IMAGE, *sets)
 
 
 def test_leader_worker_set_pods_form_one_server(cluster_engine: ClusterEngine, models: Path, tmp_path: Path) -> None:
-    """Kubernetes 1.20 cannot run a LeaderWorkerSet: the test does what its controller does for two pods.
+    """Kubernetes 1.20 cannot run a LeaderWorkerSet, so that the test creates two pods as its controller would.
 
-    One machine stands for two nodes, so each pod has a network of its own.
+    Both nodes are this machine, so that each pod has its own network.
     """
     cluster, deploy = cluster_engine.cluster, CommandLine(cluster_engine.home, {"SGLANG_KEY": KEY})
     settings = ("layout.nodes=2", "layout.tp=2", "env.SGLANG_CPU_OMP_THREADS_BIND=0|1")
@@ -169,7 +169,7 @@ def test_leader_worker_set_pods_form_one_server(cluster_engine: ClusterEngine, m
         [address] = (pod["status"]["podIP"] for pod in cluster.get("pods", *of_server))
         worker = pod_of_group(objects["LeaderWorkerSet"], address)
         cluster.kubectl("apply", "--filename", "-", stdin=json.dumps(worker))
-        wait_for(lambda: addresses_of(cluster) == [address])  # of ready pods that serve, so not the worker's
+        wait_for(lambda: addresses_of(cluster) == [address])  # only of the leader, as the worker does not serve
         smoke = deploy.run("smoke", f"http://{address}:30010", "--api-key-env", "SGLANG_KEY")
         assert smoke.returncode == 0, smoke.stdout + smoke.stderr
         log = cluster.kubectl("logs", worker["metadata"]["name"])
@@ -177,32 +177,32 @@ def test_leader_worker_set_pods_form_one_server(cluster_engine: ClusterEngine, m
 
 
 def pod_of_group(group: dict[str, Any], leader: str) -> dict[str, Any]:
-    """A pod of a LeaderWorkerSet: the worker, or the leader, whose address is not known before it runs.
+    """Return the worker pod of a LeaderWorkerSet, or its leader pod if no leader address is given.
 
-    As its controller makes them (kubernetes-sigs/lws, pkg/utils/pod/pod_utils.go); where a group has no name in the
-    cluster's DNS, which these tests do not have, the leader's address is that of its pod.
+    Its controller makes the same pods (kubernetes-sigs/lws, pkg/utils/pod/pod_utils.go). The cluster has no DNS, so the
+    address of the leader is that of its pod.
     """
     template = deepcopy(group["spec"]["leaderWorkerTemplate"]["workerTemplate" if leader else "leaderTemplate"])
     meta, spec, rank = template["metadata"], template["spec"], "1" if leader else "0"
     for key in ("hostNetwork", "dnsPolicy", "affinity"):
         del spec[key]
-    own = {"valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
-    known: list[dict[str, Any]] = [
-        {"name": "LWS_LEADER_ADDRESS", **({"value": leader} if leader else own)},
+    own_address = {"valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+    variables: list[dict[str, Any]] = [
+        {"name": "LWS_LEADER_ADDRESS", **({"value": leader} if leader else own_address)},
         {"name": "LWS_GROUP_SIZE", "value": "2"},
         {"name": "LWS_WORKER_INDEX", "value": rank},
     ]
     for container in (*spec.get("initContainers", ()), *spec["containers"]):
-        container["env"] = known + container["env"]
+        container["env"] = variables + container["env"]
     meta["labels"]["leaderworkerset.sigs.k8s.io/worker-index"] = rank
     meta["name"] = f"{group['metadata']['name']}-0" + ("-1" if leader else "")
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
 
 
 def addresses_of(cluster: OwnCluster) -> list[str]:
-    """The addresses to which the Service of the server leads: those of ready pods that it selects."""
-    found = cluster.get("endpoints", "--field-selector", "metadata.name=cpu-tiny")
-    subsets = [subset for endpoints in found for subset in endpoints.get("subsets", ())]
+    """Return the addresses of the server's Service: those of the ready pods that it selects."""
+    services = cluster.get("endpoints", "--field-selector", "metadata.name=cpu-tiny")
+    subsets = [subset for endpoints in services for subset in endpoints.get("subsets", ())]
     return [address["ip"] for subset in subsets for address in subset.get("addresses", ())]
 
 
@@ -219,9 +219,9 @@ def test_real_sglang_pod_full_lifecycle(
 
     [pod] = cluster_engine.cluster.get("pods", "--selector", f"deploy.name={NAME}")
     assert pod["status"]["qosClass"] == "Burstable"  # memory pressure evicts BestEffort pods first
-    asked = ("exec", f"deployment/{NAME}", "--", "grep", "-E", "^(Uid|CapEff|NoNewPrivs|Seccomp):", "/proc/self/status")
-    found = dict(line.split(":") for line in cluster_engine.cluster.kubectl(*asked).splitlines())
-    assert {name: value.split()[0] for name, value in found.items()} == {
+    argv = ("exec", f"deployment/{NAME}", "--", "grep", "-E", "^(Uid|CapEff|NoNewPrivs|Seccomp):", "/proc/self/status")
+    fields = dict(line.split(":") for line in cluster_engine.cluster.kubectl(*argv).splitlines())
+    assert {name: value.split()[0] for name, value in fields.items()} == {
         "Uid": "1000",
         "CapEff": "0000000000000000",
         "NoNewPrivs": "1",
