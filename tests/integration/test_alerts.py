@@ -289,8 +289,8 @@ def test_starting_pod_added_by_autoscaler_fires_no_alert(autoscaled: Autoscaled)
 
 @pytest.mark.parametrize("up", ["0x240", "_x240"])
 def test_fewer_pods_than_autoscaler_minimum_fire_alert(autoscaled: Autoscaled, up: str) -> None:
-    gone = {name: up for name in autoscaled.pod(3) if name.startswith("up{")}
-    autoscaled.firing(autoscaled.pod(1), autoscaled.pod(2), gone, alerts=("DeployReplicaDown",), running=48)
+    missing_pod = {name: up for name in autoscaled.pod(3) if name.startswith("up{")}
+    autoscaled.firing(autoscaled.pod(1), autoscaled.pod(2), missing_pod, alerts=("DeployReplicaDown",), running=48)
 
 
 def test_autoscaler_minimum_of_one_has_no_replica_alert(tmp_path: Path) -> None:

@@ -239,14 +239,14 @@ def deploy(engine_home: Home, tmp_path: Path) -> CommandLine:
 
 
 def hub_arguments(*settings: str) -> list[str]:
-    own = (
+    arguments = (
         "model.checkpoint.source=hub",
         "model.checkpoint.path=tests/tiny",
         f"model.checkpoint.revision={COMMIT}",
         f"server.port={free_port()}",
         *settings,
     )
-    return ["cpu-tiny", *(word for setting in own for word in ("--set", setting))]
+    return ["cpu-tiny", *(word for setting in arguments for word in ("--set", setting))]
 
 
 def test_rejected_arguments_are_reported_before_checkpoint_download(deploy: CommandLine, hub: Hub) -> None:

@@ -133,10 +133,10 @@ def test_interrupt_during_prompt_generation_is_prompt(tmp_path: Path, number: si
         with CommandLine(Home(tmp_path / "home")).running(*words) as bench:
             wait_for((tmp_path / "out" / "result.json").exists)
             time.sleep(1)
-            begun = time.monotonic()
+            start = time.monotonic()
             code, output = bench.end(number)
     assert (code, "Traceback" in output) == (130, False)
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - start < 30
 
 
 @pytest.mark.usefixtures("sigint_raises")
@@ -148,8 +148,8 @@ def test_interrupt_during_cache_forecast_is_prompt(tmp_path: Path, monkeypatch: 
         time.sleep(2 * TIMEOUT)
 
     monkeypatch.setattr(benchmark, "forecast_load", forecast)
-    begun = time.monotonic()
+    start = time.monotonic()
     with scripted(Script()) as server, pytest.raises(Interrupted, match="interrupted before the first measurement"):
         measure(order(server, tmp_path / "out", workload=WORKLOAD), lambda _text, _far: None)
-    assert time.monotonic() - begun < TIMEOUT
+    assert time.monotonic() - start < TIMEOUT
     assert not (tmp_path / "out").exists()

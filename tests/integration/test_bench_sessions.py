@@ -102,10 +102,10 @@ def test_session_prompt_includes_previous_response(tmp_path: Path) -> None:
     script = Script(prefixes=set())
     workload = Workload(sessions=SHAPE, concurrency=2, **QUICK)
     point = replay(script, tmp_path, workload)
-    own = sorted((prompt for prompt in prompts(script) if len(prompt) > 96), key=len)
-    assert [len(prompt) for prompt in own] == [128] * 6 + [160] * 6
-    for longer in own[6:]:
-        assert any(longer[:128] == shorter and longer[128:144] == answer_ids(16) for shorter in own[:6])
+    main_prompts = sorted((prompt for prompt in prompts(script) if len(prompt) > 96), key=len)
+    assert [len(prompt) for prompt in main_prompts] == [128] * 6 + [160] * 6
+    for longer in main_prompts[6:]:
+        assert any(longer[:128] == shorter and longer[128:144] == answer_ids(16) for shorter in main_prompts[:6])
     assert point.sessions is not None
     assert (point.sessions.sessions, point.sessions.subagents) == (6, 12)
     assert point.sessions.next_prompts == "the answers of the server, and new tokens"
@@ -359,10 +359,10 @@ def weka(folder: Path) -> str:
     first = [call(0.0, [1, 2], api_time=0.2), child, call(0.6, [1, 2, 3])]
     second = [call(0.0, [1, 2, 4]), call(0.4, [1, 2, 4, 5])]
     path = folder / "trace.jsonl"
-    known = {"models": ["m"], "block_size": 64, "hash_id_scope": "local"}
+    header = {"models": ["m"], "block_size": 64, "hash_id_scope": "local"}
     path.write_text(
         "".join(
-            json.dumps({"id": name, **known, "requests": prompt}) + "\n"
+            json.dumps({"id": name, **header, "requests": prompt}) + "\n"
             for name, prompt in (("s1", first), ("s2", second))
         )
     )

@@ -93,13 +93,13 @@ class Tiered:
 
 @pytest.fixture
 def tiered(cpu_engine: CpuEngine, tmp_path: Path) -> Iterator[Tiered]:
-    made = Tiered(tmp_path, cpu_engine.home)
+    started = Tiered(tmp_path, cpu_engine.home)
     try:
-        yield made
+        yield started
     finally:
-        for name in made.ports:
-            for handle in made.runtime.find(name):
-                made.runtime.stop(handle, grace=0)
+        for name in started.ports:
+            for handle in started.runtime.find(name):
+                started.runtime.stop(handle, grace=0)
 
 
 def test_cache_tiers_survive_restart_and_help_as_predicted(tiered: Tiered, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`.ci/run` runs failed tests rerun, alone; any other failure ends the run."""
+"""`.ci/run` repeats failed tests alone; any other failure ends the run."""
 
 import json
 import os

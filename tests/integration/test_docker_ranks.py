@@ -52,8 +52,8 @@ def hosts(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> 
     shutil.copytree(tiny_model, tmp_path / "far/models/tiny")
     (folder := tmp_path / "ssh").mkdir()
     with ssh_server(folder, deploy_home=tmp_path / "far", monkeypatch=monkeypatch) as url:
-        known = (folder / "known").read_text()
-        (folder / "known").write_text(known + known.replace("127.0.0.1", "localhost"))
+        known_hosts = (folder / "known").read_text()
+        (folder / "known").write_text(known_hosts + known_hosts.replace("127.0.0.1", "localhost"))
         yield url, url.replace("127.0.0.1", "localhost")
 
 
@@ -99,13 +99,13 @@ def test_two_host_server_lifecycle_with_hung_rank(
     assert started.returncode == 0, started.stderr
     assert f"the other ranks reach {first} at 127.0.0.1" in started.stderr
     assert docker("inspect", "--format", "{{.HostConfig.RestartPolicy.Name}}", RANK_1) == "no"
-    shown = status(deploy, first)
-    assert shown["health"] == "healthy"
+    report = status(deploy, first)
+    assert report["health"] == "healthy"
     assert deploy.run("smoke", NAME, "--host", first).returncode == 0
     with deploy.running("top", NAME, "--host", first, "--json") as top:
         assert json.loads(top.line())["activity"]
     assert "passed" in deploy.run("history", NAME).stdout
-    run = Path(shown["run_dir"])
+    run = Path(report["run_dir"])
     logged = deploy.run("logs", NAME, "--host", first).stdout
     assert "==> server.log <==" in logged
     assert "==> rank-1/server.log <==" in logged
@@ -156,8 +156,8 @@ def test_watch_restarts_dead_remote_rank_and_rollback_works(
     with deploy.running("watch", NAME, "--json") as watch:
         assert json.loads(watch.line())["event"] == "watching"
         docker("kill", RANK_1)  # rank 0 still runs
-        shown = status(deploy, first)
-        assert (shown["status"], shown["detail"]) == ("exited", f"rank 1 on {second} ended first: killed by SIGKILL")
+        report = status(deploy, first)
+        assert (report["status"], report["detail"]) == ("exited", f"rank 1 on {second} ended first: killed by SIGKILL")
         docker("kill", RANK_0)  # sglang's rank 0 would end by itself
         while (event := json.loads(watch.line()))["event"] == "unhealthy":
             pass
@@ -206,10 +206,10 @@ def test_failed_rank_is_reported_and_cleaned_up(
 ) -> None:
     both = ("--host", hosts[0], "--host", hosts[1])
     docker("create", "--name", RANK_1, scripted_image, "true")  # of another user
-    refused = deploy.run(*up_loading, *both)
-    assert refused.returncode != 0
-    assert f"error: container `{RANK_1}` exists (on {hosts[1]})" in refused.stderr
-    assert f"`docker --host {hosts[1]} rm --force {RANK_1}` removes it" in refused.stderr
+    rejected = deploy.run(*up_loading, *both)
+    assert rejected.returncode != 0
+    assert f"error: container `{RANK_1}` exists (on {hosts[1]})" in rejected.stderr
+    assert f"`docker --host {hosts[1]} rm --force {RANK_1}` removes it" in rejected.stderr
     docker("rm", RANK_1)
     assert has_no_containers()
     with deploy.running(*up_loading, *both) as command:

@@ -23,8 +23,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 @pytest.fixture
 def pair(cpu_engine: CpuEngine, tmp_path: Path) -> Iterator[Pair]:
-    with pair_in(tmp_path) as made:
-        mixed = made.with_real(cpu_engine)
+    with pair_in(tmp_path) as scripted:
+        mixed = scripted.with_real(cpu_engine)
         # the scripted engine generates as fast as the real server
         waits = (f"timeouts.{name}={TIMEOUT}" for name in ("progress_deadline", "termination_grace"))
         mixed.up(*waits, "env.SCRIPTED_STEP=0.005")
@@ -65,29 +65,29 @@ def byte_lines(response: httpx.Response) -> Iterator[str]:
 
 def streams(url: str, lengths: list[int]) -> list[Stream]:
     """Start streams of these lengths and wait until all have begun."""
-    made = [Stream() for _ in lengths]
-    for number, (stream, tokens) in enumerate(zip(made, lengths, strict=True)):
+    started = [Stream() for _ in lengths]
+    for number, (stream, tokens) in enumerate(zip(started, lengths, strict=True)):
         prompt = f"{number} is the number of this stream and of no other one"
         stream.thread = threading.Thread(target=stream.read, args=(url, prompt, tokens))
         stream.thread.start()
-    wait_for(lambda: all(stream.tokens for stream in made))
-    return made
+    wait_for(lambda: all(stream.tokens for stream in started))
+    return started
 
 
-def joined(made: list[Stream]) -> list[Stream]:
-    for stream in made:
+def joined(started: list[Stream]) -> list[Stream]:
+    for stream in started:
         assert stream.thread is not None
         stream.thread.join()
-    return made
+    return started
 
 
 def real_has_streams(pair: Pair) -> bool:
     return ServerRequests("127.0.0.1", pair.ports[0], key=KEY).count() > 0
 
 
-def endings(made: list[Stream]) -> set[tuple[bool, str]]:
+def endings(started: list[Stream]) -> set[tuple[bool, str]]:
     """Return how the streams ended; the scripted engine reports no reason."""
-    return {(stream.done, stream.finished) for stream in joined(made)}
+    return {(stream.done, stream.finished) for stream in joined(started)}
 
 
 def reported_counts(text: str) -> tuple[int, int]:
@@ -100,14 +100,14 @@ def test_drain_without_gateway_counts_aborted_streams(cpu_engine: CpuEngine, tmp
     """sglang itself would wait for the long stream without a limit."""
     with pair_in(tmp_path) as pair:
         pair.deploy.home.models.symlink_to(cpu_engine.home.models)
-        one = replace(pair, python=cpu_engine.python)
-        one.up("replicas=1", f"timeouts.progress_deadline={TIMEOUT}", "timeouts.termination_grace=8")
-        open_streams = streams(one.url, [50, 30_000])
-        down = one.deploy.run("down", NAME)
+        single = replace(pair, python=cpu_engine.python)
+        single.up("replicas=1", f"timeouts.progress_deadline={TIMEOUT}", "timeouts.termination_grace=8")
+        open_streams = streams(single.url, [50, 30_000])
+        down = single.deploy.run("down", NAME)
         assert down.returncode == 0, down.stderr
         assert [stream.finished for stream in joined(open_streams) if stream.done] == ["length", "abort"], open_streams
         assert re.search("drained `pair`: [01] requests? ended, 1 aborted after 8 s", down.stderr), down.stderr
-        one.nothing_left()
+        single.nothing_left()
         print(down.stderr)
 
 

@@ -147,9 +147,9 @@ def test_oversized_response_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(("status", "hint"), [(b"401 Unauthorized", "has another value"), (b"500 Oh", "deploy status")])
 def test_ask_with_wrong_key_hints_at_key(status: bytes, hint: str) -> None:
     with server(sends(b"HTTP/1.1 %b\r\nContent-Length: 2\r\n\r\n{}" % status)) as (url, _):
-        with pytest.raises(StartError) as refused:
+        with pytest.raises(StartError) as rejected:
             [*ask(url, "Count", tokens=8, key=Secret("sk-0123456789"))]
-        assert hint in refused.value.hint
+        assert hint in rejected.value.hint
 
 
 @pytest.mark.parametrize(
@@ -172,11 +172,11 @@ def test_unrequested_content_encoding_is_rejected() -> None:
 
 def test_redirect_is_not_followed_with_key() -> None:
     moved = b"HTTP/1.1 307 Moved\r\nLocation: %s/v1/models\r\nContent-Length: 0\r\n\r\n"
-    refused = pytest.raises(UnexpectedResponseError, match="`/v1/models` returned HTTP 307")
+    rejected = pytest.raises(UnexpectedResponseError, match="`/v1/models` returned HTTP 307")
     with (
         server(sends(json_answer('{"data": []}'))) as (target, target_requests),
         asking(sends(moved % target.encode()), key=Secret("sk-0123456789")) as (client, _),
-        refused,
+        rejected,
     ):
         client.models()
     assert target_requests == []

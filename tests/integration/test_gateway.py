@@ -44,8 +44,8 @@ def test_gateway_requires_key_and_leaves_no_trace(pair: Pair) -> None:
         assert complete(client).status_code == 401
         assert httpx.get(f"{handle.replicas[0].url}/v1/models", trust_env=False).status_code == 401
     key_file = Path(handle.run_dir, "gateway.key")
-    control = key_file.read_bytes()
-    require_own_gateway(pair.url, Secret(control.decode()))
+    gateway_key = key_file.read_bytes()
+    require_own_gateway(pair.url, Secret(gateway_key.decode()))
     with pytest.raises(NotReadyError, match="another gateway answers"):
         require_own_gateway(pair.url, Secret("0" * 64))
     assert key_file.stat().st_mode & 0o777 == 0o600
@@ -54,13 +54,13 @@ def test_gateway_requires_key_and_leaves_no_trace(pair: Pair) -> None:
         proc = Path(f"/proc/{process.pid}")
         exposed = (proc / "cmdline").read_bytes() + (proc / "environ").read_bytes()
         assert KEY.encode() not in exposed
-        assert control not in exposed
+        assert gateway_key not in exposed
     written = [path for path in pair.deploy.home.runs.rglob("*") if path.is_file()]
     assert not [path for path in written if KEY.encode() in path.read_bytes()]
-    assert [path for path in written if control in path.read_bytes()] == [key_file]
+    assert [path for path in written if gateway_key in path.read_bytes()] == [key_file]
 
-    asked = pair.deploy.run("ask", NAME, "hello", "--tokens", "4")
-    assert (asked.returncode, asked.stdout.strip() != "") == (0, True), asked.stderr
+    response = pair.deploy.run("ask", NAME, "hello", "--tokens", "4")
+    assert (response.returncode, response.stdout.strip() != "") == (0, True), response.stderr
     log = pair.deploy.run("logs", NAME).stdout
     assert all(f"==> {name} <==" in log for name in ("server.log", "replica-1/server.log", "replica-2/server.log"))
     smoke = json.loads(pair.deploy.run("smoke", NAME, "--json").stdout)
@@ -294,8 +294,8 @@ def test_concurrent_starts_of_one_name_leave_one_server(pair: Pair) -> None:
         assert "another `deploy` command is working on `pair`" in second.stderr
         assert first.wait()[0] == 0
     assert count_workers(pair.url) == 2
-    found = pair.runtime.find(NAME)
-    assert [len(handle.replicas) for handle in found] == [2]
+    servers = pair.runtime.find(NAME)
+    assert [len(handle.replicas) for handle in servers] == [2]
 
 
 def test_failed_replica_start_stops_all_replicas(pair: Pair) -> None:

@@ -164,14 +164,14 @@ def test_smoke_test_rejects_invalid_metric_values(value: str) -> None:
 def test_readiness_wait_ends_at_its_timeout(path: str, behavior: str) -> None:
     state = ServerState(status=Status.RUNNING, exit_code=None, restarts=0, started_at=None, detail="")
     log = iter([["The server is fired up and ready to roll!"]])
-    begun = time.monotonic()
+    start = time.monotonic()
     with hostile({path: behavior}) as url:
         server = StartingServer(
             url=url, served_name="tiny", api_key=None, log=lambda: next(log, []), state=lambda: state
         )
         with pytest.raises(NotReadyError):
             wait_until_ready(server, progress_deadline=60, timeout=SHORT_TIMEOUT)
-    assert time.monotonic() - begun < HEALTH_LIMITS.total
+    assert time.monotonic() - start < HEALTH_LIMITS.total
 
 
 @pytest.mark.parametrize(
@@ -333,6 +333,6 @@ def test_ctrl_c_ends_status_of_many_servers_immediately() -> None:
             process.stdout.readline()
             time.sleep(1)  # until all requests are sent
             process.send_signal(signal.SIGINT)
-            begun = time.monotonic()
+            start = time.monotonic()
             process.wait(60)
-    assert time.monotonic() - begun < HEALTH_LIMITS.total
+    assert time.monotonic() - start < HEALTH_LIMITS.total

@@ -152,9 +152,9 @@ def test_docker_preserves_quoted_values() -> None:
     argv = ["docker", "build", "--quiet", "--force-rm", "-"]
     built = subprocess.run(argv, input=dockerfile, capture_output=True, text=True, check=True).stdout.strip()
     try:
-        shown = subprocess.run(["docker", "inspect", built], capture_output=True, text=True, check=True).stdout
+        inspected = subprocess.run(["docker", "inspect", built], capture_output=True, text=True, check=True).stdout
     finally:
         subprocess.run(["docker", "rmi", built], capture_output=True, check=True)
-    config = json.loads(shown)[0]["Config"]
+    config = json.loads(inspected)[0]["Config"]
     assert f"A={value}" in config["Env"]
     assert config["Labels"] == {"a": value}

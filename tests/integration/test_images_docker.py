@@ -300,8 +300,8 @@ def test_pushed_image_is_pulled_with_same_digest(docker: DockerCli, image: str, 
     local = docker_config(docker, pushed)
     docker.run("image", "rm", pushed, f"{registry}/sglang:patched")
     assert local == Registry().config(pushed), "the registry returns the same configuration without a pull"
-    shown = deploy("inspect", f"{registry}/sglang:patched").stdout
-    assert re.search(rf"^{GUARD} +applied ", shown, re.MULTILINE)
+    report = deploy("inspect", f"{registry}/sglang:patched").stdout
+    assert re.search(rf"^{GUARD} +applied ", report, re.MULTILINE)
     with pytest.raises(BuildError, match="does not exist in its registry"):
         pull_prebuilt(docker, f"{registry}/sglang:none")
 
@@ -325,10 +325,10 @@ def test_rendered_build_context_without_kernel_table_fails(docker: DockerCli, ba
     assert "`docker build` of these files will fail" not in rendered.stderr
     built = docker.run("build", "--tag", tag, str(tmp_path / "out/image"))
     assert built.ok, built.stdout + built.stderr
-    shown = docker.run("run", "--rm", "--entrypoint", "cat", tag, "/opt/deploy/receipt.json").stdout
+    receipt = docker.run("run", "--rm", "--entrypoint", "cat", tag, "/opt/deploy/receipt.json").stdout
     labeled = labels(docker, tag) or {}
     docker.run("image", "rm", tag)
-    states = {patch["id"]: patch["state"] for patch in json.loads(shown)["patches"]}
+    states = {patch["id"]: patch["state"] for patch in json.loads(receipt)["patches"]}
     assert states["aiter-fp4-moe-table"] == states[GUARD] == "applied"
     assert states["mtp-shared-expert-exclude"] == "applied at startup"
     digest = hashlib.sha256(table.read_bytes()).hexdigest()

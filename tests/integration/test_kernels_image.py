@@ -102,7 +102,7 @@ PINNED = ("--set", f"engine.image_digest=sha256:{'0' * 64}")
 
 
 def build_table(image: str, home: Home, *more: str) -> subprocess.CompletedProcess[str]:
-    """Run `deploy kernels build` for a profile with this image, using only the rows of the image."""
+    """Run `deploy kernels build` for a profile with this image, with the rows of the image only."""
     words = ("kernels", "build", "--profile", "mi355x-tp8", "--set", f"engine.image={image}")
     return CommandLine(home).run(*words, *more, "--no-upstream")
 
