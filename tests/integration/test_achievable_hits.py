@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 from cpu_server import CpuEngine, CpuServer
+from scripted_runs import order_of
 
-from orchestrator.bench.benchmark import BenchRequest, measure
-from orchestrator.bench.result import ServerProvenance
+from orchestrator.bench.benchmark import measure
 from orchestrator.bench.sessions import open_sessions
 from orchestrator.bench.workload import Workload
 
@@ -50,11 +50,7 @@ def test_measured_cache_hit_rate_matches_forecast(capped: CpuServer, tmp_path: P
     workload = Workload(
         trace=str(trace(tmp_path / "trace.jsonl")), load="closed", concurrency=1, token_ids=(10, 500), timeout_s=120
     )
-    request = BenchRequest(
-        url=capped.url, api="completions", key=None, workload_name="trace", workload=workload, overridden=(),
-        command="deploy bench", provenance=ServerProvenance(), kernel_gate=lambda: None, price=None, read_energy=None,
-        directory=tmp_path / "out", text="", source=open_sessions(workload), previous=None,
-    )  # fmt: skip
+    request = order_of(capped.url, tmp_path / "out", workload=workload, source=open_sessions(workload))
     result = measure(request, lambda _text, _far: None)
     forecast, (point,) = result.run.cache_forecast, result.points
     assert forecast is not None

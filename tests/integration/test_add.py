@@ -95,19 +95,9 @@ def test_unreachable_hub_hints_at_local_directory(tmp_path: Path) -> None:
 @pytest.mark.engine
 def test_added_tiny_model_matches_shipped_catalog_entry(tiny_model: Path, tmp_path: Path) -> None:
     add_model(str(tiny_model), Home(tmp_path), name="own", environ={})
-    added, shipped = (
-        written_model(tmp_path, "own"),
-        read_model(Catalog.shipped().path(EntryKind.MODEL, "tiny"), ModelFile, ""),
-    )
-    for key in (
-        "quantization",
-        "context_length",
-        "layers",
-        "attention_heads",
-        "kv_heads",
-        "moe",
-        "kv_cache",
-        "mtp_layer",
-    ):
+    added = written_model(tmp_path, "own")
+    shipped = read_model(Catalog.shipped().path(EntryKind.MODEL, "tiny"), ModelFile, "")
+    keys = ("quantization", "context_length", "layers", "attention_heads", "kv_heads", "moe", "kv_cache", "mtp_layer")
+    for key in keys:
         assert getattr(added, key) == getattr(shipped, key), key
     assert added.weights_size == (tiny_model / "model.safetensors").stat().st_size

@@ -13,14 +13,14 @@ from threading import Timer
 
 import pytest
 from cpu_server import CpuServer
-from scripted_runs import WORKLOAD, kinds, only, order
+from scripted_runs import WORKLOAD, kinds, only, order, order_of
 from scripted_server import Answer, Script, scripted
 from waits import TIMEOUT
 
 from orchestrator.bench.aiperf import runner
 from orchestrator.bench.aiperf.runner import CLIENT, aiperf_program
-from orchestrator.bench.benchmark import BenchRequest, measure
-from orchestrator.bench.result import BenchResult, EndReason, IssueKind, ServerProvenance
+from orchestrator.bench.benchmark import measure
+from orchestrator.bench.result import BenchResult, EndReason, IssueKind
 from orchestrator.bench.sessions import open_sessions
 from orchestrator.bench.workload import Workload
 from orchestrator.core.errors import BenchError
@@ -203,11 +203,7 @@ def test_both_load_generators_send_same_tokens_to_sglang(real_aiperf: Path, serv
     workload = WORKLOAD.model_copy(
         update={"input_tokens": 200, "output_tokens": 16, "requests": 30, "request_rates": (3.0,), "timeout_s": 60.0}
     )
-    template = BenchRequest(
-        url=server.url, api="completions", key=None, workload_name="w", workload=workload, overridden=(),
-        command="deploy bench", provenance=ServerProvenance(), kernel_gate=lambda: None, price=None, read_energy=None,
-        directory=tmp_path, text="", previous=None,
-    )  # fmt: skip
+    template = order_of(server.url, tmp_path, workload=workload)
     ours, theirs = (
         only(measure(replace(template, directory=tmp_path / name, aiperf=program), lambda _text, _far: None))
         for name, program in (("ours", None), ("theirs", real_aiperf))

@@ -15,8 +15,8 @@ from scripted_server import Answer, Script, scripted
 from waits import TIMEOUT, wait_for
 
 from orchestrator.bench import benchmark
-from orchestrator.bench.benchmark import BenchRequest, measure
-from orchestrator.bench.result import EndReason, IssueKind, ServerProvenance
+from orchestrator.bench.benchmark import measure
+from orchestrator.bench.result import EndReason, IssueKind
 from orchestrator.bench.result_files import load_result
 from orchestrator.bench.workload import load_workload
 from orchestrator.core.errors import HostError, Interrupted
@@ -36,23 +36,7 @@ def test_unreadable_log_keeps_all_measured_points(tmp_path: Path) -> None:
         raise HostError("the Docker daemon does not answer")
 
     with scripted(Script(answer=lambda _: Answer(cached_tokens=300))) as server:
-        request = BenchRequest(
-            url=server.url,
-            api="completions",
-            key=None,
-            workload_name="scripted",
-            workload=WORKLOAD,
-            overridden=(),
-            command="deploy bench",
-            provenance=ServerProvenance(gpus=8),
-            kernel_gate=unreadable,
-            price=None,
-            label="unreadable log",
-            read_energy=None,
-            directory=tmp_path,
-            text="",
-            previous=None,
-        )
+        request = order(server, tmp_path, workload=WORKLOAD, kernel_gate=unreadable, label="unreadable log")
         result = measure(request, lambda _text, _far: None)
     assert result.run.label == "unreadable log"
     assert on_disk[:2] == [1, 2]

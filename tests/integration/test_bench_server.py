@@ -13,10 +13,11 @@ from subprocess import PIPE
 import pytest
 from cpu_server import CpuServer, processes_of
 from quiet import Quietness, preferred
+from scripted_runs import order_of
 
-from orchestrator.bench.benchmark import BenchRequest, measure
+from orchestrator.bench.benchmark import measure
 from orchestrator.bench.prompts import prompts
-from orchestrator.bench.result import IssueKind, Latency, Point, ServerProvenance
+from orchestrator.bench.result import IssueKind, Latency, Point
 from orchestrator.bench.result_files import load_result
 from orchestrator.bench.workload import Workload, load_workload, read_text
 from orchestrator.engine import endpoints
@@ -55,22 +56,8 @@ def bench(
     api: str = "completions",
     text_prompts: bool = False,
 ) -> Point:
-    request = BenchRequest(
-        url=server.url,
-        api=api,
-        key=None,
-        workload_name="smoke-tiny",
-        workload=workload,
-        overridden=(),
-        command="deploy bench",
-        provenance=ServerProvenance(),
-        kernel_gate=lambda: None,
-        price=None,
-        read_energy=None,
-        directory=directory,
-        text=read_text(workload),
-        previous=None,
-        text_prompts=text_prompts,
+    request = order_of(
+        server.url, directory, workload=workload, api=api, text=read_text(workload), text_prompts=text_prompts
     )
     result = measure(request, lambda _text, _far: None)
     assert {issue.kind for issue in result.comparability_issues} <= {

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from engine_api import Answer, EngineApi
 from hostile_server import hostile
+from scripted_runs import order_of
 
-from orchestrator.bench.benchmark import BenchRequest, measure
+from orchestrator.bench.benchmark import measure
 from orchestrator.bench.prompts import Words, prompts
 from orchestrator.bench.published import PriceBook
-from orchestrator.bench.result import BenchResult, ServerProvenance
+from orchestrator.bench.result import BenchResult
 from orchestrator.bench.workload import Workload, read_text
 from orchestrator.core.errors import BenchError
 from orchestrator.report.compare import compare
@@ -54,11 +55,7 @@ class TextOnly(EngineApi):
 
 def measured(api: EngineApi, folder: Path, workload: Workload = WORKLOAD, *, text_prompts: bool = False) -> BenchResult:
     with hostile({}, api=api) as url:
-        request = BenchRequest(
-            url=url, api="completions", key=None, workload_name="a test", workload=workload, overridden=(), command="",
-            provenance=ServerProvenance(), kernel_gate=lambda: None, price=None, read_energy=None, directory=folder,
-            text=read_text(workload), previous=None, text_prompts=text_prompts,
-        )  # fmt: skip
+        request = order_of(url, folder, workload=workload, text=read_text(workload), text_prompts=text_prompts)
         return measure(request, lambda _text, _far: None)
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 from hostile_server import BEHAVIORS, hostile
+from scripted_runs import order_of
 
-from orchestrator.bench.benchmark import BenchRequest, measure
-from orchestrator.bench.result import BenchResult, IssueKind, ServerProvenance
+from orchestrator.bench.benchmark import measure
+from orchestrator.bench.result import BenchResult, IssueKind
 from orchestrator.bench.workload import Workload
 from orchestrator.core.errors import BenchError, NotReadyError, StartError
 from orchestrator.engine.client import HEALTH_LIMITS, Timeouts
@@ -76,11 +77,7 @@ def failures(rules: dict[str, str]) -> dict[str, str]:
 def measured(rules: dict[str, str], folder: Path, **changes: object) -> BenchResult:
     changes = {"timeout_s": timeout_for(rules.values()), **changes}
     with hostile(rules) as url:
-        request = BenchRequest(
-            url=url, api="completions", key=None, workload_name="a test", workload=WORKLOAD.model_copy(update=changes),
-            overridden=(), command="", provenance=ServerProvenance(), kernel_gate=lambda: None, price=None,
-            read_energy=None, directory=folder, text="one two three", previous=None,
-        )  # fmt: skip
+        request = order_of(url, folder, workload=WORKLOAD.model_copy(update=changes), text="one two three")
         return measure(request, lambda _text, _far: None)
 
 
