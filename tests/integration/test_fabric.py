@@ -1,4 +1,4 @@
-"""The checks of the network between nodes: NICs as trees of files, read by the real shell; recorded measurements."""
+"""Check the network between nodes: NICs as directory trees that a real shell reads, and recorded measurements."""
 
 import shutil
 import subprocess
@@ -39,7 +39,7 @@ GIDS = {
     5: ("2010:0200:0000:0002:a288:c2ff:fe3b:506a", "RoCE v2"),
 }
 # Form of a result with `-D` (linux-rdma/perftest #234); %s is the average.
-WRITTEN = """\
+IB_WRITE_BW_OUTPUT = """\
  #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]
  8388608    24470            0.00               %s               0.005823
 ---------------------------------------------------------------------------------------
@@ -74,10 +74,10 @@ def add_nic(
 
 
 def program(sysfs: Path, metric: str, argv: Sequence[str]) -> Sequence[str]:
-    """Return what runs instead on a node: the survey on a tree of files, and a recorded measurement."""
+    """Return the command that runs instead on a node: the survey of a directory tree, or a recorded measurement."""
     if "ib_write_bw" in argv:
         assert "-x" in argv
-        return ("printf", "%s", WRITTEN % metric)
+        return ("printf", "%s", IB_WRITE_BW_OUTPUT % metric)
     if argv[0] == "sh":
         return [word.replace("cd /sys/", f"cd {sysfs}/") for word in argv]
     return ("printf", "1048576 10.500\n8589934592 338.250\n")
@@ -95,7 +95,7 @@ def nics_of(nodes: Sequence[FabricNode], plan: Plan = PLAN) -> dict[str, dict[st
 
 @pytest.fixture
 def trees(tmp_path: Path) -> tuple[Path, Path]:
-    """Two nodes with two equal NICs each."""
+    """Create two nodes with two equal NICs each."""
     for node in ("n0", "n1"):
         for name in ("ionic_0", "ionic_1"):
             add_nic(tmp_path / node, name)
@@ -123,43 +123,43 @@ def checked(
         baseline=baseline,
         busy=busy,
     )
-    found = list(fabric_findings(fabric))
-    return {finding.check: finding for finding in found}, fabric.metrics
+    findings = list(fabric_findings(fabric))
+    return {finding.check: finding for finding in findings}, fabric.metrics
 
 
 def test_equal_nodes_pass_and_are_saved_as_baseline(trees: tuple[Path, Path], tmp_path: Path) -> None:
-    found, values = checked(trees)
-    assert {finding.level for finding in found.values()} == {Level.INFO}
-    assert found["nics"].value == "ionic_0, ionic_1, AMD Pensando Pollara 400 (AINIC)"
-    assert found["gid"].value == "index 3 on n0; index 3 on n1"
+    findings, values = checked(trees)
+    assert {finding.level for finding in findings.values()} == {Level.INFO}
+    assert findings["nics"].value == "ionic_0, ionic_1, AMD Pensando Pollara 400 (AINIC)"
+    assert findings["gid"].value == "index 3 on n0; index 3 on n1"
     assert (
-        found["ib_write_bw"].needed
+        findings["ib_write_bw"].needed
         == "no baseline; 280 Gb/s elsewhere (ROCm/cvs dddd9143, ibperf_config.json: a sample)"
     )
     (tmp_path / "site.json").write_text(values.model_dump_json())
     site = read_model(tmp_path / "site.json", FabricBaseline, "site.json")
-    again, _ = checked(trees, baseline=site)
-    assert again["ib_write_bw"].needed == again["all-reduce"].needed == "95% of the baseline"
+    repeated, _ = checked(trees, baseline=site)
+    assert repeated["ib_write_bw"].needed == repeated["all-reduce"].needed == "95% of the baseline"
     slower, _ = checked(trees, baseline=site, metric="300.00")
     assert slower["ib_write_bw"].level is Level.WARN
     assert slower["ib_write_bw"].value == "ionic_0 300 of 391.5, ionic_1 300 of 391.5 Gb/s"
 
 
 def test_multi_host_start_compares_nics_without_measuring(trees: tuple[Path, Path], tmp_path: Path) -> None:
-    def asked(tree: Path, argv: Sequence[str]) -> CompletedProgram:
+    def run_survey(tree: Path, argv: Sequence[str]) -> CompletedProgram:
         assert argv[0] == "sh"
         return local(program(tree, "", argv))
 
-    found = compare_hosts(PLAN, {tree.name: partial(asked, tree) for tree in trees}, Home(tmp_path))
-    assert [finding.check for finding in found] == ["nics", "gid", "nic firmware"]
+    findings = compare_hosts(PLAN, {tree.name: partial(run_survey, tree) for tree in trees}, Home(tmp_path))
+    assert [finding.check for finding in findings] == ["nics", "gid", "nic firmware"]
 
 
 def test_missing_nic_and_link_down_are_reported(tmp_path: Path) -> None:
     add_nic(tmp_path / "n0", "ionic_0")
     add_nic(tmp_path / "n0", "ionic_1")
     add_nic(tmp_path / "n1", "ionic_0", state="1: DOWN", rate="40 Gb/sec (4X QDR)")
-    found, _ = checked([tmp_path / "n0", tmp_path / "n1"])
-    assert (found["nics"].level, found["nics"].value) == (Level.FAIL, "ionic_0 on n1 is DOWN; n1 lacks ionic_1")
+    findings, _ = checked([tmp_path / "n0", tmp_path / "n1"])
+    assert (findings["nics"].level, findings["nics"].value) == (Level.FAIL, "ionic_0 on n1 is DOWN; n1 lacks ionic_1")
 
 
 def checked_all(trees: Sequence[Path]) -> list[Finding]:
@@ -171,8 +171,8 @@ def checked_all(trees: Sequence[Path]) -> list[Finding]:
 def test_frontend_nics_are_excluded(trees: tuple[Path, Path]) -> None:
     add_nic(trees[0], "mlx5_0", vendor="0x15b3")
     add_nic(trees[0], "ionic_9", rate="25 Gb/sec (1X EDR)")
-    found, values = checked(trees)
-    assert found["nics"].level is Level.INFO
+    findings, values = checked(trees)
+    assert findings["nics"].level is Level.INFO
     assert {*values.write_gbits} == {"ionic_0", "ionic_1"}
 
 
@@ -181,9 +181,9 @@ def test_frontend_nics_are_excluded(trees: tuple[Path, Path]) -> None:
     [("ionic_1:1", {"ionic_1"}), ("ionic", {"ionic_0", "ionic_1"}), ("^ionic_0", {"ionic_1"}), ("=ionic", set())],
 )
 def test_nics_are_selected_by_plan(trees: tuple[Path, Path], value: str, names: set[str]) -> None:
-    found, values = checked(trees, NCCL_IB_HCA=value)
+    findings, values = checked(trees, NCCL_IB_HCA=value)
     assert {*values.write_gbits} == names
-    assert (found["nics"].level is Level.INFO) == bool(names)
+    assert (findings["nics"].level is Level.INFO) == bool(names)
 
 
 @pytest.mark.parametrize(
@@ -201,13 +201,13 @@ def test_roce_v2_gid_index_is_checked_on_each_node(
 ) -> None:
     add_nic(tmp_path / "n0", "ionic_0")
     add_nic(tmp_path / "n1", "ionic_0", gids=rows)
-    found, _ = checked([tmp_path / "n0", tmp_path / "n1"], MC_GID_INDEX=value)
-    assert found["gid"].level is level
-    assert found["gid"].hint.startswith(hint)
+    findings, _ = checked([tmp_path / "n0", tmp_path / "n1"], MC_GID_INDEX=value)
+    assert findings["gid"].level is level
+    assert findings["gid"].hint.startswith(hint)
 
 
 @pytest.mark.parametrize(
-    ("versions", "level", "found"),
+    ("versions", "level", "value"),
     [
         (("1.117.5-a-45", "1.117.5-a-50"), Level.WARN, "n0: 1.117.5-a-45; n1: 1.117.5-a-50"),
         (("1.117.1-a-63", "1.117.1-a-63"), Level.WARN, "1.117.1-a-63"),
@@ -215,12 +215,12 @@ def test_roce_v2_gid_index_is_checked_on_each_node(
     ],
 )
 def test_old_or_differing_nic_firmware_warns(
-    tmp_path: Path, versions: tuple[str, str], level: Level, found: str
+    tmp_path: Path, versions: tuple[str, str], level: Level, value: str
 ) -> None:
     for node, firmware in zip(("n0", "n1"), versions, strict=True):
         add_nic(tmp_path / node, "ionic_0", firmware=firmware)
     finding = checked([tmp_path / "n0", tmp_path / "n1"])[0]["nic firmware"]
-    assert (finding.level, finding.value) == (level, found)
+    assert (finding.level, finding.value) == (level, value)
 
 
 def test_nics_are_surveyed_by_shell_command(tmp_path: Path) -> None:
@@ -235,12 +235,12 @@ def test_nics_are_surveyed_by_shell_command(tmp_path: Path) -> None:
 
 def test_missing_perftest_is_reported(trees: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     nic = nics_of(nodes_of(trees))["n0"]["ionic_0"]
-    here = FabricNode(name="here", address="127.0.0.1", argv=tuple)
+    local_node = FabricNode(name="local", address="127.0.0.1", argv=tuple)
     for name in ("sh", "setpriv", "timeout", "sleep"):
         (trees[0] / name).symlink_to(shutil.which(name) or "")
     monkeypatch.setenv("PATH", str(trees[0]))
-    with pytest.raises(NotMeasuredError, match="no `ib_write_bw` on here") as raised:
-        write_gbits(here, here, (nic, nic))
+    with pytest.raises(NotMeasuredError, match="no `ib_write_bw` on local") as raised:
+        write_gbits(local_node, local_node, (nic, nic))
     assert "apt-get install perftest" in raised.value.install
 
 
@@ -248,18 +248,18 @@ def test_ranks_over_tcp_need_no_nics(tmp_path: Path) -> None:
     add_nic(tmp_path / "n0", "ionic_0")
     add_nic(tmp_path / "n1", "ionic_1", state="1: DOWN", gids={})
     assert Level.FAIL in {finding.level for finding in checked_all([tmp_path / "n0", tmp_path / "n1"])}
-    found, _ = checked([tmp_path / "n0", tmp_path / "n1"], NCCL_IB_DISABLE="1")
-    assert {*found} == {"nics", "all-reduce"}
-    assert found["nics"].value == "not used: the ranks communicate over TCP"
-    assert {finding.level for finding in found.values()} == {Level.INFO}
+    findings, _ = checked([tmp_path / "n0", tmp_path / "n1"], NCCL_IB_DISABLE="1")
+    assert {*findings} == {"nics", "all-reduce"}
+    assert findings["nics"].value == "not used: the ranks communicate over TCP"
+    assert {finding.level for finding in findings.values()} == {Level.INFO}
 
 
 def test_unconnected_ports_on_all_nodes_only_warn(trees: tuple[Path, Path]) -> None:
     add_nic(trees[0], "ionic_7", state="1: DOWN", gids={})
     add_nic(trees[1], "ionic_8", state="1: DOWN", gids={})
-    found = checked_all(trees)
-    assert not [finding for finding in found if finding.level is Level.FAIL]
-    [unused] = [finding for finding in found if finding.level is Level.WARN]
+    findings = checked_all(trees)
+    assert not [finding for finding in findings if finding.level is Level.FAIL]
+    [unused] = [finding for finding in findings if finding.level is Level.WARN]
     assert unused.value == "ionic_7, ionic_8: no link on any node"
     assert unused.hint.endswith("`--set env.NCCL_IB_HCA==ionic_0,ionic_1`")
     value = next(
@@ -302,19 +302,19 @@ def test_baseline_of_different_nics_or_ranks_warns(trees: tuple[Path, Path]) -> 
 
 
 def test_fabric_is_not_measured_while_gpus_are_busy(trees: tuple[Path, Path]) -> None:
-    found, values = checked(trees, busy=("n1",))
-    assert found["fabric"].value == "not checked: VRAM is in use on n1"
+    findings, values = checked(trees, busy=("n1",))
+    assert findings["fabric"].value == "not checked: VRAM is in use on n1"
     assert (values.write_gbits, values.all_reduce_gbytes) == ({}, {})
 
 
-@pytest.mark.parametrize(("fails", "missing"), [("ionic_1", "ionic_0, ionic_1"), ("-c", "all-reduce")])
+@pytest.mark.parametrize(("failing", "missing"), [("ionic_1", "ionic_0, ionic_1"), ("-c", "all-reduce")])
 def test_failed_measurement_does_not_replace_baseline(
-    trees: tuple[Path, Path], tmp_path: Path, fails: str, missing: str
+    trees: tuple[Path, Path], tmp_path: Path, failing: str, missing: str
 ) -> None:
     def broken(tree: Path, metric: str, argv: Sequence[str]) -> Sequence[str]:
         return (
             ("false",)
-            if argv[0] == "setpriv" and fails in argv and ("ib_write_bw" in argv) == (fails != "-c")
+            if argv[0] == "setpriv" and failing in argv and ("ib_write_bw" in argv) == (failing != "-c")
             else program(tree, metric, argv)
         )
 
@@ -323,18 +323,18 @@ def test_failed_measurement_does_not_replace_baseline(
     assert good.ready
     before = file.read_text()
     report = preflight_fabric(PLAN, nodes_of(trees, argv=broken), Home(tmp_path), None, file)
-    [refused] = [finding for finding in report.findings if finding.check == "baseline"]
-    assert (refused.level, refused.value) == (Level.FAIL, f"no baseline recorded: {missing} not measured")
+    [rejection] = [finding for finding in report.findings if finding.check == "baseline"]
+    assert (rejection.level, rejection.value) == (Level.FAIL, f"no baseline recorded: {missing} not measured")
     assert file.read_text() == before
 
 
 def test_baseline_without_nodes_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    [asked] = fabric_of_cluster(PLAN, Home(tmp_path), None, None)
-    assert asked.level is Level.INFO
+    [finding] = fabric_of_cluster(PLAN, Home(tmp_path), None, None)
+    assert finding.level is Level.INFO
     for files in ((None, tmp_path / "new.json"), (tmp_path / "old.json", None)):
-        [refused] = fabric_of_cluster(PLAN, Home(tmp_path), *files)
-        assert (refused.level, refused.value) == (Level.FAIL, "no nodes named")
+        [rejection] = fabric_of_cluster(PLAN, Home(tmp_path), *files)
+        assert (rejection.level, rejection.value) == (Level.FAIL, "no nodes named")
 
 
 def test_roles_on_nodes_of_their_own_are_checked(
@@ -343,24 +343,24 @@ def test_roles_on_nodes_of_their_own_are_checked(
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     words = ("runtime=slurm", "server.api_key_env=K", "engine.python=/p")
     roles = plan_of("mi355x-1p1d", *words, "layout.tp=8")
-    [asked] = fabric_of_cluster(roles, Home(tmp_path), None, None)
-    assert (asked.value, "`salloc --nodes=2`" in asked.hint) == ("not checked: no nodes named", True)
-    [asked] = fabric_of_cluster(
+    [finding] = fabric_of_cluster(roles, Home(tmp_path), None, None)
+    assert (finding.value, "`salloc --nodes=2`" in finding.hint) == ("not checked: no nodes named", True)
+    [finding] = fabric_of_cluster(
         plan_of("cpu-tiny-1p1d", *words, "layout.decode.nodes=4", "layout.decode.tp=4", "layout.prefill.tp=1"),
         Home(tmp_path),
         None,
         None,
     )
-    assert "`salloc --nodes=4`" in asked.hint
+    assert "`salloc --nodes=4`" in finding.hint
     assert not fabric_of_cluster(plan_of("cpu-tiny-1p1d", *words), Home(tmp_path), None, None)  # over TCP
     preflight_fabric(roles, nodes_of(trees), Home(tmp_path), None, tmp_path / "site.json")
     assert read_model(tmp_path / "site.json", FabricBaseline, "site.json").ranks == 16
 
 
 def test_image_missing_on_one_node_is_reported() -> None:
-    lacks = ("sh", "-c", "echo 'docker: Error response from daemon: No such image: x' >&2; exit 125")
+    missing_image = ("sh", "-c", "echo 'docker: Error response from daemon: No such image: x' >&2; exit 125")
     first = FabricNode(name="n0", address="127.0.0.1", argv=lambda _: ("sh", "-c", "echo timeout >&2; exit 124"))
-    last = FabricNode(name="n1", address="", argv=lambda _: lacks)
+    last = FabricNode(name="n1", address="", argv=lambda _: missing_image)
     with pytest.raises(NotMeasuredError, match="no image on n1") as raised:
         all_reduce_gbytes(PLAN, (first, last), ("python3",))
     assert "docker pull" in raised.value.install

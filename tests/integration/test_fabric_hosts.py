@@ -1,4 +1,4 @@
-"""The network between nodes: real ssh to two hosts, both this machine, and all-reduce of the engine's real torch."""
+"""Measure the network between nodes with real ssh to two hosts, both this machine, and the engine's real torch."""
 
 import json
 import signal
@@ -35,8 +35,8 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str
     """The options of two hosts: this machine under two names."""
     (folder := tmp_path / "ssh").mkdir()
     with ssh_server(folder, deploy_home=tmp_path, monkeypatch=monkeypatch) as url:
-        known = (folder / "known").read_text()
-        (folder / "known").write_text(known + known.replace("127.0.0.1", "localhost"))
+        known_hosts = (folder / "known").read_text()
+        (folder / "known").write_text(known_hosts + known_hosts.replace("127.0.0.1", "localhost"))
         monkeypatch.setenv("DEPLOY_HOME", str(tmp_path))
         yield ("--host", url, "--host", url.replace("127.0.0.1", "localhost"))
 
@@ -47,9 +47,9 @@ def test_two_host_measurement_is_recorded_and_compared(
 ) -> None:
     baseline = tmp_path / "site.json"
     settings = ("--set", f"engine.python={cpu_engine.python}", "--set", f"server.port={free_port()}")
-    found = findings(*hosts, *settings, "--save-baseline", str(baseline))
-    assert (found["nics"]["level"], found["nics"]["value"]) == ("info", "not used: the ranks communicate over TCP")
-    assert found["all-reduce"]["level"] == "info", found
+    results = findings(*hosts, *settings, "--save-baseline", str(baseline))
+    assert (results["nics"]["level"], results["nics"]["value"]) == ("info", "not used: the ranks communicate over TCP")
+    assert results["all-reduce"]["level"] == "info", results
     recorded = json.loads(baseline.read_text())
     assert recorded["ranks"] == 2
     assert {*recorded["all_reduce_gbytes"]} == {str(1 << 20), str(1 << 24)}
@@ -68,18 +68,18 @@ def test_two_host_measurement_is_recorded_and_compared(
 @needs_sshd
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_ends_measurement_on_every_host(tmp_path: Path, hosts: tuple[str, ...], number: signal.Signals) -> None:
-    """Its limit of time would end it, too, with its connection still there: the program says when that is not."""
-    hangs = tmp_path / "hangs"
+    """The time limit would also end the program, but with an open connection; the program reports a closed one."""
+    hanging = tmp_path / "hanging"
     begin = "exec 2>&-; connection() { grep PPid /proc/$PPID/status; }; begun=$(connection)"
     end = f'[ "$begun" = "$(connection)" ] || echo >{tmp_path}/disconnected.$$; exit'
-    hangs.write_text(f"#!/bin/sh\n{begin}; trap '{end}' TERM; while :; do sleep 1; done\n")
-    hangs.chmod(0o755)
-    words = [*PREFLIGHT, *hosts, "--set", f"engine.python={hangs}", "--save-baseline", str(tmp_path / "site.json")]
+    hanging.write_text(f"#!/bin/sh\n{begin}; trap '{end}' TERM; while :; do sleep 1; done\n")
+    hanging.chmod(0o755)
+    words = [*PREFLIGHT, *hosts, "--set", f"engine.python={hanging}", "--save-baseline", str(tmp_path / "site.json")]
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, start_new_session=True) as process:
-        wait_for(lambda: len(processes_with(f"/bin/sh {hangs} -c")) == 2)
+        wait_for(lambda: len(processes_with(f"/bin/sh {hanging} -c")) == 2)
         process.send_signal(number)  # to the command alone, as a supervisor does
         assert process.wait(TIMEOUT) == 130
-    wait_for(lambda: not processes_with(f"/bin/sh {hangs} -c"))
+    wait_for(lambda: not processes_with(f"/bin/sh {hanging} -c"))
     assert len([*tmp_path.glob("disconnected.*")]) == 2
     assert not (tmp_path / "site.json").exists()
 
@@ -92,10 +92,10 @@ def test_nodes_of_slurm_allocation_are_measured(
     settings = (*wide, "env.GLOO_SOCKET_IFNAME=lo", "server.allow_unauthenticated=true")
     words = [*PREFLIGHT, "--runtime", "slurm", *(word for setting in settings for word in ("--set", setting))]
     report = json.loads(slurm_cluster.run("salloc", "--quiet", "--nodes=2", "--exclusive", *words))
-    found = {finding["check"]: finding for finding in report["findings"]}
-    assert found["slurm"]["level"] == "info"
-    assert found["all-reduce"]["level"] == "info", found
-    assert str(1 << 24) in found["all-reduce"]["value"]
+    results = {finding["check"]: finding for finding in report["findings"]}
+    assert results["slurm"]["level"] == "info"
+    assert results["all-reduce"]["level"] == "info", results
+    assert str(1 << 24) in results["all-reduce"]["value"]
     outside = json.loads(slurm_cluster.run(*words))
-    (named,) = [finding for finding in outside["findings"] if finding["check"] == "fabric"]
-    assert "salloc --nodes=2" in named["hint"]
+    (finding,) = [finding for finding in outside["findings"] if finding["check"] == "fabric"]
+    assert "salloc --nodes=2" in finding["hint"]

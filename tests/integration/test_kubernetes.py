@@ -1,4 +1,4 @@
-"""`deploy up` and the rest against a real API server, scheduler and controllers; what a kubelet says, the tests say."""
+"""Run `deploy` against a real API server, scheduler and controllers; tests set what a kubelet reports."""
 
 import json
 import signal
@@ -38,7 +38,7 @@ HOST_PATH: Final = ("--set", "kubernetes.weights.host_path=/srv/models")
 
 @pytest.fixture(scope="module")
 def cluster(cluster_without_node: OwnCluster) -> Iterator[OwnCluster]:
-    """One cluster with one node of eight GPUs."""
+    """Return the shared cluster with one node of eight GPUs."""
     cluster_without_node.node("node-a", amd_com__gpu="8")
     yield cluster_without_node
     cluster_without_node.kubectl("delete", "node", "node-a")
@@ -46,15 +46,15 @@ def cluster(cluster_without_node: OwnCluster) -> Iterator[OwnCluster]:
 
 @pytest.fixture
 def namespace(cluster: OwnCluster, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A namespace of the test's own; nothing may be left in it."""
+    """Create a namespace for the test, and check afterwards that it is empty."""
     name = "".join(letter if letter.isalnum() else "-" for letter in request.node.name)[:60].strip("-")
     cluster.kubectl("create", "namespace", name)
     yield name
-    own = ("--namespace", name, "--selector", "deploy.name")
-    wait_for(lambda: not cluster.get("replicasets,pods", *own))  # the cluster ends them after their Deployment
-    left = cluster.get("all,secrets,networkpolicies", *own)
+    selector = ("--namespace", name, "--selector", "deploy.name")
+    wait_for(lambda: not cluster.get("replicasets,pods", *selector))  # they are deleted after their Deployment
+    leftovers = cluster.get("all,secrets,networkpolicies", *selector)
     cluster.kubectl("delete", "namespace", name, "--wait=false")
-    assert not left, [f"{obj['kind']} {obj['metadata']['name']}" for obj in left]
+    assert not leftovers, [f"{obj['kind']} {obj['metadata']['name']}" for obj in leftovers]
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def environ_of(cluster: OwnCluster) -> dict[str, str]:
 
 @pytest.fixture
 def command(cluster: OwnCluster, home: Home) -> Iterator[Callable[..., Running]]:
-    """Start a `deploy` in the background."""
+    """Return a function that starts `deploy` in the background."""
     line = CommandLine(home, environ_of(cluster))
     with ExitStack() as last:
         yield lambda *words: last.enter_context(line.running(*words))
@@ -80,9 +80,9 @@ def deploy(cluster: OwnCluster, home: Home, *words: str) -> tuple[int, str, str]
 
 
 def listed(cluster: OwnCluster, home: Home) -> list[dict[str, Any]]:
-    """What `status` says of the servers in clusters; of this machine's Docker it lists what other tests have there."""
-    found = json.loads(deploy(cluster, home, "status", "--json")[1])
-    return [entry for entry in found if entry["runtime"] == "kubernetes"]
+    """Return the servers that `status` lists in clusters; other tests may have servers in this machine's Docker."""
+    servers = json.loads(deploy(cluster, home, "status", "--json")[1])
+    return [entry for entry in servers if entry["runtime"] == "kubernetes"]
 
 
 def up_words(namespace: str, *more: str, profile: str = "cpu-tiny", minutes: int = 1) -> tuple[str, ...]:
@@ -108,19 +108,19 @@ def up_words(namespace: str, *more: str, profile: str = "cpu-tiny", minutes: int
 
 
 def the_pod(cluster: OwnCluster, namespace: str) -> dict[str, Any]:
-    """The pod of the server, once a node has taken it."""
+    """Return the pod of the server once it is placed on a node."""
 
     def placed() -> list[Any]:
-        found = cluster.get("pods", "--namespace", namespace, "--selector", "deploy.name=boxed")
-        return [pod for pod in found if pod["spec"].get("nodeName")]
+        pods = cluster.get("pods", "--namespace", namespace, "--selector", "deploy.name=boxed")
+        return [pod for pod in pods if pod["spec"].get("nodeName")]
 
     wait_for(lambda: bool(placed()))
-    found: dict[str, Any] = placed()[0]
-    return found
+    pod: dict[str, Any] = placed()[0]
+    return pod
 
 
-def container_says(cluster: OwnCluster, namespace: str, state: dict[str, object], **more: object) -> None:
-    """Say of the server's container what a kubelet would."""
+def report_container(cluster: OwnCluster, namespace: str, state: dict[str, object], **more: object) -> None:
+    """Set the status of the server's container, as a kubelet would."""
     pod = the_pod(cluster, namespace)["metadata"]["name"]
     status = {
         "name": "server",
@@ -135,7 +135,7 @@ def container_says(cluster: OwnCluster, namespace: str, state: dict[str, object]
 
 
 def test_unschedulable_server_is_reported_and_cleaned_up(cluster: OwnCluster, home: Home, namespace: str) -> None:
-    begun = time.monotonic()
+    start = time.monotonic()
     code, _, errors = deploy(
         cluster, home, *up_words(namespace, *HOST_PATH, "--set", "kubernetes.node_selector=[gpu=none]")
     )
@@ -143,13 +143,13 @@ def test_unschedulable_server_is_reported_and_cleaned_up(cluster: OwnCluster, ho
     assert "warning: nodes: 0 of 0 nodes with `gpu=none`" in errors
     assert "the server cannot start: no node accepts it: 0/1 nodes are available" in errors
     assert "kubectl --namespace" in errors
-    assert time.monotonic() - begun < 480  # it would wait ten minutes
+    assert time.monotonic() - start < 480  # the rollout would wait ten minutes
     wait_for(lambda: not cluster.get("pods", "--namespace", namespace))
 
 
 def test_insufficient_gpus_are_reported(cluster: OwnCluster, home: Home, namespace: str) -> None:
-    """Of eight GPUs none are left."""
-    claimed = {
+    """Another pod needs one of the eight GPUs, and the server needs all."""
+    other_pod = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": "other", "namespace": namespace},
@@ -158,7 +158,7 @@ def test_insufficient_gpus_are_reported(cluster: OwnCluster, home: Home, namespa
             "containers": [{"name": "other", "image": "x", "resources": {"limits": {"amd.com/gpu": "1"}}}],
         },
     }
-    cluster.kubectl("apply", "--filename", "-", stdin=json.dumps(claimed))
+    cluster.kubectl("apply", "--filename", "-", stdin=json.dumps(other_pod))
     code, _, errors = deploy(cluster, home, *up_words(namespace, *HOST_PATH, profile="mi355x-tp8"))
     cluster.kubectl("delete", "pod", "other", "--namespace", namespace)
     assert code == 7
@@ -174,11 +174,11 @@ def test_missing_pvc_is_reported_before_creating_objects(cluster: OwnCluster, ho
 def test_image_without_named_kernels_is_rejected_before_creating_objects(
     cluster: OwnCluster, home: Home, namespace: str, registry: str
 ) -> None:
-    """The API server gets the objects of an image that has them."""
+    """An image with the named kernels is accepted."""
     kernels = f"/kernels.tar.gz@sha256:{'0' * 64}"
     more = (*HOST_PATH, "--set", "kubernetes.node_selector=[gpu=none]", "--set", f"engine.compiled_kernels={kernels}")
 
-    def started(**labels: str) -> tuple[int, str]:
+    def start_with_labels(**labels: str) -> tuple[int, str]:
         labels |= {BASE_NAME: load("cpu-tiny").plan.engine.image}
         labels |= {RECEIPT_LABEL: json.dumps({"python": "3.12", "sources": {}, "patches": []})}
         config = {"architecture": "amd64", "os": "linux", "config": {"Labels": labels}}
@@ -187,11 +187,11 @@ def test_image_without_named_kernels_is_rejected_before_creating_objects(
         code, _, errors = deploy(cluster, home, *up_words(namespace, *more, "--image", image))
         return code, errors
 
-    code, errors = started()
+    code, errors = start_with_labels()
     assert (code, f"does not have those of `{kernels}`" in errors) == (9, True), errors
     assert "`deploy build cpu-tiny --set engine.compiled_kernels=" in errors
-    assert not cluster.get("events", "--namespace", namespace), "the API server has made something"
-    code, errors = started(**{"deploy.kernels": kernels.rpartition("@")[2]})
+    assert not cluster.get("events", "--namespace", namespace), "no object may be created"
+    code, errors = start_with_labels(**{"deploy.kernels": kernels.rpartition("@")[2]})
     assert (code, "the server cannot start: no node accepts it" in errors) == (7, True), errors
 
 
@@ -218,29 +218,29 @@ def test_unbound_pvc_is_reported(cluster: OwnCluster, home: Home, namespace: str
 def test_image_pull_failure_is_reported(cluster: OwnCluster, namespace: str, command: Callable[..., Running]) -> None:
     starting = command(*up_words(namespace, *HOST_PATH))
     waiting = {"reason": "ImagePullBackOff", "message": f'Back-off pulling image "{IMAGE}"'}
-    container_says(cluster, namespace, {"waiting": waiting})
-    wait_for(lambda: ends_pods(cluster, namespace) and starting.over)
+    report_container(cluster, namespace, {"waiting": waiting})
+    wait_for(lambda: end_deleted_pods(cluster, namespace) and starting.over)
     code, _, errors = starting.wait()
     assert code == 7
     assert f'cannot pull its image: Back-off pulling image "{IMAGE}"' in errors
 
 
 def test_volume_mount_failure_is_reported(cluster: OwnCluster, namespace: str, command: Callable[..., Running]) -> None:
-    """As kubelet 1.20 says it of a directory that is not there."""
+    """The event is that of kubelet 1.20 for a missing directory."""
     starting = command(*up_words(namespace, *HOST_PATH))
     pod = the_pod(cluster, namespace)["metadata"]
-    about = {"kind": "Pod", "namespace": namespace, "name": pod["name"], "uid": pod["uid"]}
+    pod_reference = {"kind": "Pod", "namespace": namespace, "name": pod["name"], "uid": pod["uid"]}
     event = {
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {"name": "boxed.1", "namespace": namespace},
-        "involvedObject": about,
+        "involvedObject": pod_reference,
         "type": "Warning",
         "reason": "FailedMount",
         "message": "MountVolume.SetUp failed for volume models: hostPath: /srv/models is not a directory",
     }
     cluster.kubectl("create", "--filename", "-", stdin=json.dumps(event))
-    wait_for(lambda: ends_pods(cluster, namespace) and starting.over)
+    wait_for(lambda: end_deleted_pods(cluster, namespace) and starting.over)
     code, _, errors = starting.wait()
     assert code == 7
     assert "cannot mount a volume" in errors
@@ -252,8 +252,8 @@ def test_crash_loop_counts_as_died_server(cluster: OwnCluster, namespace: str, c
     the_pod(cluster, namespace)
     last = {"exitCode": 1, "reason": "Error", "startedAt": "2026-01-01T00:00:00Z", "finishedAt": "2026-01-01T00:01:00Z"}
     waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}
-    container_says(cluster, namespace, waiting, restartCount=1, lastState={"terminated": last})
-    wait_for(lambda: ends_pods(cluster, namespace) and starting.over)
+    report_container(cluster, namespace, waiting, restartCount=1, lastState={"terminated": last})
+    wait_for(lambda: end_deleted_pods(cluster, namespace) and starting.over)
     code, _, errors = starting.wait()
     assert code == 7
     assert "died while" in errors
@@ -262,9 +262,9 @@ def test_crash_loop_counts_as_died_server(cluster: OwnCluster, namespace: str, c
 def test_lifecycle_of_pending_server_keeps_key_secret(
     cluster: OwnCluster, home: Home, namespace: str, command: Callable[..., Running]
 ) -> None:
-    """Found, told, refused a second time, and gone; the key is in its Secret and nowhere else."""
+    """`status` lists the server, a second start is rejected, and `down` removes it; only the Secret holds the key."""
     starting = command(*up_words(namespace, *HOST_PATH, "--keep-failed", minutes=0))
-    container_says(cluster, namespace, {"waiting": {"reason": "ErrImagePull", "message": "not found"}})
+    report_container(cluster, namespace, {"waiting": {"reason": "ErrImagePull", "message": "not found"}})
     code, _, errors = starting.wait()
     assert code == 7
     assert "`boxed` is kept" in errors
@@ -275,20 +275,20 @@ def test_lifecycle_of_pending_server_keeps_key_secret(
     assert entry["url"] == f"http://boxed.{namespace}.svc:30010"
     assert deploy(cluster, home, "status", "boxed")[0] == 6
 
-    elsewhere = Home(home.root.parent / "elsewhere")
-    code, _, errors = deploy(cluster, elsewhere, *up_words(namespace, *HOST_PATH))
+    other_home = Home(home.root.parent / "other-home")
+    code, _, errors = deploy(cluster, other_home, *up_words(namespace, *HOST_PATH))
     assert code == 6
     assert f"`boxed` exists in namespace `{namespace}`" in errors
 
-    shown = cluster.kubectl("get", "all,networkpolicies,events", "--namespace", namespace, "--output", "yaml")
-    assert KEY not in shown
+    objects = cluster.kubectl("get", "all,networkpolicies,events", "--namespace", namespace, "--output", "yaml")
+    assert KEY not in objects
     (secret,) = cluster.get("secrets", "--namespace", namespace, "--selector", "deploy.name=boxed")
     assert list(secret["data"]) == ["config.yaml"]
     written = [path for path in home.root.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
     assert not written
 
     stopping = command("down", "boxed")
-    wait_for(lambda: ends_pods(cluster, namespace) and stopping.over)
+    wait_for(lambda: end_deleted_pods(cluster, namespace) and stopping.over)
     assert stopping.wait()[0] == 0
     assert not listed(cluster, home)
 
@@ -296,16 +296,16 @@ def test_lifecycle_of_pending_server_keeps_key_secret(
 def test_concurrent_starts_have_exactly_one_winner(
     cluster: OwnCluster, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From homes that know nothing of each other: of a server, and of the first of several."""
+    """Independent homes start the same server, or its first replica."""
     monkeypatch.setenv("KUBECONFIG", str(cluster.config))
     words = ("cpu-tiny", HOST_PATH[1], f"kubernetes.namespace={namespace}")
-    one = render_artifacts(cluster_plan(*words)), Path()
+    single = render_artifacts(cluster_plan(*words)), Path()
     first = render_artifacts(cluster_plan(*words, "replicas=2")).replicas[0], Path("replica-1")
     together = Barrier(5)
     runtimes = [KubernetesRuntime(Home(tmp_path / str(number))) for number in range(together.parties)]
 
     def start(number: int) -> Unit | NameTakenError:
-        artifacts, folder = (one, first)[number % 2]
+        artifacts, folder = (single, first)[number % 2]
         together.wait()
         try:
             return runtimes[number].start(artifacts, name="boxed", run_dir=tmp_path / str(number) / folder, secrets={})
@@ -315,25 +315,25 @@ def test_concurrent_starts_have_exactly_one_winner(
     with ThreadPool(together.parties) as pool:
         results = pool.map(start, range(together.parties), chunksize=1)
     [winner] = [result for result in results if isinstance(result, Unit)]
-    lost = [result for result in results if isinstance(result, NameTakenError)]
-    assert {error.message for error in lost} == {f"`boxed` exists in namespace `{namespace}`"}
-    made = cluster.get("deployments,services,networkpolicies", "--namespace", namespace, "--selector", "deploy.name")
-    assert len(made) == 3
-    assert {obj["metadata"]["annotations"]["deploy.run-dir"] for obj in made} == {winner.run_dir}
+    losers = [result for result in results if isinstance(result, NameTakenError)]
+    assert {error.message for error in losers} == {f"`boxed` exists in namespace `{namespace}`"}
+    created = cluster.get("deployments,services,networkpolicies", "--namespace", namespace, "--selector", "deploy.name")
+    assert len(created) == 3
+    assert {obj["metadata"]["annotations"]["deploy.run-dir"] for obj in created} == {winner.run_dir}
 
     [runtime] = [runtime_ for runtime_, end in zip(runtimes, results, strict=True) if end is winner]
     with ThreadPool(1) as pool:
         stopping = pool.apply_async(runtime.stop, (winner,), {"grace": 0})
-        wait_for(lambda: ends_pods(cluster, namespace) and stopping.ready())
+        wait_for(lambda: end_deleted_pods(cluster, namespace) and stopping.ready())
         stopping.get()
 
 
 def test_temporary_api_server_outage_is_tolerated(
     cluster: OwnCluster, home: Home, namespace: str, command: Callable[..., Running]
 ) -> None:
-    """What a start that is interrupted meanwhile cannot remove is said, with the command that does."""
+    """A start that is interrupted during the outage names the command that removes its objects."""
     starting = command(*up_words(namespace, *HOST_PATH, minutes=600))
-    container_says(cluster, namespace, {"waiting": {"reason": "ContainerCreating"}})
+    report_container(cluster, namespace, {"waiting": {"reason": "ContainerCreating"}})
     starting.wait_for("waiting for its image and volumes on node-a")
     cluster.end_api()
     assert "retrying for 5 min" in starting.wait_for("the kubeconfig's current context does not answer")
@@ -353,7 +353,7 @@ def test_temporary_api_server_outage_is_tolerated(
     cluster.say(pod["metadata"]["name"], namespace, phase="Failed", reason="Evicted", message="low on memory")
     wait_for(lambda: "was evicted from node-a: low on memory" in listed(cluster, home)[0]["detail"])
     stopping = command("down", "boxed")
-    wait_for(lambda: ends_pods(cluster, namespace) and stopping.over)
+    wait_for(lambda: end_deleted_pods(cluster, namespace) and stopping.over)
     assert stopping.wait()[0] == 0
 
 
@@ -369,21 +369,21 @@ def test_interrupted_start_leaves_no_objects(
             lambda: bool(cluster.get("deployments,secrets", "--namespace", namespace, "--selector", "deploy.name"))
         )
     starting.send(signal.SIGINT)
-    wait_for(lambda: ends_pods(cluster, namespace) and starting.over)
+    wait_for(lambda: end_deleted_pods(cluster, namespace) and starting.over)
     assert starting.wait()[0] == 130
 
 
 def test_unreachable_cluster_is_reported(cluster: OwnCluster, home: Home, tmp_path: Path) -> None:
-    nobody = tmp_path / "kubeconfig"
-    nobody.write_text(cluster.config.read_text().replace(f":{cluster.port}", ":1"))
-    dead = OwnCluster(folder=tmp_path)
-    code, _, errors = deploy(dead, home, *up_words("default", *HOST_PATH))
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(cluster.config.read_text().replace(f":{cluster.port}", ":1"))
+    unreachable = OwnCluster(folder=tmp_path)
+    code, _, errors = deploy(unreachable, home, *up_words("default", *HOST_PATH))
     assert code == 4
     assert "the cluster of the kubeconfig's current context does not answer" in errors
 
 
-def ends_pods(cluster: OwnCluster, namespace: str) -> bool:
-    """End the pods that are to end, as their kubelet would; always true."""
+def end_deleted_pods(cluster: OwnCluster, namespace: str) -> bool:
+    """Remove the terminating pods, as their kubelet would; always return true."""
     for pod in cluster.get("pods", "--namespace", namespace):
         if pod["metadata"].get("deletionTimestamp"):
             name = pod["metadata"]["name"]
