@@ -38,7 +38,9 @@ def interpreter(package: str) -> Path:
             ["venv", "--quiet", "--clear", "--python", "3.11", CACHE / package],
             ["pip", "install", "--quiet", "--python", python, package],
         ):
-            installed = subprocess.run([uv.find_uv_bin(), *map(str, command)], capture_output=True, text=True, check=False)
+            installed = subprocess.run(
+                [uv.find_uv_bin(), *map(str, command)], capture_output=True, text=True, check=False
+            )
             if installed.returncode:
                 pytest.skip(f"no {package}: {installed.stderr.strip()[-200:]}")
         done.touch()
@@ -58,7 +60,9 @@ def test_launcher_accepts_rendered_files_of_every_profile(broker: str, tmp_path:
         done = CliRunner().invoke(app, words)
         assert done.exit_code == 0, done.output
     files = sorted(map(str, tmp_path.rglob("*.y*ml")))
-    result = subprocess.run([python, "-c", script, *files], capture_output=True, text=True, check=False, timeout=TIMEOUT)
+    result = subprocess.run(
+        [python, "-c", script, *files], capture_output=True, text=True, check=False, timeout=TIMEOUT
+    )
     assert result.returncode == 0, result.stderr[-2000:]
     assert len(result.stdout.splitlines()) == len(files) == {"skypilot": 2, "dstack": 3}[broker] * len(rented)
     assert "MI355X" in result.stdout

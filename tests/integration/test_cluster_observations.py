@@ -45,7 +45,11 @@ def server(number: int) -> Iterator[dict[str, object]]:
     }
     running = {"name": "server", "restartCount": 0, "state": {"running": {"startedAt": "2026-11-22T10:00:00Z"}}}
     yield {"kind": "Deployment", "metadata": {**metadata, "uid": f"u{number}"}, "spec": {"replicas": 1}}
-    pod = {"kind": "Pod", "metadata": {**metadata, "name": f"p{number}", "uid": f"v{number}"}, "spec": {"nodeName": "n"}}
+    pod = {
+        "kind": "Pod",
+        "metadata": {**metadata, "name": f"p{number}", "uid": f"v{number}"},
+        "spec": {"nodeName": "n"},
+    }
     yield {**pod, "status": {"phase": "Running", "containerStatuses": [running]}}
 
 

@@ -1,4 +1,4 @@
-"""Prefill and decode apart, as two real sglang servers on this CPU, with Mooncake over TCP and the real gateway."""
+"""Prefill and decode run as two real sglang servers on a CPU, with Mooncake over TCP and the real gateway."""
 
 import json
 import os
@@ -33,7 +33,7 @@ NAME, PROFILE = "apart", "cpu-tiny-1p1d"
 
 
 class Apart:
-    """A home with the environments and the checkpoint of another one, and `deploy` in it."""
+    """Run `deploy` in a home with the environments and the checkpoint of another home."""
 
     def __init__(self, folder: Path, other: Home) -> None:
         home = Home(folder / "home")
@@ -58,7 +58,7 @@ class Apart:
         return self.runtime.find(NAME)[0]
 
     def kill(self, role: str) -> None:
-        """Kill the server of a role, as the kernel does where memory is short."""
+        """Kill the server of a role, as the kernel does when memory runs out."""
         [server] = [server for server in self.server.replicas if server.role == role]
         record = read_record(Path(server.run_dir))
         assert record is not None

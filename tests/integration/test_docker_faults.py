@@ -61,7 +61,9 @@ def test_missing_device_is_reported(docker_engine: DockerEngine) -> None:
 
 def test_forbidden_ulimit_is_reported(docker_engine: DockerEngine) -> None:
     too_high = Ulimit(name="nofile", soft=2**31 - 1, hard=2**31 - 1)  # above fs.nr_open, which limits root too
-    error = start_error(docker_engine, with_requirements(docker_engine.artifacts(argv=SLEEP), ulimits=(too_high,)), StartError)
+    error = start_error(
+        docker_engine, with_requirements(docker_engine.artifacts(argv=SLEEP), ulimits=(too_high,)), StartError
+    )
     assert "error setting rlimit" in error.details
 
 

@@ -118,7 +118,9 @@ def test_streams_are_aborted_only_after_drain_timeout(pair: Pair) -> None:
     waited = pair.deploy.run("restart", NAME)
     assert waited.returncode == 0, waited.stderr
     assert endings(open_streams) == {(True, "length")}, open_streams
-    assert reported_counts(waited.stderr)[1] == 0, waited.stderr  # on a busy machine all may end before the drain begins
+    assert reported_counts(waited.stderr)[1] == 0, (
+        waited.stderr
+    )  # on a busy machine all may end before the drain begins
 
     pair.python.write_text(f'#!/bin/sh\nexec {ENGINE} "$@"\n')
     open_streams = streams(pair.url, [30_000] * 4)

@@ -76,7 +76,9 @@ def ask(cpu_environment: Venv) -> Callable[[str], Answers]:
     for version, argv in (command(*case) for case in COMMANDS):
         commands_of[version].append(argv)
     programs = {
-        version: Program(program=PARSER_PROGRAM, argv=(str(FLAGS), str(unpacked(version)), version), stdin=json.dumps(commands))
+        version: Program(
+            program=PARSER_PROGRAM, argv=(str(FLAGS), str(unpacked(version)), version), stdin=json.dumps(commands)
+        )
         for version, commands in commands_of.items()
     }
     results = run_forked(cpu_environment.python, programs)

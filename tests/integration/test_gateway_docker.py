@@ -86,7 +86,9 @@ def test_replicated_containers_full_lifecycle(deploy: CommandLine, up: list[str]
         assert verdicts[name] == "passed"
     assert containers() == CONTAINERS
     assert KEY not in docker("inspect", *CONTAINERS)
-    published = [line.rpartition(":")[0] for name in CONTAINERS[1:] for line in docker("port", name).split() if ":" in line]
+    published = [
+        line.rpartition(":")[0] for name in CONTAINERS[1:] for line in docker("port", name).split() if ":" in line
+    ]
     assert published == ["127.0.0.1", "127.0.0.1"]
     [shown] = json.loads(deploy.run("status", NAME, "--json").stdout)
     assert (shown["url"], shown["health"]) == (url, "healthy")

@@ -120,9 +120,7 @@ def test_hostile_strings_do_not_change_script_commands(plan: Plan, path: tuple[A
 
     expected = split_mounts(words(PLAIN, stubs / "plain"))
     for number, hostile in enumerate(HOSTILE):
-        assert split_mounts(words(hostile, stubs / str(number))) == [
-            word.replace(PLAIN, hostile) for word in expected
-        ]
+        assert split_mounts(words(hostile, stubs / str(number))) == [word.replace(PLAIN, hostile) for word in expected]
 
 
 @pytest.mark.parametrize(("plan", "path"), cases())
