@@ -12,7 +12,7 @@ from orchestrator.bench.http1 import MalformedError, ResponseFraming
 from orchestrator.core.secrets import Secret
 from orchestrator.core.url import Address
 from orchestrator.engine.endpoints import authorization
-from orchestrator.engine.responses import MOST_BYTES, NoResponseError, UnexpectedResponseError
+from orchestrator.engine.responses import MAX_RESPONSE_BYTES, NoResponseError, UnexpectedResponseError
 
 # uvicorn closes an idle connection after 5 s unless SGLANG_TIMEOUT_KEEP_ALIVE is raised.
 _MAX_IDLE_S: Final = 2.0
@@ -165,7 +165,7 @@ class Connections:
         self._release(connection)
 
     async def fetch(
-        self, method: str, path: str, *, content: bytes = b"", max_bytes: int = MOST_BYTES, timeout_s: float = 30
+        self, method: str, path: str, *, content: bytes = b"", max_bytes: int = MAX_RESPONSE_BYTES, timeout_s: float = 30
     ) -> tuple[int, bytearray]:
         """Send a control request with JSON `content`; return status and body, at most `max_bytes`.
 

@@ -11,7 +11,7 @@ from orchestrator.core.errors import BenchError
 from orchestrator.core.url import Address
 from orchestrator.engine import endpoints, other_engines
 from orchestrator.engine.disaggregation import direct_request_problem
-from orchestrator.engine.liveness import MOST_METRICS_BYTES, RANK_FIELD
+from orchestrator.engine.liveness import MAX_METRICS_BYTES, RANK_FIELD
 from orchestrator.engine.metrics import Metrics, read_metrics
 from orchestrator.engine.options import Meaning
 from orchestrator.engine.requests import RETURN_IDS, Api, benchmark_body, completion_body, generate_body, tokenize_body
@@ -255,7 +255,7 @@ async def _vllm_facts(connections: Connections, facts: EndpointFacts, metrics: s
 async def _exported_metrics(connections: Connections) -> bytearray | None:
     """Return the metrics that a server exports; None if there are none, or it does not respond."""
     try:
-        status, content = await connections.fetch("GET", endpoints.METRICS, max_bytes=MOST_METRICS_BYTES)
+        status, content = await connections.fetch("GET", endpoints.METRICS, max_bytes=MAX_METRICS_BYTES)
     except NoResponseError:
         return None
     return content if status == 200 else None

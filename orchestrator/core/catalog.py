@@ -22,9 +22,9 @@ from orchestrator.core.suggest import did_you_mean
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_][\w.+-]{0,99}(/[A-Za-z0-9_][\w.+-]{0,99})*", re.ASCII)
 
-_MOST: Final = 4 << 20  # bytes; the largest file that ships has 0.1 MB
+_MAX_FILE: Final = 4 << 20  # bytes; the largest file that ships has 0.1 MB
 _AWAY: Final = "remove it to use the built-in entry, or replace it with a file"
-_LONGEST: Final = 400  # characters of a name, including its folders
+_MAX_NAME: Final = 400  # characters of a name, including its folders
 
 
 class EntryKind(Enum):
@@ -52,7 +52,7 @@ class EntryKind(Enum):
 
 def is_valid_name(name: str) -> bool:
     """Return whether a catalog entry may have this name, which appears in paths and messages."""
-    return len(name) <= _LONGEST and _NAME.fullmatch(name) is not None
+    return len(name) <= _MAX_NAME and _NAME.fullmatch(name) is not None
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,8 @@ def _is_entry(root: Path, path: Path) -> bool:
         return False
     if not path.is_file():
         raise ProfileError(f"`{path}` is not a file", hint=_AWAY)
-    if (size := path.stat().st_size) > _MOST:
-        raise ProfileError(f"`{path}` has {size:,} bytes, more than {_MOST:,}", hint=_AWAY)
+    if (size := path.stat().st_size) > _MAX_FILE:
+        raise ProfileError(f"`{path}` has {size:,} bytes, more than {_MAX_FILE:,}", hint=_AWAY)
     return True
 
 

@@ -15,7 +15,7 @@ class Problem:
     hint: str = ""
 
 
-_MOST: Final = 100  # problems shown in one message
+_MAX_PROBLEMS: Final = 100  # problems shown in one message
 
 
 def truncate_problems(problems: Iterable[Problem]) -> tuple[Problem, ...]:
@@ -25,8 +25,8 @@ def truncate_problems(problems: Iterable[Problem]) -> tuple[Problem, ...]:
     """
     found: dict[Problem, None] = {}
     for problem in problems:
-        if len(found) == _MOST:
-            return (*found, Problem(f"only the first {_MOST} problems are shown"))
+        if len(found) == _MAX_PROBLEMS:
+            return (*found, Problem(f"only the first {_MAX_PROBLEMS} problems are shown"))
         found[problem] = None
     return tuple(found)
 

@@ -29,7 +29,7 @@ from orchestrator.core.streams import ignore_sigpipe
 __all__ = ["move", "naming", "open_to_append", "remove_tree"]  # re-exported, in addition to this module's functions
 
 _MAX_UNPACKED: Final = 2 << 30  # bytes; the wheel of sglang has 30 MB
-_MOST: Final = 4 << 20  # bytes of a record; no record of this tool is longer
+_MAX_RECORD: Final = 4 << 20  # bytes of a record; no record of this tool is longer
 
 
 def atomic_write(path: Path, content: str | bytes | Iterable[bytes], *, mode: int = 0o644) -> Path:
@@ -173,7 +173,7 @@ def private_dir(path: Path) -> Path:
 
 def read_private(path: Path) -> bytes:
     """Read a file of this user. Raises OSError for another user's file, a link, a FIFO or device, and above 4 MiB."""
-    return _read(_open_file(path, private=True), path, most=_MOST)
+    return _read(_open_file(path, private=True), path, most=_MAX_RECORD)
 
 
 def read_file(path: Path, *, most: int) -> bytes:

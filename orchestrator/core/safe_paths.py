@@ -41,7 +41,7 @@ _IMAGE = re.compile(
     r"(?::(?P<tag>\w[\w.-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?",
     re.ASCII,
 )
-_LONGEST_IMAGE = 255  # characters of host and path
+_MAX_IMAGE = 255  # characters of host and path
 
 
 class UnsafeValueError(ValueError):
@@ -104,7 +104,7 @@ class ImageReference(str):
     @staticmethod
     def _parse(value: object) -> re.Match[str]:
         match = _IMAGE.fullmatch(value) if isinstance(value, str) else None
-        if match is None or match.end("path") > _LONGEST_IMAGE:
+        if match is None or match.end("path") > _MAX_IMAGE:
             form = "`[HOST[:PORT]/]path[:TAG]`, the path in lower case"
             raise UnsafeValueError(f"`{display(value)}` is not the name of an image: write {form}")
         return match

@@ -83,7 +83,7 @@ RENAMED_KEYS: Final[Mapping[str, str]] = {
     "without": "exclude",
     "without_patches": "skip_patches",
 }
-_MOST: Final = 8 << 20  # bytes of a file that a person writes
+_MAX_FILE: Final = 8 << 20  # bytes of a file that a person writes
 _SHOWN: Final = 60  # characters of a value in a message
 
 
@@ -147,7 +147,7 @@ def read_entry(catalog: Catalog, kind: EntryKind, name: str, model: type[Model],
 
 def _read_text(path: Path, name: str) -> str:
     try:
-        return files.read_file(path, most=_MOST).decode()
+        return files.read_file(path, most=_MAX_FILE).decode()
     except (OSError, ValueError) as error:  # ValueError: bytes that are not UTF-8, a name with a NUL
         reason = error.strerror if isinstance(error, OSError) else error
         raise ProfileError(f"cannot read `{name}`: {reason}", location=name) from error

@@ -19,11 +19,11 @@ import httpx
 from orchestrator.core.http import Deadline, iter_capped
 from orchestrator.core.secrets import MAX_SPELLING, Secret, excerpt
 from orchestrator.engine.endpoints import HEALTH, METRICS, MODELS, authorization
-from orchestrator.engine.liveness import MOST_METRICS_BYTES
+from orchestrator.engine.liveness import MAX_METRICS_BYTES
 from orchestrator.engine.metrics import Metrics, read_metrics
 from orchestrator.engine.requests import Body
 from orchestrator.engine.responses import (
-    MOST_BYTES,
+    MAX_RESPONSE_BYTES,
     Json,
     NoResponseError,
     UnauthorizedError,
@@ -34,7 +34,7 @@ from orchestrator.engine.responses import (
 )
 from orchestrator.engine.sse import DONE, SseParser, is_error
 
-MOST_STREAM_BYTES: Final = 64 << 20
+MAX_STREAM_BYTES: Final = 64 << 20
 _ERRNO: Final = re.compile(r"^\[Errno -?\d+\] ")
 _MAX_TEXT: Final = 200  # characters of an error response, or of a path, shown in a message
 
@@ -131,7 +131,7 @@ class EngineClient:
         """Return the server's metrics as Prometheus text; empty if the server exports none."""
         with self._open("GET", METRICS) as response:
             exported = response.status_code == httpx.codes.OK
-            return _read_capped(response, MOST_METRICS_BYTES) if exported else bytearray()
+            return _read_capped(response, MAX_METRICS_BYTES) if exported else bytearray()
 
     def get(self, path: str) -> Json:
         """GET the JSON object at `path`."""
@@ -145,7 +145,7 @@ class EngineClient:
         """POST `body` as JSON; return the list of JSON objects of the response."""
         with self._open("POST", path, content=json.dumps(body).encode()) as response:
             _require_ok(response)
-            content = _read_capped(response, MOST_BYTES)
+            content = _read_capped(response, MAX_RESPONSE_BYTES)
         return read_list(content, path=path)
 
     def post_status(self, path: str, content: bytes, *, with_key: bool = True) -> int:
@@ -165,7 +165,7 @@ class EngineClient:
         content = json.dumps({**body, "stream": True}).encode()
         with self._open("POST", path, content=content, headers=headers) as response:
             _require_ok(response)
-            for event in (event for data in _bounded(response, MOST_STREAM_BYTES) for event in reader.feed(data)):
+            for event in (event for data in _bounded(response, MAX_STREAM_BYTES) for event in reader.feed(data)):
                 if event == DONE:
                     return
                 if is_error(event):
@@ -176,7 +176,7 @@ class EngineClient:
     def _object(self, method: str, path: str, **request: Any) -> Json:  # noqa: ANN401 - as `_open` takes it
         with self._open(method, path, **request) as response:
             _require_ok(response)
-            content = _read_capped(response, MOST_BYTES)
+            content = _read_capped(response, MAX_RESPONSE_BYTES)
         return read_object(content, path=path)
 
     def _status(self, method: str, path: str, **request: Any) -> int:  # noqa: ANN401 - as `_open` takes it
@@ -267,7 +267,7 @@ def _require_ok(response: httpx.Response) -> None:
     if response.status_code == httpx.codes.OK:
         return
     body = b""
-    for data in _bounded(response, MOST_BYTES):
+    for data in _bounded(response, MAX_RESPONSE_BYTES):
         body += data
         if len(body) >= MAX_SPELLING:  # enough to redact a key that the excerpt would cut in two
             break

@@ -26,7 +26,7 @@ else:
 ABORT: Final = "/abort_request"
 # The first until 0.5.20. The second answers 500 with fastapi 0.165 and --enable-metrics (0.5.14, srt/utils/common.py).
 LOADS: Final = ("/get_load", "/v1/loads")
-_MOST_BYTES: Final = 1 << 20
+_MAX_BYTES: Final = 1 << 20
 _TIMEOUT: Final = 2.0  # seconds for an answer: neither path waits for the scheduler
 _POLL: Final = 0.5
 _IDLE_POLLS: Final = 2  # polls without a request in a row: one may be on its way
@@ -65,7 +65,7 @@ class ServerRequests:
         ) as connection:
             try:
                 answer = connection.getresponse()
-                return answer.status, answer.read(_MOST_BYTES)
+                return answer.status, answer.read(_MAX_BYTES)
             except http.client.HTTPException as error:
                 raise OSError(f"no complete response: {type(error).__name__}") from error
 

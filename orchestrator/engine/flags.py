@@ -41,7 +41,7 @@ RESERVED: Mapping[str, str] = {
 }
 
 DP_SIZE: Final = "dp-size"
-_LARGEST: Final = 2**63
+_MAX_INTEGER: Final = 2**63
 DP_ATTENTION: Final = "enable-dp-attention"
 
 # Options renamed between versions that a search by spelling would miss
@@ -176,7 +176,7 @@ def read_number(word: str | None) -> float | None:
         number = float(word or "")
     except ValueError:
         return None
-    return number if abs(number) < _LARGEST else None
+    return number if abs(number) < _MAX_INTEGER else None
 
 
 def flag_words(value: FlagValue) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from orchestrator.core.secrets import Secret
 from orchestrator.engine.endpoints import GENERATE, METRICS, MODELS, authorization
 from orchestrator.engine.gateway import LIVENESS
-from orchestrator.engine.liveness import MOST_METRICS_BYTES, RankProgress, question, read_work
+from orchestrator.engine.liveness import MAX_METRICS_BYTES, RankProgress, question, read_work
 from orchestrator.engine.responses import (
     NoResponseError,
     UnexpectedResponseError,
@@ -108,7 +108,7 @@ class HealthClient:
                 connection.sock = self.connect(timeout)
             connection.request(method, parts.path.rstrip("/") + path, body=content, headers=headers)
             answer = connection.getresponse()
-            return answer.status, answer.read(MOST_METRICS_BYTES)
+            return answer.status, answer.read(MAX_METRICS_BYTES)
         except TimeoutError as error:
             raise NoResponseError(f"no response within {timeout:g} s") from error
         except (OSError, http.client.HTTPException) as error:

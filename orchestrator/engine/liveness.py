@@ -39,7 +39,7 @@ FIRST_TOKENS: Final = "sglang:time_to_first_token_seconds"
 LATER_TOKENS: Final = "sglang:inter_token_latency_seconds"
 REQUESTS: Final = "sglang:num_requests_total"
 _EMITTED: Final = frozenset({f"{FIRST_TOKENS}_count", f"{LATER_TOKENS}_count", REQUESTS})
-MOST_METRICS_BYTES: Final = 8 << 20
+MAX_METRICS_BYTES: Final = 8 << 20
 SLOW_AFTER_S: Final = 3.0  # seconds without a response before the counters are read
 # sglang's own health check of a prefill or decode server uses this address: nothing is transferred, and without one the
 # server refuses the request (0.5.14, http_server.py).
@@ -205,7 +205,7 @@ def _answer(connection: http.client.HTTPConnection, *, within: float) -> tuple[i
     try:
         connection.sock.settimeout(within)
         answer = connection.getresponse()
-        return answer.status, answer.read(MOST_METRICS_BYTES)
+        return answer.status, answer.read(MAX_METRICS_BYTES)
     except (OSError, http.client.HTTPException) as error:
         return 0, _reason(error).encode()
     finally:

@@ -20,8 +20,8 @@ from orchestrator.engine.responses import (
 
 # Settings that affect the rounding of results, by their names in `/server_info`.
 _NUMERICS: Final = ("version", "dtype", "quantization", "kv_cache_dtype", "attention_backend", "tp_size")
-_LEAST: Final = -1e6  # nats
-_MOST: Final = 0.01  # nats; rounding may give a little more than 0
+_MIN_LOGPROB: Final = -1e6  # nats
+_MAX_LOGPROB: Final = 0.01  # nats; rounding may give a little more than 0
 
 Ranked = tuple[tuple[int, float], ...]  # the likeliest token ids at one position, with their log-probabilities
 
@@ -106,6 +106,6 @@ def _entry(row: object, position: str) -> tuple[int, float]:
     score = row[0]
     if not isinstance(score, int | float) or isinstance(score, bool):
         raise UnexpectedResponseError(f"the log-probability at {position} is not a number; sglang writes NaN as null")
-    if not _LEAST <= score <= _MOST:
+    if not _MIN_LOGPROB <= score <= _MAX_LOGPROB:
         raise UnexpectedResponseError(f"`{GENERATE}` returned no log-probability (at most 0) at {position}")
     return row[1], float(score)

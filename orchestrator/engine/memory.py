@@ -39,7 +39,7 @@ _COUNTS_WINDOW_DRAFTS: Final = Version("0.5.15")  # the first to count draft lay
 _EVICTION: Final = 128  # tokens between two evictions from windows; environ.py, SGLANG_SWA_EVICTION_INTERVAL
 WINDOW_RATIO: Final = 0.8  # server_args.py:795; 0.5.23: arg_groups/fields/schedule.py:150
 _RAW_BACKENDS: Final = ("tilelang", "aiter", "triton")  # on ROCm: no scales; kv_cache_configurator.py:1844, 0.5.23:3444
-_LEAST_RESERVE: Final = 10 * GIB  # on a GPU of more than 60 GiB; server_args.py:4085
+_MIN_RESERVE: Final = 10 * GIB  # on a GPU of more than 60 GiB; server_args.py:4085
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,7 +271,7 @@ def default_mem_fraction(working: ActivationSpec) -> float:
     """Return sglang's default static memory fraction (server_args.py:4054; 0.5.14:3276)."""
     reserved = 512 * MIB + working.chunk_tokens * 1.5 * MIB + working.ranks * 128 * MIB + working.graphs
     if working.vram > 60 * GIB:
-        reserved = max(reserved, _LEAST_RESERVE)
+        reserved = max(reserved, _MIN_RESERVE)
     return round(max(working.vram - reserved, 0) / max(working.vram, 1), 3)
 
 
@@ -291,5 +291,5 @@ def activation_bytes(working: ActivationSpec, *, hidden: int | None, experts: in
     token = by_rule if hidden is None else min(by_rule, (3 * experts + 4) * hidden * 2)
     constant = 512 * MIB + working.ranks * 128 * MIB + working.graphs
     if working.vram > 60 * GIB:
-        constant = max(constant, _LEAST_RESERVE)
+        constant = max(constant, _MIN_RESERVE)
     return int(constant + working.chunk_tokens * token)

@@ -8,7 +8,7 @@ from typing import Final
 
 from orchestrator.engine import liveness
 from orchestrator.engine.liveness import number_in, samples
-from orchestrator.engine.responses import MOST_COUNT
+from orchestrator.engine.responses import MAX_COUNT
 
 _CACHE_SOURCE: Final = re.compile(r'\bcache_source="(device|host|storage)')  # 0.5.14 adds the name of the storage
 _UPPER_END: Final = re.compile(r'\ble="([^"]+)"')
@@ -85,7 +85,7 @@ def read_metrics(content: bytes | bytearray) -> Metrics:
         if name == Metric.CACHED_TOKENS and (source := _CACHE_SOURCE.search(labels)):
             tier = f'{name}{{cache_source="{source[1]}"}}'
             totals[tier] = totals.get(tier, 0.0) + value
-    return {name: total if abs(total) <= MOST_COUNT else None for name, total in totals.items()}
+    return {name: total if abs(total) <= MAX_COUNT else None for name, total in totals.items()}
 
 
 Buckets = Mapping[float, float]  # of a histogram: upper bound in seconds → cumulative count; the last bound is infinite
@@ -97,7 +97,7 @@ def read_buckets(content: bytes | bytearray, metric: Metric) -> Buckets:
     for _, labels, value in samples(content, {f"{metric}_bucket"}):
         if end := _UPPER_END.search(labels):
             seconds = number_in(end[1])
-            if not math.isnan(seconds) and abs(value) <= MOST_COUNT:
+            if not math.isnan(seconds) and abs(value) <= MAX_COUNT:
                 counts[seconds] = counts.get(seconds, 0.0) + value
     return dict(sorted(counts.items()))
 

@@ -17,11 +17,11 @@ from orchestrator.engine.disaggregation import ROLES
 from orchestrator.engine.endpoints import CHAT_COMPLETIONS, COMPLETIONS, GENERATE, SERVER_INFO, TOKENIZE
 
 Json = Mapping[str, Any]  # an unchecked JSON object of a response
-MOST_BYTES: Final = 2 << 20  # of one document; the parsed document takes up to 30 times as much
-MOST_COUNT: Final = 1 << 53  # larger integers are not exact in JSON (RFC 8259, 6)
-_MOST_REPLICAS: Final = 1024
-_MOST_PAGE: Final = 1 << 16  # tokens
-_LARGEST_ID: Final = (1 << 31) - 1
+MAX_RESPONSE_BYTES: Final = 2 << 20  # of one document; the parsed document takes up to 30 times as much
+MAX_COUNT: Final = 1 << 53  # larger integers are not exact in JSON (RFC 8259, 6)
+_MAX_REPLICAS: Final = 1024
+_MAX_PAGE: Final = 1 << 16  # tokens
+_MAX_TOKEN_ID: Final = (1 << 31) - 1
 _MAX_SHOWN: Final = 40  # characters of a value in a message
 # `abort`: sglang 0.5.14, managers/schedule_batch.py, FINISH_ABORT; `error`: vLLM, v1/engine/__init__.py
 _ABORTED: Final = frozenset({"abort", "error"})
@@ -127,9 +127,9 @@ def read_list(content: bytes | bytearray, *, path: str) -> list[Json]:
 
 
 def number(data: Json, key: str) -> int:
-    """Return the count at `key`, from 0 to MOST_COUNT. Raises UnexpectedResponseError."""
+    """Return the count at `key`, from 0 to MAX_COUNT. Raises UnexpectedResponseError."""
     value = data.get(key)
-    if type(value) is not int or not 0 <= value <= MOST_COUNT:  # not isinstance: a bool is an int
+    if type(value) is not int or not 0 <= value <= MAX_COUNT:  # not isinstance: a bool is an int
         raise _unexpected_value(key, value, "a count")
     return value
 
@@ -191,10 +191,10 @@ def read_server_info(data: Json) -> ServerInfo | None:
     page = number(data, "page_size")
     # Since 0.5.22 those of attention have a field of their own, and `dp_size` is 1 (server_args.py, `resolved_dict`).
     replicas = (optional_number(data, "dp_size") or 1) * (optional_number(data, "attn_dp_size") or 1)
-    if not 1 <= page <= _MOST_PAGE:
+    if not 1 <= page <= _MAX_PAGE:
         raise UnexpectedResponseError(f"`page_size` in `{SERVER_INFO}` is {page}")
-    if replicas > _MOST_REPLICAS:
-        raise UnexpectedResponseError(f"`dp_size` in `{SERVER_INFO}` is {replicas}, more than {_MOST_REPLICAS}")
+    if replicas > _MAX_REPLICAS:
+        raise UnexpectedResponseError(f"`dp_size` in `{SERVER_INFO}` is {replicas}, more than {_MAX_REPLICAS}")
     speculates = bool(data.get("speculative_algorithm"))
     cache, tiers = optional_number(data, "max_total_num_tokens"), reported_tiers(data)
     limit = optional_number(data, "max_req_input_len")  # 0.5.14, managers/utils.py:155: a prompt is shorter
@@ -218,7 +218,7 @@ def _cache_bytes(states: object) -> Iterator[float]:
     for state in states if isinstance(states, list) else ():
         used = state.get("memory_usage") if isinstance(state, dict) else None
         size = used.get("kvcache") if isinstance(used, dict) else None
-        yield (size + 0.01) * (1 << 30) if type(size) is float and 0 <= size < MOST_COUNT else 0.0
+        yield (size + 0.01) * (1 << 30) if type(size) is float and 0 <= size < MAX_COUNT else 0.0
 
 
 def read_generated(data: Json) -> GenerateResponse:
@@ -303,9 +303,9 @@ def read_chat_events(events: Iterable[bytes]) -> ChatResponse:
             reason = _ending(choice) or reason
         if chunk.get("usage") is not None:
             usage = get_object(chunk, "usage")
-        if text.tell() > MOST_BYTES:
+        if text.tell() > MAX_RESPONSE_BYTES:
             raise UnexpectedResponseError(
-                f"the stream of `{CHAT_COMPLETIONS}` has more than {MOST_BYTES >> 20} MiB of text"
+                f"the stream of `{CHAT_COMPLETIONS}` has more than {MAX_RESPONSE_BYTES >> 20} MiB of text"
             )
     if reason is None or usage is None:
         missing = "finish reason" if reason is None else "token counts"
@@ -335,7 +335,7 @@ def read_token_ids(content: bytes | bytearray) -> tuple[int, ...]:
 def token_ids(data: Json, key: str) -> tuple[int, ...]:
     """Return the list of token ids at `key`. Raises UnexpectedResponseError."""
     ids = data.get(key)
-    if not isinstance(ids, list) or not all(type(item) is int and 0 <= item <= _LARGEST_ID for item in ids):
+    if not isinstance(ids, list) or not all(type(item) is int and 0 <= item <= _MAX_TOKEN_ID for item in ids):
         raise _unexpected_value(key, ids, "a list of token ids")
     return tuple(ids)
 

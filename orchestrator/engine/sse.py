@@ -10,7 +10,7 @@ from typing import Final
 
 from orchestrator.core.secrets import excerpt
 from orchestrator.engine.responses import (
-    MOST_BYTES,
+    MAX_RESPONSE_BYTES,
     Json,
     UnexpectedResponseError,
     finished,
@@ -24,10 +24,10 @@ from orchestrator.engine.responses import (
 )
 
 DONE: Final = b"[DONE]"  # the last event of a complete response
-MOST_EVENT_BYTES: Final = MOST_BYTES  # sglang's own API repeats the whole text in each event
+MAX_EVENT_BYTES: Final = MAX_RESPONSE_BYTES  # sglang's own API repeats the whole text in each event
 _END: Final = "the end of the stream"
 _MAX_SHOWN: Final = 300  # characters of an error
-_MOST_TOKENS: Final = 1 << 26  # of one prompt or answer; keeps the sums of results plausible
+_MAX_TOKENS: Final = 1 << 26  # of one prompt or answer; keeps the sums of results plausible
 
 # This key cannot occur inside a JSON string, where its quotes would be escaped.
 _COUNT_KEY: Final = b'"completion_tokens":'
@@ -63,7 +63,7 @@ class SseParser:
     def feed(self, data: bytes) -> list[bytes]:
         """Return the data of each event that `data` completes.
 
-        Raises UnexpectedResponseError for an error event and for an event of more than MOST_EVENT_BYTES.
+        Raises UnexpectedResponseError for an error event and for an event of more than MAX_EVENT_BYTES.
         """
         if b"\r" in data:
             data = data.replace(b"\r", b"")  # a carriage return inside JSON is escaped
@@ -80,8 +80,8 @@ class SseParser:
         return [found for event in events if (found := _data_of(event))]
 
     def _require_end(self) -> None:
-        if len(self._rest) > MOST_EVENT_BYTES:
-            raise UnexpectedResponseError(f"an event of the stream is longer than {MOST_EVENT_BYTES >> 20} MiB")
+        if len(self._rest) > MAX_EVENT_BYTES:
+            raise UnexpectedResponseError(f"an event of the stream is longer than {MAX_EVENT_BYTES >> 20} MiB")
 
 
 def _data_of(event: bytes) -> bytes:
@@ -141,8 +141,8 @@ def read_usage(counted: bytes, last: bytes) -> Usage:
         raise UnexpectedResponseError(
             f"the server reports {usage.cached_tokens} of {usage.prompt_tokens} prompt tokens as cached"
         )
-    if (most := max(usage.prompt_tokens, usage.output_tokens)) > _MOST_TOKENS:
-        raise UnexpectedResponseError(f"the server reports {most} tokens for one request, more than {_MOST_TOKENS}")
+    if (most := max(usage.prompt_tokens, usage.output_tokens)) > _MAX_TOKENS:
+        raise UnexpectedResponseError(f"the server reports {most} tokens for one request, more than {_MAX_TOKENS}")
     return usage
 
 

@@ -26,7 +26,7 @@ _CLIENT: Final = (
 _GPU_SIZES: Final = (1 << 20, 1 << 26, 1 << 33)  # bytes; ROCm/cvs has a sample for 8 GiB (rccl_config.json)
 _CPU_SIZES: Final = (1 << 20, 1 << 24)
 _MISSING: Final = 127
-_TOO_LATE: Final = 124  # as of coreutils' `timeout`
+_TIMED_OUT: Final = 124  # as of coreutils' `timeout`
 _PERFTEST: Final = "install perftest on all nodes: `sudo apt-get install perftest`"
 _NO_IMAGE: Final = "No such image"
 
@@ -107,4 +107,4 @@ def _last_line(done: CompletedProgram) -> str:
         if line.strip(" -*") and "--help" not in line
     ]
     last = lines[-1].strip()[:200] if lines else "no output"
-    return f"no response within {_LIMIT} s" if done.code == _TOO_LATE else last
+    return f"no response within {_LIMIT} s" if done.code == _TIMED_OUT else last

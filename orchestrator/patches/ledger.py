@@ -14,7 +14,7 @@ from orchestrator.core.safe_paths import RelativePath, join
 from orchestrator.core.validation import model_of, read_file
 from orchestrator.patches.schema import Diff, Patch
 
-_MOST_BYTES: Final = 4 << 20  # maximum size of a diff
+_MAX_DIFF: Final = 4 << 20  # maximum size of a diff
 
 
 def read_ledger(catalog: Catalog | None = None) -> tuple[Patch, ...]:
@@ -56,7 +56,7 @@ def read_diffs(ledger: Sequence[Patch], catalog: Catalog | None = None) -> dict[
 def _diff(diff: Diff, folder: Path) -> str:
     path = join(folder.parent, RelativePath(diff.file))
     try:
-        return files.read_file(path, most=_MOST_BYTES).decode()
+        return files.read_file(path, most=_MAX_DIFF).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise ProfileError(f"cannot read the diff: {reason}", location=str(path)) from error

@@ -9,7 +9,7 @@ from orchestrator.plan.reuse_distance import HitRates, hit_rates, shared_prefix_
 _REQUESTS: Final = 4000
 _PREFIXES: Final = 1000  # that are simulated; more have proportionally longer distances
 _RELEVANT: Final = 0.01  # share of the prompt tokens
-_MOST: Final = 0.95  # share of the hits that the shown distance covers
+_HIT_SHARE: Final = 0.95  # share of the hits that the shown distance covers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ def tier_outlook(found: Capacity, reuse: LoadReuse, costs: TierCosts) -> TierOut
     host = (possible if reach is None else reuse.at(reach)) - device
     stored = 1 - device - host + reuse.output_share
     saved = host * (costs.recompute - costs.retrieve) - stored * costs.store
-    uses, distance = host / stored, int(reuse.rates.size_for(_MOST) * reuse.scale)
+    uses, distance = host / stored, int(reuse.rates.size_for(_HIT_SHARE) * reuse.scale)
     reason = ""
     if possible < _RELEVANT:
         reason = "no token is reused"

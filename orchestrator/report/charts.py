@@ -34,7 +34,7 @@ _BY_RATE: Final = (  # id, title, unit, metric, description
     ),
     ("energy", "Energy of an output token", "joules", metrics.JOULES, "From the energy counters of the GPUs."),
 )
-_LONGEST: Final = 14  # characters of a name in a plot; the legend has the full name
+_MAX_NAME: Final = 14  # characters of a name in a plot; the legend has the full name
 
 
 def line_charts(report: Report) -> tuple[Chart, ...]:
@@ -115,5 +115,5 @@ def _short(comparison: Comparison, report: Report) -> str:
     systems = {other.system for other in report.comparisons}
     plain = len(systems) > 1 and comparison.name.startswith(comparison.layout)
     gpu = f" {comparison.system.rpartition('×')[2]}" if plain else ""
-    name = comparison.name if len(comparison.name) <= _LONGEST else f"{comparison.name[: _LONGEST - 1]}…"
+    name = comparison.name if len(comparison.name) <= _MAX_NAME else f"{comparison.name[: _MAX_NAME - 1]}…"
     return f"{name}{gpu}{'' if comparison.comparable else ' †'}"

@@ -16,7 +16,7 @@ _LEFT, _TOP, _BOTTOM = 46, 16, 46
 _LABEL_GAP: Final = 14.0
 _TICKS: Final = 5  # at most, above 0
 _TAG: Final = 48.0  # maximum width of a tag, in units
-_LONGEST: Final = 22  # characters of a label at the right edge
+_MAX_LABEL: Final = 22  # characters of a label at the right edge
 _DESCRIBED: Final = 12  # maximum number of points listed in the description
 _TIP_CHAR: Final = 7.4  # units of a character in the bold text of a tip, at most
 _MARKERS: Final = ("circle", "square", "triangle", "diamond")
@@ -61,7 +61,7 @@ class Chart:
     description: str = ""
 
 
-_LEAST: Final = 1e-9  # smallest value on a logarithmic axis; smaller values are drawn at its foot
+_MIN_LOG_VALUE: Final = 1e-9  # smallest value on a logarithmic axis; smaller values are drawn at its foot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ class _Scale:
 
 def nice_ticks(high: float) -> tuple[float, ...]:
     """Return ticks from 0 to the first round number at or above `high`, in steps of 1, 2 or 5 times a power of ten."""
-    if high <= _LEAST:
+    if high <= _MIN_LOG_VALUE:
         return (0.0, 1.0)
     magnitude = 10.0 ** math.floor(math.log10(high / _TICKS))
     step = next(factor * magnitude for factor in (1, 2, 5, 10) if factor * magnitude * _TICKS >= high * 0.999)
@@ -92,7 +92,7 @@ def nice_ticks(high: float) -> tuple[float, ...]:
 
 def log_ticks(low: float, high: float) -> tuple[float, ...]:
     """Return 1, 2 and 5 times powers of ten, from the last at or below `low` to the first at or above `high`."""
-    low, high = max(low, _LEAST), max(high, _LEAST)
+    low, high = max(low, _MIN_LOG_VALUE), max(high, _MIN_LOG_VALUE)
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     every = [round(factor * 10.0**decade, 10) for decade in decades for factor in (1, 2, 5)]
     first = max(index for index, tick in enumerate(every) if tick <= low)
@@ -154,7 +154,7 @@ def _values(line: Line) -> str:
 
 
 def _short(label: str) -> str:
-    return label if len(label) <= _LONGEST else f"{label[: _LONGEST - 1]}…"
+    return label if len(label) <= _MAX_LABEL else f"{label[: _MAX_LABEL - 1]}…"
 
 
 def _text(x: float, y: float, text: str, css: str) -> Markup:

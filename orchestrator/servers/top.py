@@ -30,7 +30,7 @@ from orchestrator.servers.start.host import resolve_host_ref, runner_for
 WINDOW_S: Final = 60.0
 _GPUS_EVERY_S: Final = 15.0  # a vendor tool takes up to 1 s of CPU time
 _LIMITS: Final = Timeouts(connect=2, idle=5, total=5)
-_MOST_EVENTS: Final = 5
+_MAX_EVENTS: Final = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,7 +234,7 @@ class TopView:
         self._log = self._server.runtime.tail(self._server.handle) if self._gate else None
         self._clock = clock
         self._counters: deque[Counters] = deque()
-        self._events: deque[Event] = deque(maxlen=_MOST_EVENTS)
+        self._events: deque[Event] = deque(maxlen=_MAX_EVENTS)
         self._seen: tuple[str, int, int] | None = None  # problem, restarts, misses
 
     def sample(self) -> Frame:

@@ -26,7 +26,7 @@ from orchestrator.engine.server_args import ArgumentRejection
 from orchestrator.runtimes.base import ServerState, Status
 
 POLL_SECONDS: Final = 0.2
-_LEAST_SECONDS: Final = 0.1  # shortest timeout of a request
+_MIN_TIMEOUT: Final = 0.1  # shortest timeout of a request
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ class _Wait:
 
     @property
     def _left(self) -> float:
-        return max(self._end - self._clock(), _LEAST_SECONDS)
+        return max(self._end - self._clock(), _MIN_TIMEOUT)
 
     def is_ready(self) -> bool:
         """Check the process, the log and the port once; return whether the server is ready."""

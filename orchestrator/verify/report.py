@@ -14,7 +14,7 @@ from orchestrator.core.errors import Problem, SmokeError
 from orchestrator.core.secrets import excerpt
 from orchestrator.plan.plan import PlanWarning
 
-_MOST_EVIDENCE: Final = 500  # characters; a server's response can be very long
+_MAX_EVIDENCE: Final = 500  # characters; a server's response can be very long
 
 
 class Verdict(StrEnum):
@@ -36,7 +36,7 @@ class CheckOutcome:
 
     def result(self, name: str, seconds: float) -> "CheckResult":
         """Return the result of the check `name` that took `seconds`; its evidence is short and printable."""
-        evidence = excerpt(" ".join(self.evidence.split()), _MOST_EVIDENCE)
+        evidence = excerpt(" ".join(self.evidence.split()), _MAX_EVIDENCE)
         text = "".join(item if item.isprintable() else ascii(item)[1:-1] for item in evidence)
         return CheckResult(
             name=name, verdict=self.verdict, evidence=text, seconds=round(seconds, 3), causes=self.causes

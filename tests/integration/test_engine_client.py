@@ -135,7 +135,7 @@ def test_silent_server_hits_idle_timeout() -> None:
 
 
 def test_oversized_response_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(client_module, "MAX_RESPONSE_BYTES", 1 << 20)
     limits = Timeouts(connect=2, idle=2, total=5)
     with (
         asking(floods, limits=limits) as (client, _),

@@ -15,9 +15,9 @@ from orchestrator.core.files import open_private
 from orchestrator.core.logs.rotation import SEGMENT_BYTES, segment_path, segments
 from orchestrator.core.secrets import redact
 
-MAX_LINE_BYTES: Final = 64 * 1024
+MAX_PIECE_BYTES: Final = 64 * 1024
 CHUNK_BYTES: Final = 256 * 1024
-LONGEST_LINE: Final = 1 << 20  # bytes
+MAX_LINE_BYTES: Final = 1 << 20  # bytes
 _OMITTED_LINE: Final = "(a line of more than 1 MiB is left out)\n"
 _BATCH: Final = 256 * 1024  # characters
 
@@ -49,7 +49,7 @@ class LogTail:
         while chunk := self._read():
             data = self._rest + chunk.replace(b"\r", b"\n")
             end = data.rfind(b"\n") + 1
-            if len(data) - end > MAX_LINE_BYTES:
+            if len(data) - end > MAX_PIECE_BYTES:
                 end = len(data)
             self._rest = data[end:]
             if block := _tidy(data[:end]):
@@ -140,7 +140,7 @@ def complete_lines(chunks: Iterable[bytes]) -> Iterator[str]:
             if block := _tidy(data[:end]):
                 yield block
             pending, length = [data[end:]], len(data) - end
-        if length > LONGEST_LINE:
+        if length > MAX_LINE_BYTES:
             yield _OMITTED_LINE
             pending, length, is_too_long = [], 0, True
     if block := _tidy(b"".join(pending)):

@@ -25,13 +25,13 @@ _PYTHON: Final = ("python3", "-I", "-S")
 _BETWEEN: Final = 30  # maximum seconds between two probes: each asks every rank for a token
 # Bytes per second of the slowest reported load: 438 GB of GLM-5.2 took 13 minutes to an hour over NFS.
 _SLOWEST: Final = 438e9 / 3600
-_LEAST: Final = 480  # minimum seconds of a start: kernels are compiled and graphs captured (420 s, an estimate)
+_MIN_SECONDS: Final = 480  # minimum seconds of a start: kernels are compiled and graphs captured (420 s, an estimate)
 GATEWAY_LIMIT: Final = 60  # seconds; it loads nothing, and takes up to 4 s if the image is present
 
 
 def startup_limit(plan: Plan) -> int:
     """Return the seconds until a server is healthy: the slowest load of its weights, plus `progress_deadline`."""
-    return max(math.ceil(plan.model.weight_bytes / _SLOWEST), _LEAST) + plan.timeouts.progress_deadline
+    return max(math.ceil(plan.model.weight_bytes / _SLOWEST), _MIN_SECONDS) + plan.timeouts.progress_deadline
 
 
 def progress_limit(plan: Plan) -> int:

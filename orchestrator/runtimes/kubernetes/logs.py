@@ -11,7 +11,7 @@ from itertools import chain, dropwhile
 from math import inf
 from typing import Final, TypeAlias
 
-from orchestrator.core.logs.lines import LONGEST_LINE, Lines, complete_lines
+from orchestrator.core.logs.lines import MAX_LINE_BYTES, Lines, complete_lines
 from orchestrator.core.subprocesses import DEVNULL, Program
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
 from orchestrator.runtimes.kubernetes.record import CONTAINER
@@ -61,7 +61,7 @@ class NewLines:
         data = self._rest + chunk
         end = data.rfind(b"\n") + 1
         self._rest = data[end:]
-        cut = len(self._rest) > LONGEST_LINE
+        cut = len(self._rest) > MAX_LINE_BYTES
         if cut:
             begun = _WITHIN.match(self._rest)  # the timestamp of this line, for the part still to come
             data, end, self._rest = data + b"\n", len(data) + 1, begun[0] if begun else b"-"

@@ -19,7 +19,7 @@ REPLICA: Final = "replica"  # the role of equal servers behind a gateway
 OURS: Final = "app.kubernetes.io/managed-by=deploy"
 _MANAGER: Final = "app.kubernetes.io/managed-by"
 # A DNS label has at most 63 characters, and a replica adds its part.
-_LONGEST: Final = 48
+_MAX_NAME: Final = 48
 MODELS: Final = "/models"  # checkpoints by name, inside a pod
 CONTAINER: Final = "server"
 CHECKPOINT: Final = "checkpoint"  # the init container that checks for the checkpoint in the claim
@@ -55,7 +55,7 @@ def object_name(name: str, unit_name: str = "") -> str:
     if unit_name and unit_name != GATEWAY:
         return f"{object_name(name)}--{unit_name}"
     plain = re.sub(r"[._]", "-", name)
-    if plain == name and name[0].isalpha() and len(name) <= _LONGEST:
+    if plain == name and name[0].isalpha() and len(name) <= _MAX_NAME:
         return name
     return f"deploy-{plain[:30].rstrip('-')}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 

@@ -40,7 +40,7 @@ _PERMANENT: Final = frozenset(
     | {"JobHeldAdmin", "JobHeldUser", "DependencyNeverSatisfied", "JobLaunchFailure", "launch failed requeued held"}
 )
 # A limit per job is permanent; a limit on all jobs of a user, an account or a group is temporary.
-_TOO_MUCH: Final = re.compile(r"(QOS|Assoc)(Max|Min)\w*(PerJob|PerNode|WallDurationPerJobLimit)\w*")
+_LIMIT_REASON: Final = re.compile(r"(QOS|Assoc)(Max|Min)\w*(PerJob|PerNode|WallDurationPerJobLimit)\w*")
 _ENDS: Final = {
     "CANCELLED": "its job was cancelled",
     "TIMEOUT": "its job reached its time limit",
@@ -217,7 +217,7 @@ def pending_reason(job: Job) -> str:
 def unschedulable_hint(job: Job) -> str:
     """Return how to fix a job that can never run; "" for a job that only has to wait."""
     word = job.reason.partition(",")[0]
-    if not job.waits or (word not in _PERMANENT and not _TOO_MUCH.fullmatch(word)):
+    if not job.waits or (word not in _PERMANENT and not _LIMIT_REASON.fullmatch(word)):
         return ""
     return f"slurm.schedmd.com/job_reason_codes.html explains `{word}`; {REQUEST_HINT}"
 

@@ -45,7 +45,7 @@ from orchestrator.verify.smoke import smoke_test
 from orchestrator.verify.target import Target, describe, target_from_server_info, target_of
 
 _INTERVAL: Final = 0.5  # seconds between two health checks of a server that is not healthy yet
-_SHORTEST: Final = 1.0  # seconds that a health check has, however little is left of the deadline
+_MIN_TIMEOUT: Final = 1.0  # seconds that a health check has, however little is left of the deadline
 _BELOW_KNEE: Final = 0.5  # share of the requests at the knee that a soak sends (this project's choice)
 
 
@@ -84,7 +84,7 @@ def await_healthy(handle: RunningServer, runtime: ServerGroup, *, deadline: floa
         state = runtime.state(handle)
         if ended := state.exit_summary if state.status is not Status.RUNNING else dead_processes(runtime, handle):
             return 0, ended
-        left = max(began + deadline - time.monotonic(), _SHORTEST)
+        left = max(began + deadline - time.monotonic(), _MIN_TIMEOUT)
         return _healthy_replicas(handle, tries=1, within=left), ""
 
     def show(seen: tuple[int, str]) -> None:

@@ -114,7 +114,7 @@ def test_endless_line_is_split(log: Path, monkeypatch: pytest.MonkeyPatch) -> No
     append(log, "x" * 200_000)
     parts = list(LogTail(log)())
     assert parts
-    assert max(map(len, parts)) <= log_lines.MAX_LINE_BYTES + 1000
+    assert max(map(len, parts)) <= log_lines.MAX_PIECE_BYTES + 1000
 
 
 def test_invalid_utf8_does_not_stop_reading(log: Path) -> None:

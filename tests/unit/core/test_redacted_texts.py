@@ -18,7 +18,7 @@ from orchestrator.bench.streamed_response import StreamedResponse
 from orchestrator.cli.exit_codes import _of_this_tool
 from orchestrator.core import console
 from orchestrator.core.errors import DeployError
-from orchestrator.core.logs.lines import LONGEST_LINE, redacted
+from orchestrator.core.logs.lines import MAX_LINE_BYTES, redacted
 from orchestrator.core.secrets import (
     REDACTED,
     Secret,
@@ -212,7 +212,7 @@ def test_line_over_1_mib_is_replaced_with_notice(size: int) -> None:
     set_known([KEY])
     tail_length = 70_000
     for beyond in (0, 3, len(KEY), 40):  # the limit is before, inside and after the key
-        line = b"x" * (LONGEST_LINE - beyond) + KEY.encode() + b"api_key='" + b"y" * tail_length
+        line = b"x" * (MAX_LINE_BYTES - beyond) + KEY.encode() + b"api_key='" + b"y" * tail_length
         data = b"before\n" + line + b"\nafter\n" + line + b"\nthe end"
         shown = "".join(redacted(data[at : at + size] for at in range(0, len(data), size)))
         message = "(a line of more than 1 MiB is left out)"

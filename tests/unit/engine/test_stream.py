@@ -35,7 +35,7 @@ def test_events_are_parsed_for_any_fragmentation(cuts: list[int]) -> None:
 
 
 def test_endless_event_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_module, "MOST_EVENT_BYTES", 1000)
+    monkeypatch.setattr(stream_module, "MAX_EVENT_BYTES", 1000)
     reader = SseParser()
     reader.feed(b"data: " + b"x" * 900)
     with pytest.raises(UnexpectedResponseError, match="an event of the stream is longer than"):
