@@ -311,11 +311,11 @@ def cache_hits(
         if tokens := _prompt_tokens(record):
             cached, prompt = cached + (record.cached_tokens or 0), prompt + tokens
             is_reported = is_reported or record.cached_tokens is not None
-    known = (server.cached_tokens, server.prompt_tokens) if server else None
+    counts = (server.cached_tokens, server.prompt_tokens) if server else None
     return CacheHits(
         wanted_share=target_share,
         usage_share=cached / prompt if prompt and is_reported else None,
-        metrics_share=known[0] / known[1] if known and known[0] is not None and known[1] else None,
+        metrics_share=counts[0] / counts[1] if counts and counts[0] is not None and counts[1] else None,
     )
 
 

@@ -44,16 +44,16 @@ def forecast_load(workload: Workload, source: SessionSource | None, endpoint: En
 def forecast_cache(accesses: Iterable[CacheAccess], endpoint: Endpoint) -> CacheForecast:
     """Compute the forecast of a load; its sessions stay on one replica each."""
     replicas, page, size = _replicas(endpoint), endpoint.facts.page_size or 1, endpoint.tier_tokens
-    found = hit_rates(accesses, replicas=replicas, page=page)
-    sizes = sorted({found.size_for(part) for part in _SHARES})
+    rates = hit_rates(accesses, replicas=replicas, page=page)
+    sizes = sorted({rates.size_for(part) for part in _SHARES})
     return CacheForecast(
-        prompt_tokens=found.prompt_tokens,
-        sampled_share=None if found.sampled == 1 else found.sampled,
-        unlimited_share=found.unlimited,
-        sizes=tuple(CacheSize(tokens=tokens, share=found.at(tokens)) for tokens in sizes),
+        prompt_tokens=rates.prompt_tokens,
+        sampled_share=None if rates.sampled == 1 else rates.sampled,
+        unlimited_share=rates.unlimited,
+        sizes=tuple(CacheSize(tokens=tokens, share=rates.at(tokens)) for tokens in sizes),
         replicas=replicas,
         cache_tokens=size,
-        share=None if size is None else found.at(size),
+        share=None if size is None else rates.at(size),
     )
 
 

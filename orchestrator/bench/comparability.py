@@ -29,8 +29,8 @@ def comparability_issues(result: BenchResult, *, overridden: Sequence[str]) -> t
     """
     issues = [ComparabilityIssue(kind=kind, detail=detail) for kind, detail in _run_issues(result, overridden)]
     for point in result.points:
-        found = _point_issues(point, result.run.endpoint)
-        issues += [ComparabilityIssue(kind=kind, detail=detail, point=point.label) for kind, detail in found]
+        point_issues = _point_issues(point, result.run.endpoint)
+        issues += [ComparabilityIssue(kind=kind, detail=detail, point=point.label) for kind, detail in point_issues]
     return tuple(issues)
 
 
@@ -43,8 +43,8 @@ def _run_issues(result: BenchResult, overridden: Sequence[str]) -> Iterator[tupl
     if result.end_reason is not EndReason.COMPLETE:
         yield IssueKind.INCOMPLETE, f"{result.end_reason.value} before every point was measured"
     if overridden:
-        named = ", ".join(f"`{name}`" for name in overridden)
-        yield IssueKind.CHANGED_WORKLOAD, f"changed on the command line: {named}"
+        names = ", ".join(f"`{name}`" for name in overridden)
+        yield IssueKind.CHANGED_WORKLOAD, f"changed on the command line: {names}"
     if (algorithm := run.endpoint.speculative) is not None and run.workload.get("prompts", "random") == "random":
         # draft acceptance differs from that on real text
         lengths = [length for point in result.points if (length := metrics.accept_length(point)) is not None]

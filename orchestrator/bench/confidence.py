@@ -63,11 +63,11 @@ def change(base: Estimate, other: Estimate) -> Change | None:
     if not base.mean:
         return None
     share = other.mean / base.mean - 1
-    known = [item.deviation for item in (base, other) if item.deviation is not None]
-    if not known:
+    deviations = [item.deviation for item in (base, other) if item.deviation is not None]
+    if not deviations:
         return Change(share=share)
-    variances = [(known[0] if item.deviation is None else item.deviation) ** 2 / item.runs for item in (base, other)]
-    if len(known) == 1:
+    variances = [(deviations[0] if item.deviation is None else item.deviation) ** 2 / item.runs for item in (base, other)]
+    if len(deviations) == 1:
         degrees: float = base.runs + other.runs - 2  # Student's test
     else:
         weight = sum(variance**2 / (item.runs - 1) for variance, item in zip(variances, (base, other), strict=True))

@@ -188,9 +188,9 @@ def check_fits(workload: Workload, endpoint: Endpoint, longest: tuple[int, int] 
         message = f"{facts.engine} has no `{endpoints.GENERATE}`, which is sglang's own API"
         raise BenchError(message, location=facts.url, hint="omit `--api generate`")
     prompt, whole = longest or (workload.input_tokens, workload.input_tokens + workload.output_tokens)
-    own, load = f"`{facts.served_model}` has a context of", "the workload needs"
+    message_head, load = f"`{facts.served_model}` has a context of", "the workload needs"
     for has, needs, needed, limit, meaning in (
-        (own, load, whole, facts.context_length, Meaning.CONTEXT),
+        (message_head, load, whole, facts.context_length, Meaning.CONTEXT),
         ("the server has a KV cache of", load, whole, endpoint.cache_tokens, Meaning.CACHE_TOKENS),
         ("prompts are limited to", "the workload has", prompt, endpoint.prompt_tokens, Meaning.CONTEXT),
     ):

@@ -225,8 +225,8 @@ class _Sender:
 
 def _complete(counts: Sequence[int | None]) -> "array[int]":
     """Return cumulative counts; none if one is missing."""
-    found = array("i", [count for count in counts if count is not None])
-    return found if len(found) == len(counts) else array("i")
+    complete = array("i", [count for count in counts if count is not None])
+    return complete if len(complete) == len(counts) else array("i")
 
 
 def _check_length(planned: PlannedRequest, response: StreamedResponse) -> Usage | None:

@@ -345,12 +345,12 @@ def knee_text(result: BenchResult) -> str:
 
 
 def _knee(result: BenchResult) -> str:
-    found = f"knee: {knee_text(result)}"
+    text = f"knee: {knee_text(result)}"
     if rates_without_verdict(result.points):
-        return f"{found}; measure longer with `--requests` or `--duration`"
+        return f"{text}; measure longer with `--requests` or `--duration`"
     if result.knee_rps is None or result.knee_reached:
-        return found
-    return f"{found}, not reached; measure higher rates with `--request-rate`"
+        return text
+    return f"{text}, not reached; measure higher rates with `--request-rate`"
 
 
 def _remarks(result: BenchResult) -> Iterator[str]:

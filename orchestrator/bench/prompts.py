@@ -94,13 +94,13 @@ def _words(workload: Workload, label: str, index: int, count: int, words: Words)
 
     Each text begins with random words, so that passages that repeat find nothing in a prefix cache.
     """
-    passages, left = list[str](), count - _OPENING_WORDS
+    passages, remaining = list[str](), count - _OPENING_WORDS
     if workload.prompts == "text" and words.passages:
         at = _random_words(workload, label, 1)[0] + index * _stride(len(words.passages))
-        while left >= (passage := words.passages[at % len(words.passages)])[1]:
+        while remaining >= (passage := words.passages[at % len(words.passages)])[1]:
             passages.append(passage[0])
-            left, at = left - passage[1], at + 1
-    drawn = _random_words(workload, f"{label}/{index}", max(left, 0) + _OPENING_WORDS)
+            remaining, at = remaining - passage[1], at + 1
+    drawn = _random_words(workload, f"{label}/{index}", max(remaining, 0) + _OPENING_WORDS)
     single = [words.single[word % len(words.single)] for word in drawn][: max(count, 0)]
     return "".join(f" {passage}" for passage in (*single[:_OPENING_WORDS], *passages, *single[_OPENING_WORDS:]))
 

@@ -290,10 +290,10 @@ def load_published(name: str) -> Published:
         if not isinstance(entry, Published):
             raise UsageError(f"the file has kind `{entry.kind}`, not `comparison`", location=name)
         return entry
-    known = {entry.name: entry for entry in all_published(Published)}
-    if name not in known:
-        raise UsageError(f"no published results named `{name}`", hint=did_you_mean(name, known))
-    return known[name]
+    tables = {entry.name: entry for entry in all_published(Published)}
+    if name not in tables:
+        raise UsageError(f"no published results named `{name}`", hint=did_you_mean(name, tables))
+    return tables[name]
 
 
 @dataclass(frozen=True, kw_only=True)

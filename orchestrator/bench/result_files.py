@@ -17,7 +17,7 @@ from orchestrator.runs.run_dir import MAX_BYTES, RESULTS_FILE, RunDir
 def read_result_text(file: Path, description: str, *, max_bytes: int = MAX_BYTES) -> str:
     """Read a text file of a result. Raises BenchError if it is unreadable or not UTF-8."""
     try:
-        return read_file(file, most=max_bytes).decode()
+        return read_file(file, max_bytes=max_bytes).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise BenchError(f"cannot read the {description}: {reason}", location=str(file)) from error

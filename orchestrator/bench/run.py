@@ -193,9 +193,9 @@ def _workload(options: BenchOptions, default: str) -> tuple[str, Workload]:
             )
         return workload_name(options.workload), load_workload(options.workload)
     if input_tokens is None and output_tokens is None:
-        found = load_workload(default)
-        note(f"workload `{workload_name(default)}`: {found.description} (`-w` names another)")
-        return workload_name(default), found
+        workload = load_workload(default)
+        note(f"workload `{workload_name(default)}`: {workload.description} (`-w` names another)")
+        return workload_name(default), workload
     rates = options.changes.request_rates
     needed = {"--input-tokens 800": input_tokens, "--output-tokens 64": output_tokens, "--request-rate 1,2,4": rates}
     if missing := [f"`{option}`" for option, value in needed.items() if value is None]:

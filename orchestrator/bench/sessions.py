@@ -37,8 +37,8 @@ def open_sessions(workload: Workload) -> SessionSource | None:
         return None
 
     def limited() -> Iterator[Tree]:
-        found = _limited(source.trees(), workload)
-        return _from_zero(found, location) if workload.load == "open" else found
+        trees = _limited(source.trees(), workload)
+        return _from_zero(trees, location) if workload.load == "open" else trees
 
     totals = count(limited())
     if not totals.requests:
@@ -52,14 +52,14 @@ def open_sessions(workload: Workload) -> SessionSource | None:
 
 def _limited(trees: Iterator[Tree], workload: Workload) -> Iterator[Tree]:
     """Yield the sessions up to `requests`, if set, each without what is longer than `max_context`."""
-    most = workload.requests if "requests" in workload.model_fields_set else None
+    limit = workload.requests if "requests" in workload.model_fields_set else None
     sent = 0
     for tree in trees:
         selected = tree if workload.max_context is None else without_long(tree, workload.max_context)
         if selected:
             yield selected
         sent += len(selected)
-        if most is not None and sent >= most:
+        if limit is not None and sent >= limit:
             return
 
 
@@ -114,12 +114,12 @@ class SessionTokens:
         if request.continues:
             new = request.input_tokens - context_tokens
             return b"%b,%b" % (context, self._new_tokens(request, "turn", new))
-        size, left, parts = request.block_tokens, request.input_tokens, list[bytes]()
+        size, remaining, parts = request.block_tokens, request.input_tokens, list[bytes]()
         for block in request.block_ids:
-            parts.append(self._block(block, min(size, left)))
-            left -= min(size, left)
-        if left:
-            parts.append(self._new_tokens(request, "tail", left))
+            parts.append(self._block(block, min(size, remaining)))
+            remaining -= min(size, remaining)
+        if remaining:
+            parts.append(self._new_tokens(request, "tail", remaining))
         return b",".join(parts)
 
     def answer(self, request: TraceRequest) -> bytes:

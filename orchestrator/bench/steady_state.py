@@ -179,8 +179,8 @@ def knee(points: Sequence[Point]) -> float | None:
 
 def rates_without_verdict(points: Sequence[Point]) -> tuple[float, ...]:
     """Return the rates between the knee and the first unsustained rate, which could not be judged."""
-    least = knee(points) or 0.0
-    return tuple(rate for rate, _ in _below_overload(points) if rate > least)
+    knee_rate = knee(points) or 0.0
+    return tuple(rate for rate, _ in _below_overload(points) if rate > knee_rate)
 
 
 def _below_overload(points: Sequence[Point]) -> list[tuple[float, bool | None]]:

@@ -77,8 +77,8 @@ class Workload(StrictModel):
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> "Workload":
-        own = "input_tokens" in self.model_fields_set and "output_tokens" in self.model_fields_set
-        if [own, self.sessions is not None, self.trace is not None].count(True) != 1:
+        has_lengths = "input_tokens" in self.model_fields_set and "output_tokens" in self.model_fields_set
+        if [has_lengths, self.sessions is not None, self.trace is not None].count(True) != 1:
             raise ValueError("needs either `input_tokens` and `output_tokens`, `sessions`, or `trace`")
         self._check_load()
         if not self.has_sessions and (unfit := _OF_SESSIONS & self.model_fields_set):
@@ -126,8 +126,8 @@ class Workload(StrictModel):
             return 0  # built while the load runs
         last = max([*self.request_rates, *([self.ramp.max_rps] if self.ramp else [])], default=0.0)
         prompts = self.requests_at(last) if self.load == "open" else self.requests
-        own = self.input_tokens - self.prefix_tokens
-        return self.num_prefixes * self.input_tokens + prompts * own
+        suffix_tokens = self.input_tokens - self.prefix_tokens
+        return self.num_prefixes * self.input_tokens + prompts * suffix_tokens
 
     @property
     def prefix_tokens(self) -> int:
@@ -177,8 +177,8 @@ def load_workload(name_or_file: str, *, catalog: Catalog | None = None) -> Workl
         return validate_workload({"trace": name_or_file})
     path = Path(name_or_file) if name_or_file.endswith(_FILES) else catalog.find(EntryKind.WORKLOAD, name_or_file)
     if path is None or not path.is_file():
-        known = did_you_mean(name_or_file, catalog.names(EntryKind.WORKLOAD))
-        hint = known if known.endswith("?") else f"{known}, or a .yaml or .jsonl file"
+        suggestion = did_you_mean(name_or_file, catalog.names(EntryKind.WORKLOAD))
+        hint = suggestion if suggestion.endswith("?") else f"{suggestion}, or a .yaml or .jsonl file"
         raise UsageError(f"no workload `{name_or_file}` found", hint=hint)
     return read_model(path, Workload, catalog.display_path(path))
 
@@ -206,7 +206,7 @@ def read_text(workload: Workload, *, catalog: Catalog | None = None) -> str:
     catalog = catalog or Catalog.from_environment()
     path = Path(workload.text_file) if workload.text_file else catalog.path(EntryKind.TEXT, DEFAULT_TEXT)
     try:
-        return read_file(path, most=MAX_TEXT_BYTES).decode()
+        return read_file(path, max_bytes=MAX_TEXT_BYTES).decode()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         hint = f"remove `text_file` to use the built-in text; a text has at most {MAX_TEXT_BYTES} bytes"

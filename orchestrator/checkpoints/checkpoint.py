@@ -88,8 +88,8 @@ class Checkpoint:
         tokenizer = self._config(TOKENIZER_CONFIG)
         template = tokenizer.data.get("chat_template") if tokenizer is not None else None
         if isinstance(template, list):  # named templates, as `{name, template}`
-            named = {str(item.get("name")): item.get("template") for item in template if isinstance(item, dict)}
-            template = named.get("tool_use", named.get("default"))
+            templates = {str(item.get("name")): item.get("template") for item in template if isinstance(item, dict)}
+            template = templates.get("tool_use", templates.get("default"))
         return template if isinstance(template, str) else ""
 
     @cached_property
@@ -185,8 +185,8 @@ def parse_index(content: bytes | None, *, single: bool, location: str) -> Checkp
     problems: dict[str, Problem] = {}
     for name, shard in weight_map:
         try:
-            known = checked.get(shard) if isinstance(shard, str) else None
-            shards[known or checked.setdefault(shard, CheckpointFile(shard))].add(name)
+            file = checked.get(shard) if isinstance(shard, str) else None
+            shards[file or checked.setdefault(shard, CheckpointFile(shard))].add(name)
         except UnsafeValueError:
             outside = f"`{INDEX}` names a file outside the checkpoint: `{display(shard)}`"
             problems.setdefault(display(shard), Problem(outside, location))

@@ -105,14 +105,14 @@ class CheckpointConfig:
         kinds, layers = self.text.get("indexer_types"), self.count("layers")
         freq, offset = self.text.get("index_topk_freq"), self.text.get("index_skip_topk_offset")
         if isinstance(kinds, list):
-            own, source = sum(kind != "shared" for kind in kinds), "indexer_types"
+            count, source = sum(kind != "shared" for kind in kinds), "indexer_types"
         elif layers is not None and type(freq) is int and freq > 1 and type(offset) is int:
-            own = sum(max(layer - offset + 1, 0) % freq == 0 for layer in range(min(layers.number, 1024)))
+            count = sum(max(layer - offset + 1, 0) % freq == 0 for layer in range(min(layers.number, 1024)))
             source = "index_topk_freq, index_skip_topk_offset"
         else:
             return None
-        every = layers is not None and own >= layers.number
-        return None if every or own < 1 else ConfigFact(value=own, source=f"{CONFIG}: {source}")
+        every = layers is not None and count >= layers.number
+        return None if every or count < 1 else ConfigFact(value=count, source=f"{CONFIG}: {source}")
 
     @property
     def mtp_layers(self) -> int | None:
@@ -128,14 +128,14 @@ class CheckpointConfig:
 
     def context(self) -> ConfigFact | None:
         """Return the maximum context length, as sglang 0.5.14 to 0.5.23 computes it (common.py, get_context_length)."""
-        found = self.count("context_length")
+        length = self.count("context_length")
         factor = self.rope.get("factor", 1)
         already_scaled = "original_max_position_embeddings" in self.rope or self.rope.get("rope_type") == "llama3"
-        if found is None or already_scaled or factor == 1:
-            return found
+        if length is None or already_scaled or factor == 1:
+            return length
         if not isinstance(factor, int | float) or not 0 < factor < _MAX_COUNT:
             return None
-        return ConfigFact(value=int(factor * found.number), source=f"{found.source} x rope_scaling.factor")
+        return ConfigFact(value=int(factor * length.number), source=f"{length.source} x rope_scaling.factor")
 
     @property
     def method(self) -> ConfigFact | None:

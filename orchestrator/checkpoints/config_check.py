@@ -51,8 +51,8 @@ class _Checkpoint:
     @cached_property
     def layers(self) -> int:
         """The number of layers without MTP layers; 0 if unknown."""
-        found = self.summary.config.count("layers")
-        return found.number if found else 0
+        count = self.summary.config.count("layers")
+        return count.number if count else 0
 
     @cached_property
     def architecture(self) -> Architecture | None:
@@ -72,8 +72,8 @@ class _Checkpoint:
     def is_certain(self, module: str) -> bool:
         """Return whether sglang builds this module by the config for certain."""
         match = LAYER.fullmatch(module)
-        known = self.architecture is not None and match is not None and module.startswith("model.layers.")
-        return known and match is not None and self.loads(int(match[1])) and _last(module) in _LINEAR
+        is_layer = self.architecture is not None and match is not None and module.startswith("model.layers.")
+        return is_layer and match is not None and self.loads(int(match[1])) and _last(module) in _LINEAR
 
 
 def find_mismatches(summary: CheckpointSummary, *, drafts: bool) -> tuple[Mismatch, ...]:
@@ -85,7 +85,7 @@ def find_mismatches(summary: CheckpointSummary, *, drafts: bool) -> tuple[Mismat
     if isinstance(schemes, str):
         return (Mismatch(message=f"the storage of tensors is not checked: unknown quantization method `{schemes}`"),)
     checkpoint = _Checkpoint(summary=summary, schemes=schemes, drafts=drafts)
-    found = [
+    mismatches = [
         *_wrong_storage(checkpoint),
         *_mixed_fused_modules(checkpoint),
         *_missing_experts(checkpoint),
@@ -96,7 +96,7 @@ def find_mismatches(summary: CheckpointSummary, *, drafts: bool) -> tuple[Mismat
         *_quark_fp8_shared_experts(checkpoint),
         *_unfusable_shared_experts(checkpoint),
     ]
-    return tuple(sorted(found, key=lambda mismatch: not mismatch.fatal))
+    return tuple(sorted(mismatches, key=lambda mismatch: not mismatch.fatal))
 
 
 def _last(module: str) -> str:

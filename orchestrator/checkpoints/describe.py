@@ -76,7 +76,7 @@ class _FactReader:
     def facts(self) -> dict[str, ConfigFact]:
         """Read every fact that is not overridden."""
         readers = self._readers().items()
-        return {key: found for key, read in readers if not self.is_overridden(key) and (found := read())}
+        return {key: fact for key, read in readers if not self.is_overridden(key) and (fact := read())}
 
     def _readers(self) -> dict[str, Callable[[], ConfigFact | None]]:
         """Return the reader of each fact, in the order of a model's file."""
@@ -143,9 +143,9 @@ class _FactReader:
     def _count(self, key: str, *names: str) -> ConfigFact | None:
         return self._required(key, self.config.count(key, *names), *names)
 
-    def _required(self, key: str, found: ConfigFact | None, *names: str) -> ConfigFact | None:
-        if found is not None:
-            return replace(found, source=f"{CONFIG}: {found.source}")
+    def _required(self, key: str, fact: ConfigFact | None, *names: str) -> ConfigFact | None:
+        if fact is not None:
+            return replace(fact, source=f"{CONFIG}: {fact.source}")
         tried = " and no ".join(f"`{name}`" for name in names or NAMES.get(key, ()))
         self._report_missing(key, f"cannot read `{key}`: {CONFIG} has no {tried}")
         return None
@@ -171,8 +171,8 @@ class _FactReader:
         return None
 
     def _quantization(self) -> ConfigFact | None:
-        if (found := self.config.quantization()) is not None:
-            return replace(found, source=f"{CONFIG}: {found.source}")
+        if (fact := self.config.quantization()) is not None:
+            return replace(fact, source=f"{CONFIG}: {fact.source}")
         modelopt = self.summary.quantized
         inner = modelopt.data.get("quantization") if modelopt is not None else None
         if isinstance(inner, dict) and (algorithm := inner.get("quant_algo")):
@@ -181,9 +181,9 @@ class _FactReader:
         return None
 
     def _kv_heads(self) -> ConfigFact | None:
-        found = self.config.count("kv_heads")
+        count = self.config.count("kv_heads")
         latent = self.kind.attention == "latent"  # has no KV heads
-        return None if latent or found is None else replace(found, source=f"{CONFIG}: {found.source}")
+        return None if latent or count is None else replace(count, source=f"{CONFIG}: {count.source}")
 
     @property
     def _is_sparse(self) -> bool:
@@ -195,8 +195,8 @@ class _FactReader:
     @property
     def _mtp_index(self) -> int:
         """The index of the MTP layer: the one after the last."""
-        found = self.config.count("layers")
-        return found.number if found is not None else -1
+        layers = self.config.count("layers")
+        return layers.number if layers is not None else -1
 
     def _mtp_layer(self) -> ConfigFact | None:
         drafts, index = self.config.mtp_layers or 0, self._mtp_index
@@ -217,33 +217,33 @@ class _FactReader:
         return ConfigFact(value=size, source=f"tensors of `layers.{self._mtp_index}.`, by {_HEADERS}")
 
     def _shared_experts(self) -> ConfigFact:
-        found = self.config.count("moe.shared_experts")
-        if found is None and (width := self.config.count("", "shared_expert_intermediate_size")) and width.number:
+        count = self.config.count("moe.shared_experts")
+        if count is None and (width := self.config.count("", "shared_expert_intermediate_size")) and width.number:
             return ConfigFact(value=1, source=f"{CONFIG}: shared_expert_intermediate_size")  # Qwen2-MoE, Qwen3-Next
-        if found is None:
+        if count is None:
             return ConfigFact(value=0, source=f"{CONFIG} has no {NAMES['moe.shared_experts'][0]}")
-        return replace(found, source=f"{CONFIG}: {found.source}")
+        return replace(count, source=f"{CONFIG}: {count.source}")
 
     def head_dim(self) -> ConfigFact | None:
         """Return the width of a key head, as sglang 0.5.16 computes it (model_config.py:765)."""
-        if (found := self.config.count("kv_cache.head_dim")) is not None:
-            return found
+        if (count := self.config.count("kv_cache.head_dim")) is not None:
+            return count
         hidden, heads = self.config.count("moe.hidden_size"), self.config.count("attention_heads")
         if hidden is None or heads is None or heads.number < 1:
             return None
         return ConfigFact(value=hidden.number // heads.number, source=f"{hidden.source} / {heads.source}")
 
     def _v_head_dim(self) -> ConfigFact | None:
-        found, keys = self.config.count("kv_cache.v_head_dim"), self.head_dim()
-        if found is None or found.number == 0 or keys is None or found.value == keys.value:
+        values, keys = self.config.count("kv_cache.v_head_dim"), self.head_dim()
+        if values is None or values.number == 0 or keys is None or values.value == keys.value:
             return None
-        return replace(found, source=f"{CONFIG}: {found.source}")
+        return replace(values, source=f"{CONFIG}: {values.source}")
 
     def _sliding_layers(self) -> ConfigFact | None:
         """Count sliding layers as sglang 0.5.16 does (configs/model_config.py, `get_hybrid_layer_ids`)."""
         windows = self.config.windows
-        found = ConfigFact(value=sum(windows), source=f"`sliding_attention` in {LAYER_TYPES}") if windows else None
-        return self._required("kv_cache.sliding_layers", found, LAYER_TYPES)
+        fact = ConfigFact(value=sum(windows), source=f"`sliding_attention` in {LAYER_TYPES}") if windows else None
+        return self._required("kv_cache.sliding_layers", fact, LAYER_TYPES)
 
     def _no_cache(self) -> None:
         """Note an architecture without a supported KV cache, or report an unknown one as missing."""
@@ -261,9 +261,9 @@ class _FactReader:
         self.missing["kv_cache"] = Problem(message, self.summary.location, hint)
 
     def _parsers(self) -> dict[str, Callable[[], ConfigFact | None]]:
-        found = parsers_of(self.name, self.config.model_type, self.summary.chat_template)
+        parsers = parsers_of(self.name, self.config.model_type, self.summary.chat_template)
         for flag, use in PARSERS.items():
-            if flag not in {parser.flag for parser in found} and not self.is_overridden(f"flags.{flag}"):
+            if flag not in {parser.flag for parser in parsers} and not self.is_overridden(f"flags.{flag}"):
                 self.notes.append(f"no default `{flag}` is known; if this model {use}: `--set flags.{flag}=NAME`")
         if "auto_map" in self.config.data and not self.is_overridden(f"flags.{Meaning.CHECKPOINT_CODE}"):
             self.notes.append(
@@ -272,7 +272,7 @@ class _FactReader:
             )
         return {
             f"flags.{parser.flag}": (lambda parser=parser: ConfigFact(value=parser.value, source=parser.source))  # type: ignore[misc]
-            for parser in found
+            for parser in parsers
         }
 
 
@@ -288,9 +288,9 @@ def _contradictions(reader: _FactReader, facts: dict[str, ConfigFact]) -> Iterat
 
 def _windows_differ(reader: _FactReader) -> Iterator[str]:
     """Compare the number of layers with the number of layer types."""
-    found, windows = reader.config.count("layers"), reader.config.windows
-    if reader.kind.windows and found is not None and windows and len(windows) != found.number:
-        yield f"`{found.source}` is {found.number}, but `{LAYER_TYPES}` has {len(windows)} entries"
+    layers, windows = reader.config.count("layers"), reader.config.windows
+    if reader.kind.windows and layers is not None and windows and len(windows) != layers.number:
+        yield f"`{layers.source}` is {layers.number}, but `{LAYER_TYPES}` has {len(windows)} entries"
 
 
 def _impossible_counts(facts: dict[str, ConfigFact]) -> Iterator[str]:
@@ -312,16 +312,16 @@ def _impossible_counts(facts: dict[str, ConfigFact]) -> Iterator[str]:
 
 def _layers_differ(summary: CheckpointSummary) -> Iterator[str]:
     """Compare the number of layers with the layers of tensors."""
-    found = summary.config.count("layers")
-    if found is None or not summary.layers:
+    layers = summary.config.count("layers")
+    if layers is None or not summary.layers:
         return
     drafts = summary.config.mtp_layers or 0
-    empty = next((number for number in range(found.number) if not summary.layers[number]), None)
+    empty = next((number for number in range(layers.number) if not summary.layers[number]), None)
     if empty is not None:
-        yield f"`{LAYERS}` is {found.number}, but layer {empty} has no tensor"
-    if beyond := [number for number in summary.layers if number >= found.number + drafts]:
+        yield f"`{LAYERS}` is {layers.number}, but layer {empty} has no tensor"
+    if beyond := [number for number in summary.layers if number >= layers.number + drafts]:
         yield (
-            f"`{LAYERS}` is {found.number}{f' and `{DRAFTS}` {drafts}' if drafts else ''}, but layer "
+            f"`{LAYERS}` is {layers.number}{f' and `{DRAFTS}` {drafts}' if drafts else ''}, but layer "
             f"{min(beyond)} has tensors"
         )
 

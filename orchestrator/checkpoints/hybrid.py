@@ -44,12 +44,12 @@ def _delta_attention(config: CheckpointConfig, layers: int) -> Facts:
     """Read KDA (kimi_linear.py, whose layers count from 1, and glm5_next.py: in four layers the last has attention)."""
     section = config.text.get("linear_attn_config")
     if isinstance(section, dict):
-        found, names = section.get("kda_layers"), ("num_heads", "head_dim", "short_conv_kernel_size")
-        linear, source = len(found) if isinstance(found, list) else 0, "linear_attn_config"
+        kda_layers, names = section.get("kda_layers"), ("num_heads", "head_dim", "short_conv_kernel_size")
+        linear, source = len(kda_layers) if isinstance(kda_layers, list) else 0, "linear_attn_config"
     else:
-        section, found = config.text, config.text.get(LAYER_TYPES)
+        section, layer_types = config.text, config.text.get(LAYER_TYPES)
         names, source = ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim"), f"{LAYER_TYPES}, linear_*"
-        types = found if isinstance(found, list) else ["linear_attention"] * 3 + ["full_attention"]
+        types = layer_types if isinstance(layer_types, list) else ["linear_attention"] * 3 + ["full_attention"]
         linear = sum(types[layer % len(types)] == "linear_attention" for layer in range(layers if types else 0))
     heads, width, kernel = (_number(section, name) for name in names)
     if not linear:
@@ -64,8 +64,8 @@ def _delta_attention(config: CheckpointConfig, layers: int) -> Facts:
 def _mamba(config: CheckpointConfig, _: int) -> Facts:
     """Read Mamba (nemotron_h.py): some layers have neither attention nor a state."""
     text = config.text
-    found: object = text.get("layers_block_type") or text.get("hybrid_override_pattern")
-    kinds = [str(item) for item in found] if isinstance(found, list | str) else []
+    layer_types: object = text.get("layers_block_type") or text.get("hybrid_override_pattern")
+    kinds = [str(item) for item in layer_types] if isinstance(layer_types, list | str) else []
     attention = sum(kind in {"*", "attention"} for kind in kinds)
     if not attention:
         raise MissingKeyError("layers_block_type")

@@ -28,10 +28,10 @@ def require_profile_match(directory: Path, model: Model) -> None:
 
 
 def _contradictions(config: CheckpointConfig, model: Model, location: str) -> Iterator[Problem]:
-    for key, expected, name, found in (*_counts(config, model), *_features(config, model)):
-        if found != expected:
+    for key, expected, name, actual in (*_counts(config, model), *_features(config, model)):
+        if actual != expected:
             hint = f"correct `model.{key}`; `deploy show PROFILE --explain` names its line"
-            message = f"`model.{key}` is {_show(expected)}, the checkpoint's `{name}` is {_show(found)}"
+            message = f"`model.{key}` is {_show(expected)}, the checkpoint's `{name}` is {_show(actual)}"
             yield Problem(message, location, hint)
 
 
@@ -45,8 +45,8 @@ def _counts(config: CheckpointConfig, model: Model) -> Iterator[_Fact]:
         if section == "kv_cache" or (key == "context_length" and scaled):
             continue
         expected = getattr(model.moe if section else model, name, None)
-        if expected is not None and (found := config.count(key)) is not None:
-            yield key, expected, found.source, found.value
+        if expected is not None and (count := config.count(key)) is not None:
+            yield key, expected, count.source, count.value
 
 
 def _features(config: CheckpointConfig, model: Model) -> Iterator[_Fact]:
@@ -57,8 +57,8 @@ def _features(config: CheckpointConfig, model: Model) -> Iterator[_Fact]:
             yield "mtp_layer", model.mtp_layer, DRAFTS, 0
         else:  # the layer after the last one (sglang 0.5.14, srt/models/deepseek_nextn.py)
             yield "mtp_layer", model.mtp_layer, LAYERS, config.text.get(LAYERS, model.mtp_layer)
-    known = ARCHITECTURES.get(next(iter(config.architectures), ""))
-    indexed = config.text.get(SPARSE) is not None and (known is None or known.sparse)  # DeepSeek-V4 has the key too
+    kind = ARCHITECTURES.get(next(iter(config.architectures), ""))
+    indexed = config.text.get(SPARSE) is not None and (kind is None or kind.sparse)  # DeepSeek-V4 has the key too
     if LAYERS in config.text and model.sparse_attention != indexed:
         yield "sparse_attention", model.sparse_attention, SPARSE, config.text.get(SPARSE)
     if (method := config.method) is not None:

@@ -165,7 +165,7 @@ def _fp8(section: Config) -> SchemeOf:
 
 def _compressed(section: Config) -> SchemeOf:
     ignored = _words(section.get("ignore"))
-    named, within = _ModuleNames(ignored), [entry.lower() for entry in ignored if not entry.startswith("re:")]
+    excluded_modules, excluded_parts = _ModuleNames(ignored), [entry.lower() for entry in ignored if not entry.startswith("re:")]
     groups = cast("Mapping[str, Config]", section["config_groups"])
     targets = [
         (
@@ -179,7 +179,7 @@ def _compressed(section: Config) -> SchemeOf:
 
     def storage_of(module: str) -> StorageScheme | None:
         lower = module.lower()
-        if module in named or any(entry in lower for entry in within):
+        if module in excluded_modules or any(entry in lower for entry in excluded_parts):
             return None
         return next((storage for names, storage in by_name if module in names), linear)
 

@@ -47,8 +47,8 @@ class VerifiedCheckpoint:
     mismatches: tuple[Mismatch, ...]
 
     def __str__(self) -> str:
-        known = FROM_RECEIPT if self.from_receipt else ""
-        return f"{self.shards} shard{'s' * (self.shards != 1)}, {self.tensors} tensors, {gb(self.size)}{known}"
+        suffix = FROM_RECEIPT if self.from_receipt else ""
+        return f"{self.shards} shard{'s' * (self.shards != 1)}, {self.tensors} tensors, {gb(self.size)}{suffix}"
 
 
 def checkpoint_directory(model: Model, home: Home) -> Path:
@@ -179,11 +179,11 @@ def _is_of_mtp(name: str, layer: int | None) -> bool:
 
 def _sizes(checkpoint: Checkpoint, sizes: Mapping[CheckpointFile, int]) -> Iterator[Problem]:
     for name, size in sorted(sizes.items()):
-        location, found = f"{checkpoint.location}/{name}", checkpoint.files.sizes.get(name)
-        if found is None:
+        location, actual = f"{checkpoint.location}/{name}", checkpoint.files.sizes.get(name)
+        if actual is None:
             yield Problem(f"`{name}` is missing ({size} bytes)", location)
-        elif found != size:
-            yield Problem(f"`{name}` has {found} bytes instead of {size}", location)
+        elif actual != size:
+            yield Problem(f"`{name}` has {actual} bytes instead of {size}", location)
 
 
 def _tokenizer(checkpoint: Checkpoint) -> Iterator[Problem]:
@@ -219,8 +219,8 @@ def compare_with_config(summary: CheckpointSummary, *, drafts: bool) -> tuple[Mi
     """
     summary.layers.clear()
     summary.count_layers(summary.tensors)
-    known = any(name in ARCHITECTURES for name in summary.config.architectures)
-    rows = (Mismatch(message=problem.message, fatal=known) for problem in contradictions(summary))
+    is_known = any(name in ARCHITECTURES for name in summary.config.architectures)
+    rows = (Mismatch(message=problem.message, fatal=is_known) for problem in contradictions(summary))
     return (*rows, *find_mismatches(summary, drafts=drafts))
 
 
@@ -250,11 +250,11 @@ def _require_loadable(directory: Path, model: Model, receipt: CheckpointReceipt,
 
 def _wrong_size(model: Model, files: Stamps) -> Iterator[Mismatch]:
     """Compare the bytes of the weights with the profile's, which the capacity estimate uses."""
-    found = sum(size for name, (size, _) in files.items() if name.endswith(".safetensors"))
-    if abs(found - model.weight_bytes) > _SIZE_TOLERANCE * found:
+    total = sum(size for name, (size, _) in files.items() if name.endswith(".safetensors"))
+    if abs(total - model.weight_bytes) > _SIZE_TOLERANCE * total:
         yield Mismatch(
-            message=f"`model.weights_size` is {gb(model.weight_bytes)}, the checkpoint {gb(found)}",
-            hint=f"`--set model.weights_size={found}`: the capacity estimate uses it",
+            message=f"`model.weights_size` is {gb(model.weight_bytes)}, the checkpoint {gb(total)}",
+            hint=f"`--set model.weights_size={total}`: the capacity estimate uses it",
         )
 
 

@@ -166,15 +166,15 @@ def _run(target: str, options: BenchOptions, url_options: _UrlOptions, host: str
             claimed = ClaimedHardware.parse(
                 gpu=url_options.gpu, gpus=url_options.gpus, layout=url_options.layout, engine=url_options.engine
             )
-            found = url_target(target, api_key_env=url_options.api_key_env, claimed=claimed)
+            endpoint = url_target(target, api_key_env=url_options.api_key_env, claimed=claimed)
         else:
-            found = server_target(stack.enter_context(open_servers(Home.from_environment(), host, name=target)), target)
+            endpoint = server_target(stack.enter_context(open_servers(Home.from_environment(), host, name=target)), target)
         with Progress() as progress:
-            result, directory = bench(found, options, lambda text, remote: progress.update(text, transient=remote))
+            result, directory = bench(endpoint, options, lambda text, remote: progress.update(text, transient=remote))
     if result.points or result.end_reason is not EndReason.INTERRUPTED:
         OUTPUT.show_or_print(result, lambda: result_text(result), json=json)
         note(f"wrote the result to `{directory}`")
-    _require_complete(result, target, url=found.url, again=resume_command(options.command, directory))
+    _require_complete(result, target, url=endpoint.url, again=resume_command(options.command, directory))
 
 
 def _require_complete(result: BenchResult, target: str, *, url: str, again: str) -> None:

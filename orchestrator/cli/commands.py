@@ -151,8 +151,8 @@ def commands_below(group: str) -> Iterator[tuple[str, str, str]]:
 
 def group_text(words: str) -> str | None:
     """Return the help of a group; None for a command."""
-    found = (commands[words] for commands in COMMANDS.values() if words in commands)
-    return next(found, None) if any(commands_below(words)) else None
+    texts = (commands[words] for commands in COMMANDS.values() if words in commands)
+    return next(texts, None) if any(commands_below(words)) else None
 
 
 def listed_below(group: str) -> Iterator[tuple[str, str, str]]:

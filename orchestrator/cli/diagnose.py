@@ -79,14 +79,14 @@ def _log_of(subject: str, home: Home, host: str | None) -> Iterator[tuple[Iterat
         yield LogTail(Path(subject), single_file=True).to_end(), ""
     else:
         with open_servers(home, host, name=subject) as servers:
-            found = servers.find(subject) if NAME.match(subject) else ()
-            if found:
-                runtime = servers.runtime(found[0])
-                state = runtime.state(found[0])
+            handles = servers.find(subject) if NAME.match(subject) else ()
+            if handles:
+                runtime = servers.runtime(handles[0])
+                state = runtime.state(handles[0])
                 ended = exit_problem(subject, state)
                 detail = "" if ended else state.detail
-                seen = filter(None, [dead_processes(runtime, found[0]), detail])
-                yield chain(runtime.logs(found[0], follow=False), seen), ended.message if ended else ""
+                seen = filter(None, [dead_processes(runtime, handles[0]), detail])
+                yield chain(runtime.logs(handles[0], follow=False), seen), ended.message if ended else ""
             elif (saved := saved_log(servers, subject)) is not None:
                 yield saved, ""
             else:

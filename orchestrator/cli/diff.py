@@ -23,5 +23,5 @@ def command(
 ) -> None:
     """Compare two profiles, locks, runs or results."""
     home = Home.from_environment()
-    found = diff(resolve_side(a, home), resolve_side(b, home))
-    OUTPUT.show_or_print(found, lambda: diff_text(found, width=terminal_width()), json=json)
+    difference = diff(resolve_side(a, home), resolve_side(b, home))
+    OUTPUT.show_or_print(difference, lambda: diff_text(difference, width=terminal_width()), json=json)

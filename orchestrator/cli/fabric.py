@@ -92,7 +92,7 @@ def _fabric(
     save: Path | None,
     busy: Sequence[str] = (),
 ) -> PreflightReport:
-    known = read_model(baseline, FabricBaseline, str(baseline)) if baseline else None
+    recorded = read_model(baseline, FabricBaseline, str(baseline)) if baseline else None
     if save and not save.absolute().parent.is_dir():  # found before the measurement, not after it
         raise UsageError(f"cannot write `{save}`: no such directory", hint=f"`mkdir -p {save.parent}`")
-    return preflight_fabric(plan, nodes, home, known, save, busy)
+    return preflight_fabric(plan, nodes, home, recorded, save, busy)

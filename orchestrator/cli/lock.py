@@ -40,11 +40,11 @@ def command(
     Queries the hub and the image's registry. A value that neither knows is `unknown`, with the reason.
     """
     path = lock_output(output, profile)
-    found = resolve(profile, overridden(set_, revision=revision), Home.from_environment())
-    write_lock(path, found)
+    lock = resolve(profile, overridden(set_, revision=revision), Home.from_environment())
+    write_lock(path, lock)
     if json:
-        OUTPUT.show(WrittenLock(lock=path, unknown=dict(found.unknown)))
+        OUTPUT.show(WrittenLock(lock=path, unknown=dict(lock.unknown)))
         return
     info(f"wrote {path}")
-    for what, reason in found.unknown.items():
+    for what, reason in lock.unknown.items():
         note(f"the lockfile does not pin `{what}`: {reason}")

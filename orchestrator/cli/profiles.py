@@ -57,16 +57,16 @@ def command(
     catalog = Catalog.from_environment()
     if hardware is not None:
         catalog.path(EntryKind.HARDWARE, hardware)
-    found = catalog_listing(catalog)
+    listing = catalog_listing(catalog)
     if hardware is not None or model is not None:
-        found = chosen_profiles(found, hardware=hardware, model=model)
-        if not found.profiles:
+        listing = chosen_profiles(listing, hardware=hardware, model=model)
+        if not listing.profiles:
             note("no such profile; `deploy profiles` lists all, `deploy up --model CHECKPOINT` writes one")
     if json:
-        OUTPUT.show(found)
-    elif found.profiles:
+        OUTPUT.show(listing)
+    elif listing.profiles:
         width = terminal_width()
-        print_data("\n\n".join(table(header, rows, width=width) for header, rows in tables(OUTPUT.data(found))))
+        print_data("\n\n".join(table(header, rows, width=width) for header, rows in tables(OUTPUT.data(listing))))
 
 
 def _matrix() -> Iterator[MatrixEntry]:

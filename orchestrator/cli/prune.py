@@ -70,8 +70,8 @@ def command(
         return
     since = parse_older_than(older_than, datetime.now().astimezone())
     with open_servers(Home.from_environment(), host, name=name) as servers:
-        found = prune(servers, name, keep=keep, since=since, dry_run=dry_run)
+        pruned = prune(servers, name, keep=keep, since=since, dry_run=dry_run)
     if json:
-        OUTPUT.show(PrunedRuns(dry_run=dry_run, runs=found))
+        OUTPUT.show(PrunedRuns(dry_run=dry_run, runs=pruned))
     else:
-        info(prune_text(found, dry_run=dry_run))
+        info(prune_text(pruned, dry_run=dry_run))

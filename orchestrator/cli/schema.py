@@ -59,8 +59,8 @@ def command(
         print_data("\n".join(str(path) for path in write_schemas(output)))
     elif name in SCHEMAS:
         print_data(json_schema(name))
-    elif found := json_outputs().get(name):
-        print_data(output_schema(name, found))
+    elif form := json_outputs().get(name):
+        print_data(output_schema(name, form))
     else:
         raise UsageError(f"no schema `{name}` found", hint=did_you_mean(name, [*SCHEMAS, *json_outputs()]))
 
@@ -95,8 +95,8 @@ def _entry_schema(entry_key: str, definitions: dict[str, Any]) -> dict[str, Any]
 
     No key is required here: a file may provide the others.
     """
-    own = SCHEMAS[entry_key].model_json_schema()
-    for name, definition in own.pop("$defs").items():
+    schema = SCHEMAS[entry_key].model_json_schema()
+    for name, definition in schema.pop("$defs").items():
         definitions.setdefault(name, definition)
         if name.endswith("Section"):
             definitions[name].pop("required", None)
@@ -104,11 +104,11 @@ def _entry_schema(entry_key: str, definitions: dict[str, Any]) -> dict[str, Any]
     keys = {
         "type": "object",
         "additionalProperties": False,
-        "properties": {USE: use, **own["properties"]},
+        "properties": {USE: use, **schema["properties"]},
         "description": f"a complete {entry_key}, or values that override those of the file in `{USE}`",
     }
-    named = {"type": "string", "description": f"the name of its file, or its path, such as ./{entry_key}.yaml"}
-    return {"anyOf": [named, keys], "description": f"{entry_key}: the name of its file, its path, or its keys"}
+    name_schema = {"type": "string", "description": f"the name of its file, or its path, such as ./{entry_key}.yaml"}
+    return {"anyOf": [name_schema, keys], "description": f"{entry_key}: the name of its file, its path, or its keys"}
 
 
 def json_outputs() -> dict[str, JsonOutput[Any]]:

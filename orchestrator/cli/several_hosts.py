@@ -51,8 +51,8 @@ def accepted_nodes(verb: str, hosts: Sequence[str]) -> tuple[Node, ...]:
     """Return the hosts of the `--host` values. Raises UsageError, also for a command that accepts only one host."""
     nodes = parse_hosts(hosts)
     if len(nodes) > 1 and verb not in MULTI_HOST_COMMANDS:
-        known = ", ".join(sorted(MULTI_HOST_COMMANDS))
-        raise UsageError(f"`deploy {verb}` accepts one host", hint=f"commands that accept several: {known}")
+        verbs = ", ".join(sorted(MULTI_HOST_COMMANDS))
+        raise UsageError(f"`deploy {verb}` accepts one host", hint=f"commands that accept several: {verbs}")
     return nodes
 
 

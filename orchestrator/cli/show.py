@@ -86,13 +86,13 @@ def command(
     loaded = load(profile, overrides=overridden(set_, runtime=runtime))
     if capacity or input_tokens:
         requests = _requests(loaded, input_tokens, output_tokens)
-        found, tiers = loaded.valid.capacity_for(requests), loaded.plan.serving.tiers
-        outlook = _outlook(loaded, found, workload, tier_costs)
+        planned, tiers = loaded.valid.capacity_for(requests), loaded.plan.serving.tiers
+        outlook = _outlook(loaded, planned, workload, tier_costs)
         warn_capacity(loaded.plan)
         if json:
-            OUTPUT.show(CapacityOutput(profile=loaded.plan.profile, outlook=outlook, **fields_of(found)))
+            OUTPUT.show(CapacityOutput(profile=loaded.plan.profile, outlook=outlook, **fields_of(planned)))
         else:
-            print_data(capacity_table(found, storage=tiers.storage if tiers else None, outlook=outlook))
+            print_data(capacity_table(planned, storage=tiers.storage if tiers else None, outlook=outlook))
         return
     home = Home.from_environment()
     image = image_config(loaded.plan)
@@ -111,12 +111,12 @@ def command(
     OUTPUT.show_or_print(rows, lambda: explained_text(rows, width=terminal_width()), json=json)
 
 
-def _outlook(loaded: ResolvedProfile, found: Capacity, workload: str | None, costs: str | None) -> TierOutlook | None:
-    named = workload or loaded.profile.workload or DEFAULT_WORKLOAD
+def _outlook(loaded: ResolvedProfile, planned: Capacity, workload: str | None, costs: str | None) -> TierOutlook | None:
+    name = workload or loaded.profile.workload or DEFAULT_WORKLOAD
     reuse = load_reuse(
-        named, loaded.valid.catalog, page=found.cache.page if found.cache else 1, replicas=found.replicas
+        name, loaded.valid.catalog, page=planned.cache.page if planned.cache else 1, replicas=planned.replicas
     )
-    return tier_outlook(found, reuse, PUBLISHED if costs is None else _costs(costs))
+    return tier_outlook(planned, reuse, PUBLISHED if costs is None else _costs(costs))
 
 
 def _requests(loaded: ResolvedProfile, input_tokens: int | None, output_tokens: int | None) -> Load | None:
@@ -137,9 +137,9 @@ def _costs(text: str) -> TierCosts:
 
 def _summary(loaded: ResolvedProfile, home: Home, image: ImageConfig | None) -> str:
     """Return the summary, with the workload that `bench` uses and its limits."""
-    named = loaded.profile.workload
-    workload = load_workload(named or DEFAULT_WORKLOAD, catalog=loaded.valid.catalog)
-    name = named or f"{DEFAULT_WORKLOAD} (the default of `bench`)"
+    chosen = loaded.profile.workload
+    workload = load_workload(chosen or DEFAULT_WORKLOAD, catalog=loaded.valid.catalog)
+    name = chosen or f"{DEFAULT_WORKLOAD} (the default of `bench`)"
     return plan_summary(loaded.plan, home, workload=_workload_text(name, workload), image=image, width=terminal_width())
 
 

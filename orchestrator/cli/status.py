@@ -27,27 +27,27 @@ def command(
     with open_servers(Home.from_environment(), host, name=name) as servers:
         if name is not None:
             servers.open(name)
-        found = statuses(servers, name, check_health=health or name is not None)
+        listed = statuses(servers, name, check_health=health or name is not None)
         if json:
-            OUTPUT.show(found)
-        elif found:
-            print_data(status_table(found, width=terminal_width()))
+            OUTPUT.show(listed)
+        elif listed:
+            print_data(status_table(listed, width=terminal_width()))
         elif not servers.unreachable:
             info("no servers; `deploy up PROFILE` starts one, `deploy profiles` lists profiles")
-        for text in (_startup_notes if name is not None else _notes)(found):
+        for text in (_startup_notes if name is not None else _notes)(listed):
             note(text)
-        require_healthy(servers, found, explicit=name is not None)
+        require_healthy(servers, listed, explicit=name is not None)
 
 
-def _startup_notes(found: Iterable[ServerStatus]) -> Iterator[str]:
-    for server in found:
+def _startup_notes(servers: Iterable[ServerStatus]) -> Iterator[str]:
+    for server in servers:
         yield from filter(None, map(startup_text, (server, *server.replicas)))
         if server.restarts and server.health == "healthy" and server.detail:
             yield f"`{server.name}`: {server.detail}"
 
 
-def _notes(found: Iterable[ServerStatus]) -> Iterator[str]:
-    for server in found:
+def _notes(servers: Iterable[ServerStatus]) -> Iterator[str]:
+    for server in servers:
         if server.status in {Status.PENDING, Status.UNKNOWN} or (server.health == "unhealthy" and server.detail):
             yield f"`{server.name}`: {server.detail}"
         elif server.status == Status.EXITED:

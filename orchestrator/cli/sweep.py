@@ -144,8 +144,8 @@ def _search(planned: Sweep, *, json: bool) -> None:
             raise
         winners = write_winners(planned, search)
         report = write_sweep_report(planned, search, winners, ended=ended)
-        found = sweep_report(planned, search, winners, ended)
-        OUTPUT.show_or_print(found, lambda: sweep_text(found), json=json)
+        summary = sweep_report(planned, search, winners, ended)
+        OUTPUT.show_or_print(summary, lambda: sweep_text(summary), json=json)
     note(f"wrote `{report}`, and the same report as `.json`")
     for winner in winners:
         info(

@@ -101,8 +101,8 @@ class ProfileCommand(TyperCommand):
         except KeyboardInterrupt as error:
             if verb in ENDED_BY_HAND:
                 raise
-            left = left_running(params["target"]) if params.get("target") else "nothing is left running"
-            message, hint = INTERRUPTED.get(verb, ("interrupted", left))
+            running = left_running(params["target"]) if params.get("target") else "nothing is left running"
+            message, hint = INTERRUPTED.get(verb, ("interrupted", running))
             raise Interrupted(message, hint=hint) from error
 
     def _location_of(self, name: str, args: Sequence[str], ctx: "Context") -> int:
@@ -218,14 +218,14 @@ def _in_our_words(ctx: "Context") -> Iterator[None]:
         message, _, more = _QUOTED.sub(r"`\1`", error.format_message().rstrip(".")).partition(". ")
         option = getattr(error, "option_name", None) or ""
         renamed = RENAMED_OPTIONS.get(ctx.command_path.partition(" ")[2], {}).get(option)
-        own = get_close_matches(option, getattr(error, "possibilities", None) or (), n=1, cutoff=_NEAR_OPTION)
-        near = f"did you mean `{own[0]}`?" if own else ""
+        matches = get_close_matches(option, getattr(error, "possibilities", None) or (), n=1, cutoff=_NEAR_OPTION)
+        near = f"did you mean `{matches[0]}`?" if matches else ""
         help_ = f"`{ctx.command_path} -h` shows arguments and options"
         message = ": ".join(_begun_small(part) for part in message.partition(" (Possible")[0].split(": "))
         if renamed:
             near = f"did you mean `{renamed}`?"
         elif (key := get_close_matches(option, PROFILE_KEYS, n=1, cutoff=_NEAR_KEY)) and (
-            get_close_matches(option, [*own, *key], n=1) == key
+            get_close_matches(option, [*matches, *key], n=1) == key
         ):
             sets = any("--set" in param.opts for param in ctx.command.params)
             near = f"`--set {PROFILE_KEYS[key[0]]}=VALUE`{'' if sets else ', for commands with `--set`'}"
@@ -243,8 +243,8 @@ def _by_location(args: Sequence[str]) -> Iterator[str]:
         if word == "--":
             yield word
             break
-        if (named := _PROFILE.fullmatch(word)) is None:
+        if (match := _PROFILE.fullmatch(word)) is None:
             yield word
-        elif value := named[1] or named[2]:
+        elif value := match[1] or match[2]:
             yield value
     yield from words

@@ -160,16 +160,16 @@ def profile_of_model(model: str, home: Home, *, gpus: int | None, host: str | No
         hint = "`deploy add model`, then `deploy add profile` with `--hardware`"
         raise UsageError(f"`--model` reads the GPUs of a host; `{runtime}` chooses one later", hint=hint)
     runner = runner_for(resolve_host_ref(runtime or "docker", home, host))
-    found = profile_on_host(model, home, runner, environ, gpus=gpus)
-    info(f"hardware: {found.hardware.name}, {found.hardware.gpus or 'no'} GPU{'s' * (found.hardware.gpus != 1)} found")
-    if found.proposal is None:
-        info(f"profile `{found.name}`: {found.path}")
+    profile = profile_on_host(model, home, runner, environ, gpus=gpus)
+    info(f"hardware: {profile.hardware.name}, {profile.hardware.gpus or 'no'} GPU{'s' * (profile.hardware.gpus != 1)} found")
+    if profile.proposal is None:
+        info(f"profile `{profile.name}`: {profile.path}")
     else:
-        info(table(["key", "value", "why"], found.proposal.rows(), width=terminal_width()))
-        info(f"wrote {found.path}")
-    if found.similar:
-        note(f"other profiles of this model on this hardware: {', '.join(found.similar)}")
-    return found.name
+        info(table(["key", "value", "why"], profile.proposal.rows(), width=terminal_width()))
+        info(f"wrote {profile.path}")
+    if profile.similar:
+        note(f"other profiles of this model on this hardware: {', '.join(profile.similar)}")
+    return profile.name
 
 
 def _require_preview(output: Path | None, *, dry_run: bool) -> None:
@@ -177,23 +177,23 @@ def _require_preview(output: Path | None, *, dry_run: bool) -> None:
         raise UsageError("`--output` needs `--dry-run`", hint="add `--dry-run`")
 
 
-def _show_preview(found: Preview, output: Path | None, *, json: bool) -> None:
+def _show_preview(planned: Preview, output: Path | None, *, json: bool) -> None:
     """Print the steps, then the warnings; files only as JSON, or into the folder `output`."""
     if json:
         if output is not None:
-            write_rendered(output, found.files)
+            write_rendered(output, planned.files)
         result = PreviewOutput(
-            name=found.name,
-            profile=found.plan.profile,
-            digest=found.plan.digest,
-            steps=found.steps,
-            warnings=found.warnings,
-            plan=found.plan,
-            files=file_outputs(found.files, output),
+            name=planned.name,
+            profile=planned.plan.profile,
+            digest=planned.plan.digest,
+            steps=planned.steps,
+            warnings=planned.warnings,
+            plan=planned.plan,
+            files=file_outputs(planned.files, output),
         )
         OUTPUT.show(result)
         return
-    print_data(steps_table(found.steps))
-    found.report()
+    print_data(steps_table(planned.steps))
+    planned.report()
     if output is not None:
-        write_rendered(output, found.files)
+        write_rendered(output, planned.files)

@@ -83,15 +83,15 @@ class Catalog:
         """
         if not is_valid_name(name):
             return None
-        found = [path for root in self.roots if _is_entry(root, path := root / kind.file(name))]
-        if len(found) > 1 and not filecmp.cmp(found[0], found[1], shallow=False):
-            _note_override(*found[:2])
-        return found[0] if found else None
+        paths = [path for root in self.roots if _is_entry(root, path := root / kind.file(name))]
+        if len(paths) > 1 and not filecmp.cmp(paths[0], paths[1], shallow=False):
+            _note_override(*paths[:2])
+        return paths[0] if paths else None
 
     def path(self, kind: EntryKind, name: str, *, location: str = "") -> Path:
         """Return the file of an entry, as `find`. Raises ProfileError, with the nearest name, if there is none."""
-        if found := self.find(kind, name):
-            return found
+        if path := self.find(kind, name):
+            return path
         what = kind.name.lower().replace("_", " ")
         hint = did_you_mean(name, self.names(kind)) or "`deploy profiles` lists them"
         raise ProfileError(f"no {what} `{name}` found", location=location, hint=hint)

@@ -127,9 +127,9 @@ class ErrorOutput:
     def of(cls, error: DeployError) -> "ErrorOutput":
         """Return an error as data, with the commands in its hints expanded."""
         item = (Problem(error.message, error.location, error.hint), *error.problems)
-        own, *problems = (replace(p, location=expand_commands(p.location), hint=expand_commands(p.hint)) for p in item)
+        details, *problems = (replace(p, location=expand_commands(p.location), hint=expand_commands(p.hint)) for p in item)
         return cls(
-            error=ErrorDetails(**vars(own), problems=tuple(problems), details=error.details, exit_code=error.exit_code)
+            error=ErrorDetails(**vars(details), problems=tuple(problems), details=error.details, exit_code=error.exit_code)
         )
 
 
@@ -178,8 +178,8 @@ def _folded(line: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
 
 def _paragraph(header: Sequence[str], line: Sequence[str], width: int) -> str:
     """Return a row as its first cell, followed by the other non-empty cells with their column names."""
-    named = [f"{name}: {cell}" if name else cell for name, cell in zip(header[1:], line[1:], strict=True) if cell]
-    return "\n".join([line[0], *(f"    {part}" for part in _wrapped(", ".join(named), width - 4))])
+    cells = [f"{name}: {cell}" if name else cell for name, cell in zip(header[1:], line[1:], strict=True) if cell]
+    return "\n".join([line[0], *(f"    {part}" for part in _wrapped(", ".join(cells), width - 4))])
 
 
 def _wrapped(text: str, width: int) -> list[str]:

@@ -23,12 +23,12 @@ def truncate_problems(problems: Iterable[Problem]) -> tuple[Problem, ...]:
 
     The iterator is not read further than that.
     """
-    found: dict[Problem, None] = {}
+    unique: dict[Problem, None] = {}
     for problem in problems:
-        if len(found) == _MAX_PROBLEMS:
-            return (*found, Problem(f"only the first {_MAX_PROBLEMS} problems are shown"))
-        found[problem] = None
-    return tuple(found)
+        if len(unique) == _MAX_PROBLEMS:
+            return (*unique, Problem(f"only the first {_MAX_PROBLEMS} problems are shown"))
+        unique[problem] = None
+    return tuple(unique)
 
 
 class DeployError(Exception):
@@ -195,8 +195,8 @@ def require_all(message: str, checks: Iterable[Callable[[], object]], error: Dep
     for check in checks:
         try:
             check()
-        except (UsageError, ProfileError) as found:
-            errors.append(found)
+        except (UsageError, ProfileError) as exception:
+            errors.append(exception)
     errors += [error] if error else []
     problems = tuple(dict.fromkeys(problem for error in errors for problem in error.problems_or_self()))
     if errors and problems == errors[-1].problems_or_self():

@@ -173,30 +173,30 @@ def private_dir(path: Path) -> Path:
 
 def read_private(path: Path) -> bytes:
     """Read a file of this user. Raises OSError for another user's file, a link, a FIFO or device, and above 4 MiB."""
-    return _read(_open_file(path, private=True), path, most=_MAX_RECORD)
+    return _read(_open_file(path, private=True), path, max_bytes=_MAX_RECORD)
 
 
-def read_file(path: Path, *, most: int) -> bytes:
-    """Read a file of any user. Raises OSError if it has more than `most` bytes or is no regular file."""
-    return _read(_open_file(path), path, most=most)
+def read_file(path: Path, *, max_bytes: int) -> bytes:
+    """Read a file of any user. Raises OSError if it has more than `max_bytes` bytes or is no regular file."""
+    return _read(_open_file(path), path, max_bytes=max_bytes)
 
 
-def open_lines(path: Path, *, longest: int) -> Iterator[str]:
+def open_lines(path: Path, *, max_characters: int) -> Iterator[str]:
     """Yield the lines of a file of any user, with their line ends.
 
-    Raises OSError if a line has more than `longest` characters, or if `path` is no regular file.
+    Raises OSError if a line has more than `max_characters` characters, or if `path` is no regular file.
     """
     with open(_open_file(path), encoding="utf-8", errors="replace", newline="") as stream:
-        while line := stream.readline(longest + 1):
-            if len(line) > longest:
+        while line := stream.readline(max_characters + 1):
+            if len(line) > max_characters:
                 raise OSError(errno.EFBIG, "unterminated line", str(path))
             yield line
 
 
-def _read(number: int, path: Path, *, most: int) -> bytes:
+def _read(number: int, path: Path, *, max_bytes: int) -> bytes:
     with open(number, "rb") as stream:
-        content = stream.read(most + 1)
-    if len(content) > most:
+        content = stream.read(max_bytes + 1)
+    if len(content) > max_bytes:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
     return content
 

@@ -52,19 +52,19 @@ class Deadline:
                 item.shutdown(socket.SHUT_RDWR)
 
 
-def iter_capped(answer: httpx.Response, most: int) -> Iterator[bytes]:
+def iter_capped(response: httpx.Response, max_bytes: int) -> Iterator[bytes]:
     """Yield the body of a response as it arrives; the request must send `Accept-Encoding: identity`.
 
-    Raises httpx.DecodingError if the body has more than `most` bytes or is compressed, as the unpacked size of a
+    Raises httpx.DecodingError if the body has more than `max_bytes` bytes or is compressed, as the unpacked size of a
     compressed body has no limit.
     """
     from httpx import DecodingError  # noqa: PLC0415 - takes 0.2 s; few commands send requests
 
-    if answer.headers.get("Content-Encoding", "identity") != "identity":
+    if response.headers.get("Content-Encoding", "identity") != "identity":
         raise DecodingError("the response has an encoding that was not requested")
     read = 0
-    for piece in answer.iter_bytes():
+    for piece in response.iter_bytes():
         read += len(piece)
-        if read > most:
-            raise DecodingError(f"the response has more than {most >> 20} MiB")
+        if read > max_bytes:
+            raise DecodingError(f"the response has more than {max_bytes >> 20} MiB")
         yield piece

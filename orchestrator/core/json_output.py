@@ -48,9 +48,9 @@ class JsonOutput(Generic[Value]):
     def schema(self) -> dict[str, Any]:
         """The JSON Schema of the document, or of each line; it includes the form of an error."""
         forms = [(form, "serialization", type_adapter(form)) for form in (*self.forms, ErrorOutput)]
-        found, shared = TypeAdapter.json_schemas(forms)  # type: ignore[arg-type]
+        schemas, shared = TypeAdapter.json_schemas(forms)  # type: ignore[arg-type]
         definitions = {name: self._required(item) for name, item in shared["$defs"].items()}
-        return {"$schema": DRAFT, "anyOf": [*found.values()], "$defs": definitions}
+        return {"$schema": DRAFT, "anyOf": [*schemas.values()], "$defs": definitions}
 
     def _required(self, definition: dict[str, Any]) -> dict[str, Any]:
         """Require each field of a class that is always printed; drop the titles, which repeat the names."""

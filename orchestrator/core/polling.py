@@ -37,7 +37,7 @@ def poll_until(
         return cast("T", state.outcome.result()) if state.outcome else probe()
 
     again = Retrying(
-        retry=retry_if_result(lambda found: not done(found)),
+        retry=retry_if_result(lambda result: not done(result)),
         stop=lambda _: clock() - began >= timeout,
         wait=wait_fixed(interval),
         before_sleep=lambda state: on_tick(seen(state)),

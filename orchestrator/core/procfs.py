@@ -99,10 +99,10 @@ def server_processes(markers: ProcessMarkers) -> tuple[Process, ...]:
     Members of the session count only while its leader runs: afterwards an unrelated process may get the leader's pid
     and lead a session with the same number.
     """
-    known = [identity for identity in (markers.supervisor, markers.server) if identity is not None]
-    if any(identity.split("/")[0] != _boot() for identity in known):
+    identities = [identity for identity in (markers.supervisor, markers.server) if identity is not None]
+    if any(identity.split("/")[0] != _boot() for identity in identities):
         return ()
-    first = min((int(identity.split("/")[2]) for identity in known), default=0)
+    first = min((int(identity.split("/")[2]) for identity in identities), default=0)
     leader, server = (find_process(identity) if identity else None for identity in (markers.supervisor, markers.server))
     running = (read_process(int(folder.name)) for folder in _folders())
     processes = {process.pid: process for process in running if process is not None}
@@ -116,13 +116,13 @@ def server_processes(markers: ProcessMarkers) -> tuple[Process, ...]:
 
 def tokens(program: str) -> frozenset[str]:
     """Return the server tokens of this user's processes with `program` in their command line."""
-    found, name = set(), f"{VARIABLE}=".encode()
+    values, name = set(), f"{VARIABLE}=".encode()
     for folder in _folders():
         with suppress(OSError):
             if program.encode() in (folder / "cmdline").read_bytes() and folder.stat().st_uid == os.geteuid():
                 environ = (folder / "environ").read_bytes().split(b"\0")
-                found |= {os.fsdecode(item.removeprefix(name)) for item in environ if item.startswith(name)}
-    return frozenset(found)
+                values |= {os.fsdecode(item.removeprefix(name)) for item in environ if item.startswith(name)}
+    return frozenset(values)
 
 
 def _has_marker(pid: int, markers: ProcessMarkers) -> bool:

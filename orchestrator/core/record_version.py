@@ -15,11 +15,11 @@ class OtherVersionError(ValueError):
 
 def version_problem(record: Mapping[str, object]) -> str:
     """Return the reason why this version cannot read a record, as the end of a sentence; "" if it can."""
-    found = record.get(KEY, 0)
-    if found == RECORD_VERSION and type(found) is int:
+    version = record.get(KEY, 0)
+    if version == RECORD_VERSION and type(version) is int:
         return ""
-    named = found if type(found) is int else "unknown"
-    return f"record version {named}; this `deploy` reads version {RECORD_VERSION}"
+    number = version if type(version) is int else "unknown"
+    return f"record version {number}; this `deploy` reads version {RECORD_VERSION}"
 
 
 def read_versioned(record: object, read: Callable[[dict[str, Any]], T]) -> T:
@@ -30,9 +30,9 @@ def read_versioned(record: object, read: Callable[[dict[str, Any]], T]) -> T:
     if problem and KEY in record:
         raise OtherVersionError(problem)
     try:
-        known = read(record)
+        parsed = read(record)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(problem or "damaged record") from error
     if problem:  # intact, but written before records had a version
         raise OtherVersionError(problem)
-    return known
+    return parsed

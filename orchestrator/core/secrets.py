@@ -165,10 +165,10 @@ def redact_data(data: object) -> object:
     return [redact_data(item) for item in data] if isinstance(data, list | tuple) else data
 
 
-def excerpt(text: str | bytes, most: int) -> str:
-    """Return the first `most` characters of `text`, redacted before the cut, so that no secret is cut in two."""
-    text = text[: most + MAX_SPELLING]
-    return redact(text.decode(errors="replace") if isinstance(text, bytes) else text)[:most]
+def excerpt(text: str | bytes, max_characters: int) -> str:
+    """Return the first `max_characters` characters of `text`, redacted before the cut, so that no secret is cut in two."""
+    text = text[: max_characters + MAX_SPELLING]
+    return redact(text.decode(errors="replace") if isinstance(text, bytes) else text)[:max_characters]
 
 
 def looks_secret(text: str) -> bool:
@@ -200,17 +200,17 @@ class StreamRedactor:
 
 def _spellings(value: str) -> set[str]:
     data, text = os.fsencode(value), json.dumps(value)[1:-1]
-    found = {value, text, text.replace("/", "\\/"), repr(value)[1:-1], data.hex(), data.hex().upper()}
-    found |= {urllib.parse.quote(data), urllib.parse.quote(data, safe=""), urllib.parse.quote_plus(data)}
+    spellings = {value, text, text.replace("/", "\\/"), repr(value)[1:-1], data.hex(), data.hex().upper()}
+    spellings |= {urllib.parse.quote(data), urllib.parse.quote(data, safe=""), urllib.parse.quote_plus(data)}
     for escape in ("%{:02x}", "%{:02X}", "\\x{:02x}", "\\u{:04x}"):
-        found.add("".join(map(escape.format, data)))
+        spellings.add("".join(map(escape.format, data)))
     for before in range(3):  # preceding bytes in the same base64 group of three
         encoded = base64.b64encode(bytes(before) + data).decode().rstrip("=")
         # Without the characters that also encode neighboring bytes.
-        own = encoded[(0, 2, 3)[before] : len(encoded) - ((before + len(data)) % 3 > 0)]
-        found |= {own, own.translate(str.maketrans("+/", "-_"))}
-    found |= {json.dumps(spelling, ensure_ascii=False)[1:-1] for spelling in found}
-    return found | {spelling.replace("\\", "\\\\") for spelling in found}
+        inner = encoded[(0, 2, 3)[before] : len(encoded) - ((before + len(data)) % 3 > 0)]
+        spellings |= {inner, inner.translate(str.maketrans("+/", "-_"))}
+    spellings |= {json.dumps(spelling, ensure_ascii=False)[1:-1] for spelling in spellings}
+    return spellings | {spelling.replace("\\", "\\\\") for spelling in spellings}
 
 
 def _all_spellings() -> list[str]:
@@ -236,8 +236,8 @@ def _shape_spans(text: str) -> Iterator[Span]:
     # Only ASCII letters: `str.lower` may change the length of the text, and with it the spans.
     lower = text.encode("utf-8", "surrogatepass").lower().decode("utf-8", "surrogatepass")
     for literal, shape in _SHAPES:
-        for found in shape.finditer(lower) if literal in lower else ():
-            start, end = found.span("value")
+        for match in shape.finditer(lower) if literal in lower else ():
+            start, end = match.span("value")
             is_number = literal != "@" and lower[start:end].isdigit()
             if not (is_number or _NO_SECRET.match(lower, start, end)):
                 yield start, end

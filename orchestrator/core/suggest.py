@@ -7,16 +7,16 @@ from typing import Final
 _FEW: Final = 20
 
 
-def closest_match(name: str, known: Iterable[str]) -> str | None:
+def closest_match(name: str, names: Iterable[str]) -> str | None:
     """Return the known name with the most similar spelling, None if no name is similar."""
-    candidates = sorted(known)
+    candidates = sorted(names)
     close = get_close_matches(name, candidates, n=1, cutoff=0.5)
     return close[0] if close else None
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, names: Iterable[str]) -> str:
     """Return a hint with the most similar name, or with all names if they are few; else an empty one."""
-    candidates = sorted(set(known))
+    candidates = sorted(set(names))
     if near := closest_match(name, candidates):
         return f"did you mean `{near}`?"
     return f"known: {', '.join(f'`{candidate}`' for candidate in candidates)}" if 0 < len(candidates) <= _FEW else ""

@@ -28,8 +28,8 @@ def first_control_char(text: str, *, lines: bool = False) -> str | None:
 
     With `lines`, `text` may have several lines and tabs, and invisible characters are allowed.
     """
-    found = (_IN_LINES if lines else _IN_A_LINE).search(text)
-    return found[0] if found else None
+    match = (_IN_LINES if lines else _IN_A_LINE).search(text)
+    return match[0] if match else None
 
 
 def parse_json(text: str | bytes) -> Any:  # noqa: ANN401 - of any shape
@@ -42,8 +42,8 @@ def parse_json(text: str | bytes) -> Any:  # noqa: ANN401 - of any shape
 
 def objects_in(document: Mapping[str, object] | None, key: str) -> list[dict[str, Any]]:
     """Return the objects in a list of a document of any version; none if it has no such list."""
-    found = (document or {}).get(key)
-    return [item for item in found if isinstance(item, dict)] if isinstance(found, list | tuple) else []
+    items = (document or {}).get(key)
+    return [item for item in items if isinstance(item, dict)] if isinstance(items, list | tuple) else []
 
 
 def gb(size: float) -> str:
@@ -68,8 +68,8 @@ def printable(text: str, *, colors: bool = False) -> str:
 
 def printable_json(text: str) -> str:
     r"""Return a JSON document with control characters escaped as in JSON, such as `\u009b`; line ends and tabs stay."""
-    return _IN_LINES.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _IN_LINES.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def _written_out(found: re.Match[str]) -> str:
-    return found[0].encode("unicode_escape").decode()
+def _written_out(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode()

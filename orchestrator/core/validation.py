@@ -147,7 +147,7 @@ def read_entry(catalog: Catalog, kind: EntryKind, name: str, model: type[Model],
 
 def _read_text(path: Path, name: str) -> str:
     try:
-        return files.read_file(path, most=_MAX_FILE).decode()
+        return files.read_file(path, max_bytes=_MAX_FILE).decode()
     except (OSError, ValueError) as error:  # ValueError: bytes that are not UTF-8, a name with a NUL
         reason = error.strerror if isinstance(error, OSError) else error
         raise ProfileError(f"cannot read `{name}`: {reason}", location=name) from error
@@ -240,14 +240,14 @@ def _message(details: ErrorDetails, path: KeyPath) -> str:
         return f"`{key}` is missing"
     if kind == "extra_forbidden":
         return f"unknown key `{key}`"
-    found = _show(details["input"])
+    value = _show(details["input"])
     if kind == "string_pattern_mismatch":
-        return f"`{key}` has an invalid format, found {found}"
+        return f"`{key}` has an invalid format, found {value}"
     if kind in _EXPECTED:
-        return f"`{key.removesuffix('.value')}` must be {_EXPECTED[kind]}, found {found}"
+        return f"`{key.removesuffix('.value')}` must be {_EXPECTED[kind]}, found {value}"
     text = details["msg"].removeprefix("Value error, ").removeprefix("Input ")
     text = text[:1].lower() + text[1:]
-    return f"`{key}`: {text}, found {found}" if key else text
+    return f"`{key}`: {text}, found {value}" if key else text
 
 
 def _hint(details: ErrorDetails, kind: type[BaseModel] | None) -> str:
@@ -262,8 +262,8 @@ def _hint(details: ErrorDetails, kind: type[BaseModel] | None) -> str:
     if details["type"] != "extra_forbidden" or kind is None:
         return ""
     *parents, key = details["loc"]
-    known, renamed = _known_keys(kind, parents), RENAMED_KEYS.get(str(key))
-    return f"did you mean `{renamed}`?" if renamed in known else did_you_mean(str(key), known)
+    keys, renamed = _known_keys(kind, parents), RENAMED_KEYS.get(str(key))
+    return f"did you mean `{renamed}`?" if renamed in keys else did_you_mean(str(key), keys)
 
 
 def _known_keys(kind: type[BaseModel], parents: Sequence[int | str]) -> dict[str, str | None]:

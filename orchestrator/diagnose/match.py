@@ -33,8 +33,8 @@ class _SignatureState:
 
     def match_line(self, line: str) -> _Matched:
         """Match the line against each kind of pattern."""
-        known = self.signature
-        kinds = (known.near, known.lines, known.unless_near, known.until)
+        signature = self.signature
+        kinds = (signature.near, signature.lines, signature.unless_near, signature.until)
         return tuple(any(clause.matches(line) for clause in clauses) for clauses in kinds)
 
     def see(self, number: int, line: str, matched: _Matched) -> None:
@@ -59,11 +59,11 @@ class _SignatureState:
 
     def match(self, *, other_engine: bool) -> Match | None:
         """Return the match; None if the log is of another engine (`other_engine`) and only sglang has this failure."""
-        known = self.signature
-        if other_engine and known.other_engine_hint is None:
+        signature = self.signature
+        if other_engine and signature.other_engine_hint is None:
             return None
-        about = known.model_dump(include={"id", "effect", "cause", "source"})
-        hint = expand_commands((known.other_engine_hint if other_engine else "") or known.hint)
+        about = signature.model_dump(include={"id", "effect", "cause", "source"})
+        hint = expand_commands((signature.other_engine_hint if other_engine else "") or signature.hint)
         return Match(**about, hint=hint, count=self.count, evidence=tuple(self.evidence))
 
 

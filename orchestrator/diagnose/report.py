@@ -59,22 +59,22 @@ class Diagnosis:
     @property
     def cause(self) -> Match | None:
         """The first fatal match; None if no signature explains a failure."""
-        return next((found for found in self.matches if found.effect is Effect.FATAL), None)
+        return next((match for match in self.matches if match.effect is Effect.FATAL), None)
 
     @property
     def degraded(self) -> tuple[str, ...]:
         """The faults of a running server, one line each; they fail a smoke test."""
-        degraded = (found for found in self.matches if found.effect is Effect.DEGRADED)
-        return tuple(f"{found.id}: {found.evidence[-1].text}" for found in degraded)
+        degraded = (match for match in self.matches if match.effect is Effect.DEGRADED)
+        return tuple(f"{match.id}: {match.evidence[-1].text}" for match in degraded)
 
     def to_text(self) -> str:
         """Format the matches, causes first; without a cause also the end of the log."""
         explained = self.cause is not None
-        parts = [found.to_text(brief=explained and found.effect is Effect.SYMPTOM) for found in self.matches]
+        parts = [match.to_text(brief=explained and match.effect is Effect.SYMPTOM) for match in self.matches]
         parts += [legend(self.matches)] if parts else []
         if self.cause is None:
-            known = "no known cause of a failure" if parts else "no known signature"
-            parts.append("\n".join([f"{known}; the last {len(self.tail)} of {self.lines} lines:", *self.tail]))
+            summary = "no known cause of a failure" if parts else "no known signature"
+            parts.append("\n".join([f"{summary}; the last {len(self.tail)} of {self.lines} lines:", *self.tail]))
         return "\n\n".join(parts)
 
     def to_output(self, *, healthy: bool, ended: str) -> "DiagnosisOutput":

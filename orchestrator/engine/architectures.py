@@ -99,8 +99,8 @@ _COOKBOOK: Final = "sglang cookbook "
 
 
 def _parsers(page: str, *, reasoning: str | None = None, tools: str | None = None) -> tuple[ParserFlag, ...]:
-    named = zip(PARSERS, (reasoning, tools), strict=True)
-    return tuple(ParserFlag(flag=flag, value=value, source=_COOKBOOK + page) for flag, value in named if value)
+    values = zip(PARSERS, (reasoning, tools), strict=True)
+    return tuple(ParserFlag(flag=flag, value=value, source=_COOKBOOK + page) for flag, value in values if value)
 
 
 # By architecture, or by `model_type` if one architecture covers several families. Parsers that differ between
@@ -167,12 +167,12 @@ def parsers_of(architecture: str, model_type: str, template: str) -> tuple[Parse
     A template without the word for thinking, or for tools, needs no such parser. sglang does not start with a reasoning
     parser whose tokens the tokenizer lacks (0.5.16, constrained/reasoner_grammar_backend.py:246).
     """
-    known = (parser for name in (architecture, model_type) for parser in _PARSERS.get(name, ()))
-    found = {item.flag: item for item in known if not template or _SPOKEN_OF[item.flag] in template}
+    parsers = (parser for name in (architecture, model_type) for parser in _PARSERS.get(name, ()))
+    flags = {item.flag: item for item in parsers if not template or _SPOKEN_OF[item.flag] in template}
     for flag, rules in _TEMPLATES.items():
         for texts, value in rules:
             if all(text in template for text in texts):
                 source = f"chat template: `{texts[0]}` (sglang 0.5.21, srt/parser/template_detection.py)"
-                found[flag] = ParserFlag(flag=flag, value=value, source=source)
+                flags[flag] = ParserFlag(flag=flag, value=value, source=source)
                 break
-    return tuple(found.values())
+    return tuple(flags.values())

@@ -47,10 +47,10 @@ class Timeouts:
     idle: float
     total: float
 
-    def within(self, seconds: float) -> "Timeouts":
+    def capped(self, seconds: float) -> "Timeouts":
         """Return these limits, each capped at `seconds`."""
-        connect, progress_deadline, whole = (min(item, seconds) for item in (self.connect, self.idle, self.total))
-        return Timeouts(connect=connect, idle=progress_deadline, total=whole)
+        connect, idle, total = (min(item, seconds) for item in (self.connect, self.idle, self.total))
+        return Timeouts(connect=connect, idle=idle, total=total)
 
 
 DEFAULT_TIMEOUTS: Final = Timeouts(connect=5, idle=30, total=60)
@@ -101,27 +101,27 @@ class EngineClient:
         """Close the client; no request is possible afterwards."""
         self._client.close()
 
-    def health(self, *, tries: int = 1, within: float = inf) -> int:
+    def health(self, *, tries: int = 1, timeout: float = inf) -> int:
         """Return the HTTP status of `/health`, for which the server generates a token.
 
-        Each of the `tries` ends after `within` seconds, or after HEALTH_LIMITS if these are shorter.
+        Each of the `tries` ends after `timeout` seconds, or after HEALTH_LIMITS if these are shorter.
 
         A busy server needs two tries: a health request that arrives while another one ends waits for an output that
         never comes (sglang 0.5.14, managers/scheduler.py:1633), so a single 503 proves nothing.
         """
         status = 0
         for _ in range(tries):
-            status = self._status("GET", HEALTH, limits=HEALTH_LIMITS.within(within))
+            status = self._status("GET", HEALTH, limits=HEALTH_LIMITS.capped(timeout))
             if status == httpx.codes.OK:
                 break
         return status
 
-    def models(self, *, within: float = inf) -> dict[str, int | None]:
+    def models(self, *, timeout: float = inf) -> dict[str, int | None]:
         """Return the served models, each with its context length in tokens, None if the server does not report it.
 
-        The request ends after `within` seconds, or after the client's own limits if these are shorter.
+        The request ends after `timeout` seconds, or after the client's own limits if these are shorter.
         """
-        return read_models(self._object("GET", MODELS, limits=self._limits.within(within)))
+        return read_models(self._object("GET", MODELS, limits=self._limits.capped(timeout)))
 
     def metrics(self) -> Metrics:
         """Return the server's metrics by name; empty if the server exports none."""
@@ -245,16 +245,16 @@ def _tls(url: str) -> ssl.SSLContext:
     return ssl.create_default_context() if url.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
-def _bounded(response: httpx.Response, most: int) -> Iterator[bytes]:
+def _bounded(response: httpx.Response, max_bytes: int) -> Iterator[bytes]:
     try:
-        yield from iter_capped(response, most)
+        yield from iter_capped(response, max_bytes)
     except httpx.DecodingError as error:
         raise UnexpectedResponseError(f"`{response.request.url.path}`: {error}") from error
 
 
-def _read_capped(response: httpx.Response, most: int) -> bytearray:
+def _read_capped(response: httpx.Response, max_bytes: int) -> bytearray:
     content = bytearray()  # a list of chunks would take 28 times the memory if a server sends two bytes at a time
-    for data in _bounded(response, most):
+    for data in _bounded(response, max_bytes):
         content += data
     return content
 

@@ -92,8 +92,8 @@ class FlagTable:
 
         Deprecated are options that the version hides from its help or warns about.
         """
-        known = {name: self.flags[name] for name in names if name in self.flags}
-        return {name: spec.successor for name, spec in known.items() if spec.deprecated}
+        specs = {name: self.flags[name] for name in names if name in self.flags}
+        return {name: spec.successor for name, spec in specs.items() if spec.deprecated}
 
     def dp_option(self, *, attention: bool) -> str:
         """Return the option that counts data-parallel workers; 0.5.22 names another one for those of attention.
@@ -128,11 +128,11 @@ def read_flags(version: str, catalog: Catalog, *, location: str = "") -> FlagTab
     """Read the flag table of an sglang version. Raises ProfileError if there is no table, or an invalid one."""
     path = catalog.find(EntryKind.FLAGS, version)
     if path is None:
-        known = ", ".join(f"`{name}`" for name in catalog.names(EntryKind.FLAGS))
+        tables = ", ".join(f"`{name}`" for name in catalog.names(EntryKind.FLAGS))
         raise ProfileError(
             f"no flag table for sglang {version} found",
             location=location,
-            hint=f"`deploy add engine {version} --flags-only` writes it; existing tables: {known}",
+            hint=f"`deploy add engine {version} --flags-only` writes it; existing tables: {tables}",
         )
     try:
         return parse_flags(version, path.read_text(encoding="utf-8"))

@@ -70,8 +70,8 @@ def kernel_folders(
         if folder.name == "aiter" and aiter_dir and not moved:
             moved = f"{aiter_dir}/aiter/jit"
         default = folder.default.format(user=user)
-        own = default if default.startswith("/") else f"{home}/{default}"
-        yield folder, f"{moved}/{folder.below}".rstrip("/") if moved else own
+        path_default = default if default.startswith("/") else f"{home}/{default}"
+        yield folder, f"{moved}/{folder.below}".rstrip("/") if moved else path_default
 
 
 def is_kernel_file(folder: KernelFolder, path: str) -> bool:

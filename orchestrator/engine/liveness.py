@@ -108,8 +108,8 @@ def read_work(content: bytes | bytearray) -> RankProgress:
     done: dict[int, float] = {}
     decoded: dict[int, float] = {}
     for _, labels, value in samples(content, {RANK_TOKENS}):
-        named = _DP_RANK.search(labels)
-        rank = int(named[1]) if named else 0
+        match = _DP_RANK.search(labels)
+        rank = int(match[1]) if metrics_named else 0
         done[rank] = done.get(rank, 0.0) + value
         if _DECODED in labels:
             decoded[rank] = decoded.get(rank, 0.0) + value
@@ -151,9 +151,9 @@ class LivenessCheck:
     def wait(self, seconds: float = math.inf) -> None:
         """Wait `seconds` for responses, at most until the end of the check."""
         end = min(time.monotonic() + seconds, self._end)
-        while self._asked and (left := end - time.monotonic()) > 0:
+        while self._asked and (remaining := end - time.monotonic()) > 0:
             answered = {item.sock: rank for rank, item in self._asked.items()}
-            for entry in select.select([*answered], [], [], left)[0]:
+            for entry in select.select([*answered], [], [], remaining)[0]:
                 self._take(answered[entry])
 
     def is_healthy(self) -> bool:
@@ -171,7 +171,7 @@ class LivenessCheck:
             connection.close()
 
     def _take(self, rank: int) -> None:
-        status, reason = _answer(self._asked.pop(rank), within=_LAST)
+        status, reason = _answer(self._asked.pop(rank), timeout=_LAST)
         if status == http.client.OK or status in REJECTED:
             del self.silent[rank]
         else:
@@ -183,7 +183,7 @@ class LivenessCheck:
     def _ask(self, path: str) -> tuple[int, bytes]:
         """Return the status and content of a response; 0 and the reason without one."""
         try:
-            return _answer(self._sent("GET", path), within=max(self._end - time.monotonic(), _LAST))
+            return _answer(self._sent("GET", path), timeout=max(self._end - time.monotonic(), _LAST))
         except OSError as error:
             return 0, _reason(error).encode()
 
@@ -200,12 +200,12 @@ def send_request(
     return connection
 
 
-def _answer(connection: http.client.HTTPConnection, *, within: float) -> tuple[int, bytes]:
+def _answer(connection: http.client.HTTPConnection, *, timeout: float) -> tuple[int, bytes]:
     """Return the status and content of a response; 0 and the reason if it is not complete."""
     try:
-        connection.sock.settimeout(within)
-        answer = connection.getresponse()
-        return answer.status, answer.read(MAX_METRICS_BYTES)
+        connection.sock.settimeout(timeout)
+        response = connection.getresponse()
+        return response.status, response.read(MAX_METRICS_BYTES)
     except (OSError, http.client.HTTPException) as error:
         return 0, _reason(error).encode()
     finally:
@@ -257,8 +257,8 @@ def key_in(config: str) -> str:
         data = json.loads(config)
         return str(data.get("api-key", "")) if isinstance(data, dict) else ""
     except ValueError:
-        found = _CONFIG_KEY.search(config)
-        return found[2] if found else ""
+        match = _CONFIG_KEY.search(config)
+        return match[2] if match else ""
 
 
 def main(words: Sequence[str]) -> str:

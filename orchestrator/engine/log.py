@@ -105,11 +105,11 @@ class StartupLogParser:
 
         Lines that differ only in digits are classified once, and only the last state of a progress bar is parsed.
         """
-        found = line_shapes(text, lower=True)
-        if len(found) < _SHORT * found.count(b"\n") and not any(marker in found for marker in _MARKERS):
+        shapes = line_shapes(text, lower=True)
+        if len(shapes) < _SHORT * shapes.count(b"\n") and not any(marker in shapes for marker in _MARKERS):
             self._keep(last_lines(text, MAX_LINES))
             return True
-        lines, of_lines = text.split("\n"), found.split(b"\n")
+        lines, of_lines = text.split("\n"), shapes.split(b"\n")
         relevant = _relevant_lines(b"\n".join(dict.fromkeys(of_lines)))
         done, alive = 0, False
         for index in [index for index, kind in enumerate(of_lines) if kind in relevant]:
@@ -146,8 +146,8 @@ class StartupLogParser:
                 continue
             if name != "capturing":
                 return self._load_of(line) if name == "loading weights" else name
-            if found := _CAPTURE.search(line):
-                return self._capture_of(found["what"], begins=found["begins"] is not None)
+            if match := _CAPTURE.search(line):
+                return self._capture_of(match["what"], begins=match["begins"] is not None)
         return None
 
     def _capture_of(self, what: str | None, *, begins: bool) -> str | None:
@@ -163,9 +163,9 @@ class StartupLogParser:
         return "loading weights" if self._loads[key] == 1 else _DRAFT
 
     def _read_count(self, line: str) -> None:
-        found = _COUNT.search(line)
-        if found and self.names and self.names[-1].startswith(found["what"]):
-            self.count = f"{found['n']}/{found['total']}"
+        match = _COUNT.search(line)
+        if match and self.names and self.names[-1].startswith(match["what"]):
+            self.count = f"{match['n']}/{match['total']}"
 
 
 def _relevant_lines(of_lines: bytes) -> dict[bytes, _LineKind]:

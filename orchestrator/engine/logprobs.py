@@ -72,8 +72,8 @@ def _likelihoods(meta: Json, which: str, ids: tuple[int, ...], *, skipped: int, 
     sglang reports id 0 for the last token of the vocabulary and for image placeholders
     (managers/scheduler_components/logprob_result_processor.py:53, 0.5.14 to 0.5.23).
     """
-    own, ranked = _rows(meta, f"{which}_token_logprobs", ids), _rows(meta, f"{which}_top_logprobs", ids)
-    scores = [_entry(row, f"{which} token {position}") for position, row in enumerate(own) if position >= skipped]
+    chosen, ranked = _rows(meta, f"{which}_token_logprobs", ids), _rows(meta, f"{which}_top_logprobs", ids)
+    scores = [_entry(row, f"{which} token {position}") for position, row in enumerate(chosen) if position >= skipped]
     if any(token not in (prompt_id, 0) for (token, _), prompt_id in zip(scores, ids[skipped:], strict=True)):
         raise UnexpectedResponseError(f"the log-probabilities of `{GENERATE}` are for other tokens than its {which}")
     return TokenLogprobs(

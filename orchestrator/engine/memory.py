@@ -112,8 +112,8 @@ def skips_shared_indexers(version: str, *, plain: bool) -> bool:
     `plain`: neither a host cache nor disaggregation. Source: 0.5.18 to 0.5.23, mem_cache/kv_cache_configurator.py,
     `_should_elide_dsa_index_k`; absent from 0.5.17.
     """
-    found = Version(version)
-    return found >= _SKIPS_ALWAYS or (found >= _SKIPS_PLAIN and plain)
+    parsed = Version(version)
+    return parsed >= _SKIPS_ALWAYS or (parsed >= _SKIPS_PLAIN and plain)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +199,7 @@ def cache_type(kind: str | None, *, sparse: bool, arch: str, dtype: str | None) 
     """
     if kind is not None and kind != "auto":
         return (kind, _BYTES_OF[kind]) if kind in _BYTES_OF else None
-    if sparse and (found := re.fullmatch(r"sm([0-9]+)[0-9][a-z]?", arch)) and int(found[1]) >= 10:
+    if sparse and (match := re.fullmatch(r"sm([0-9]+)[0-9][a-z]?", arch)) and int(match[1]) >= 10:
         return "fp8_e4m3", 1
     return ("float32", 4) if dtype in _FLOAT32 else ("bfloat16", 2)
 

@@ -115,8 +115,8 @@ def quantile(before: Buckets, after: Buckets, share: float) -> float | None:
     begin, below = 0.0, 0.0
     for end, count in counted:
         if count >= share * total:
-            within = (share * total - below) / (count - below) if count > below else 0.0
-            return begin if math.isinf(end) else begin + (end - begin) * within
+            position = (share * total - below) / (count - below) if count > below else 0.0
+            return begin if math.isinf(end) else begin + (end - begin) * position
         begin, below = end, count
     return None
 

@@ -73,20 +73,20 @@ class ArgumentRejection:
 
     def rejected_options(self, option_names: Collection[str]) -> tuple[str, ...]:
         """Return those of `option_names` that the rejection is about; empty if none can be identified."""
-        if found := tuple(name for name in self.options if name in option_names):
-            return found
+        if options := tuple(name for name in self.options if name in option_names):
+            return options
         for text, pattern in ((self.message, _OPTION), (self.message, _NAME), (self.line, _NAME)):
             names = (name.replace("_", "-") for name in pattern.findall(text))
-            if found := tuple(dict.fromkeys(name for name in names if name in option_names)):
-                return found
+            if options := tuple(dict.fromkeys(name for name in names if name in option_names)):
+                return options
         return ()
 
     def keys(self, option_names: Collection[str]) -> tuple[tuple[str, ...], ...]:
         """Return the paths of the profile keys behind `rejected_options`; only those below `flags` if there are any."""
-        named = self.rejected_options(
+        options = self.rejected_options(
             [name for name in option_names if name not in PROFILE_KEYS]
         ) or self.rejected_options(option_names)
-        return tuple(PROFILE_KEYS.get(name, ("flags", name)) for name in named)
+        return tuple(PROFILE_KEYS.get(name, ("flags", name)) for name in options)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -77,7 +77,7 @@ class SseParser:
         *events, rest = data.split(b"\n\n")
         self._rest = bytearray(rest)
         self._require_end()
-        return [found for event in events if (found := _data_of(event))]
+        return [content for event in events if (content := _data_of(event))]
 
     def _require_end(self) -> None:
         if len(self._rest) > MAX_EVENT_BYTES:
@@ -122,8 +122,8 @@ def carries_text(event: bytes) -> bool:
 
 def ids_in(event: bytes) -> bytes:
     """Return the token ids of an answer that an event has, as the inside of a JSON array; empty without any."""
-    found = _IDS.search(event)
-    return found[1].strip() if found else b""
+    match = _IDS.search(event)
+    return match[1].strip() if match else b""
 
 
 def read_usage(counted: bytes, last: bytes) -> Usage:
@@ -141,8 +141,8 @@ def read_usage(counted: bytes, last: bytes) -> Usage:
         raise UnexpectedResponseError(
             f"the server reports {usage.cached_tokens} of {usage.prompt_tokens} prompt tokens as cached"
         )
-    if (most := max(usage.prompt_tokens, usage.output_tokens)) > _MAX_TOKENS:
-        raise UnexpectedResponseError(f"the server reports {most} tokens for one request, more than {_MAX_TOKENS}")
+    if (tokens := max(usage.prompt_tokens, usage.output_tokens)) > _MAX_TOKENS:
+        raise UnexpectedResponseError(f"the server reports {tokens} tokens for one request, more than {_MAX_TOKENS}")
     return usage
 
 

@@ -50,10 +50,10 @@ class EvalForecast:
             )
             for suite in self.suites
         ]
-        known = [suite for suite in self.suites if suite.about_s is not None]
-        if len(known) > 1:
-            costs = [item.cost for item in known if item.cost is not None]
-            seconds = sum(item.about_s or 0 for item in known)
+        timed = [suite for suite in self.suites if suite.about_s is not None]
+        if len(timed) > 1:
+            costs = [item.cost for item in timed if item.cost is not None]
+            seconds = sum(item.about_s or 0 for item in timed)
             rows.append(("total", "", "", *_cells(seconds, sum(costs) if costs else None)))
         return table(("suite", "questions", "maximum tokens", "estimate", "estimated USD"), rows)
 
@@ -138,6 +138,6 @@ def find_pace(plan: Plan | None, results: Path) -> EvalPace:
     rates = [(metrics.OUTPUT.value_of(point) or 0.0, item) for item in measured for point in item.points]
     if rates and (best := max(rates, key=lambda pair: pair[0]))[0] > 0:
         return EvalPace(tok_s=best[0], source=f"measured: best of `{best[1].run.workload_name}` below `{results}`")
-    known = (published_pace(plan, table) for table in all_published(Published))
+    paces = (published_pace(plan, table) for table in all_published(Published))
     nothing = EvalPace(tok_s=None, source=f"no result of this plan below `{results}`; measure one with `deploy bench`")
-    return next((pace for pace in known if pace.tok_s is not None), nothing)
+    return next((pace for pace in paces if pace.tok_s is not None), nothing)

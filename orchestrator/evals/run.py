@@ -96,8 +96,8 @@ def plan_of_target(name: str, home: Home, *, planned: bool) -> Plan | None:
     """
     if is_url(name):
         return None
-    if (known := read_plan(latest_run(home, name))) is not None:
-        return known
+    if (plan := read_plan(latest_run(home, name))) is not None:
+        return plan
     try:
         return load(name).plan
     except DeployError:
@@ -194,9 +194,9 @@ def score_suite(
             answered = run_eval(target, options, home=home, notify=notify, seed=seed)
         except KeyboardInterrupt as error:
             saved = f"the {len(result.items):,} answers in `{file}` are saved; " if result else ""
-            left = left_running(target.provenance.name or target.url)
+            running = left_running(target.provenance.name or target.url)
             command = resume_command(options.command, options.output)
-            raise Interrupted("interrupted", hint=f"{saved}{left}; `{command}` continues") from error
+            raise Interrupted("interrupted", hint=f"{saved}{running}; `{command}` continues") from error
         result = answered if result is None else merge_seeds(result, answered, location=str(file))
         save_eval_result(result, folder)
     if result is None:

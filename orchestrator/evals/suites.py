@@ -104,8 +104,8 @@ def find_suite(name: str) -> Suite:
     """Return a suite by name. Raises UsageError with the known names."""
     if name in SUITES:
         return SUITES[name]
-    known = ", ".join(f"`{suite}`" for suite in (*SUITES, "tau2"))
-    raise UsageError(f"no suite `{name}` found", hint=f"use one of {known}, or `published` for all published suites")
+    names = ", ".join(f"`{suite}`" for suite in (*SUITES, "tau2"))
+    raise UsageError(f"no suite `{name}` found", hint=f"use one of {names}, or `published` for all published suites")
 
 
 def local_files(suite: Suite, questions: Path) -> dict[str, str]:
@@ -152,11 +152,11 @@ class EvalPace:
 
 def suite_run(suite: str, published: Sequence[PublishedEval]) -> SuiteRun:
     """Return a suite as published, or all of its questions once. Raises UsageError for an unknown suite."""
-    found = find_suite(suite)
+    definition = find_suite(suite)
     line = next((line for line in published if line.suite == suite), None)
-    items = line.items if line and line.items else found.size
+    items = line.items if line and line.items else definition.size
     seeds = line.samples // items if line and line.samples else 1
-    return SuiteRun(suite=found, limit=items if items < found.size else None, seeds=seeds)
+    return SuiteRun(suite=definition, limit=items if items < definition.size else None, seeds=seeds)
 
 
 def suite_runs(suite: str, *, limit: int | None, seeds: int | None, max_tokens: int | None) -> tuple[SuiteRun, ...]:

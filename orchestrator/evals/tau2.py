@@ -108,15 +108,15 @@ def read_simulations(folder: Path, name: str, command: str, *, require_name: boo
     if there are none, BenchError for invalid files, two runs of one domain, and runs of different models.
     """
     files = _files(folder, name, compared=require_name)
-    found = [_read(file) for file in files]
-    _require_one_evaluation(files, found)
+    results = [_read(file) for file in files]
+    _require_one_evaluation(files, results)
     simulations = [
-        (run.info.environment_info.domain_name, simulation) for run in found for simulation in run.simulations
+        (run.info.environment_info.domain_name, simulation) for run in results for simulation in run.simulations
     ]
     ran = [(domain, simulation) for domain, simulation in simulations if simulation.termination_reason != _NEVER_RAN]
     if not ran:
         raise BenchError("no tau2 simulation was run", location=str(folder))
-    info = found[0].info
+    info = results[0].info
     domains = ", ".join(sorted({domain for domain, _ in ran}))
     result = EvalResult(
         schema_version=EVAL_RESULT_SCHEMA,
@@ -141,16 +141,16 @@ def _succeeded(simulation: _Simulation) -> bool:
 def _files(folder: Path, name: str, *, compared: bool) -> list[Path]:
     if folder.is_file() and not compared:
         return [folder]
-    found = [file for domain in DOMAINS if (file := path_named_in(folder, f"{name}-{domain}") / RESULTS).exists()]
-    if not found and not compared:
-        found = sorted(folder.rglob(RESULTS))
-    if not found:
+    results = [file for domain in DOMAINS if (file := path_named_in(folder, f"{name}-{domain}") / RESULTS).exists()]
+    if not results and not compared:
+        results = sorted(folder.rglob(RESULTS))
+    if not results:
         raise UsageError(
             f"no tau2 results{f' named `{name}-DOMAIN`' if compared else ''} found",
             location=str(folder),
             hint=f"use its `data/simulations`; `deploy eval {name} --suite tau2` prints the commands to run",
         )
-    return found
+    return results
 
 
 def _read(file: Path) -> _Results:
@@ -158,19 +158,19 @@ def _read(file: Path) -> _Results:
     return parse_strict(TypeAdapter(_Results), text, description="file of tau2 results", location=str(file))
 
 
-def _require_one_evaluation(files: Sequence[Path], found: Sequence[_Results]) -> None:
+def _require_one_evaluation(files: Sequence[Path], results: Sequence[_Results]) -> None:
     """Raise BenchError unless all runs belong to one evaluation."""
     used: dict[str, set[str | None]] = {
-        "models": {run.info.agent_info.llm for run in found},
-        "simulated users": {run.info.user_info.llm for run in found},
-        "versions of tau2": {run.info.git_commit for run in found},
+        "models": {run.info.agent_info.llm for run in results},
+        "simulated users": {run.info.user_info.llm for run in results},
+        "versions of tau2": {run.info.git_commit for run in results},
     }
     for what, names in used.items():
         if len(names) > 1:
             listed = ", ".join(sorted(f"`{name}`" for name in names))
             raise BenchError(f"the runs use different {what}: {listed}", location=str(files[0].parent.parent))
     by_domain: dict[str, Path] = {}
-    for file, run in zip(files, found, strict=True):
+    for file, run in zip(files, results, strict=True):
         domain = run.info.environment_info.domain_name
         if (other := by_domain.setdefault(domain, file)) != file:
             hint = "specify the file of one run"

@@ -135,11 +135,11 @@ def _unmeasured(published: Published, directory: Path, request: ReproduceRequest
 
 def _servers(published: Published, request: ReproduceRequest) -> Iterator[MeasuredServer]:
     """Yield the servers of the publication, then one for each ablation."""
-    known = {ablation.name: ablation for ablation in published.reproduce.ablations}
-    if unknown := next((name for name in request.ablations if name not in known), None):
-        raise UsageError(f"`{published.name}` has no ablation `{unknown}`", hint=did_you_mean(unknown, known))
+    defined = {ablation.name: ablation for ablation in published.reproduce.ablations}
+    if unknown := next((name for name in request.ablations if name not in defined), None):
+        raise UsageError(f"`{published.name}` has no ablation `{unknown}`", hint=did_you_mean(unknown, defined))
     staged = [ablation.name for ablation, plan in _baselines(published, request) if request.has_checkpoint(plan)]
-    ablations = [known[name] for name in dict.fromkeys((*request.ablations, *staged))]
+    ablations = [defined[name] for name in dict.fromkeys((*request.ablations, *staged))]
     for run in _runs(published, request.profile):
         if (
             not run.workloads

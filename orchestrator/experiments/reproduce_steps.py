@@ -59,7 +59,7 @@ class StepLog:
         if not self._file.exists():
             return {}
         try:
-            state = parse_json(read_file(self._file, most=_MAX_BYTES))
+            state = parse_json(read_file(self._file, max_bytes=_MAX_BYTES))
             digest, done = state["steps"], state["done"]
             if not (isinstance(done, dict) and all(isinstance(time, str) for time in done.values())):
                 raise ValueError("`done` must have the time of each step")  # noqa: TRY301 - as other errors

@@ -52,13 +52,13 @@ class CheckContext:
     @property
     def inventory(self) -> GpuInventory | None:
         """The GPUs of the plan's vendor; None if the host has none."""
-        return next((found for found in self.machine.inventories if found.vendor == self.plan.hardware.vendor), None)
+        return next((inventory for inventory in self.machine.inventories if inventory.vendor == self.plan.hardware.vendor), None)
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
         """The GPUs that the plan uses; an index that the host lacks is left out."""
-        found = self.inventory.gpus if self.inventory else ()
-        return tuple(found[index] for index in self.plan.gpus if index < len(found))
+        gpus = self.inventory.gpus if self.inventory else ()
+        return tuple(gpus[index] for index in self.plan.gpus if index < len(gpus))
 
 
 Check = Callable[[CheckContext], Iterator[Finding]]

@@ -123,8 +123,8 @@ def _named_nics(plan: Plan) -> str:
 def _is_named(nic: Nic, variable: str) -> bool:
     """Return whether NCCL uses a NIC: the value has prefixes of names, after `=` whole names, after `^` the others."""
     names = [word.partition(":")[0] for word in variable.lstrip("^=").split(",")]
-    found = nic.name in names if "=" in variable[:2] else nic.name.startswith(tuple(names))
-    return found != variable.startswith("^")
+    matches = nic.name in names if "=" in variable[:2] else nic.name.startswith(tuple(names))
+    return matches != variable.startswith("^")
 
 
 def fabric_findings(fabric: Fabric) -> Iterator[Finding]:
@@ -139,8 +139,8 @@ def fabric_findings(fabric: Fabric) -> Iterator[Finding]:
     if fabric.uses_rdma:
         yield from write_bandwidth(fabric)
     elif fabric.baseline and fabric.baseline.write_gbits:
-        found = f"no NICs in use; {', '.join(fabric.baseline.write_gbits)} only in the baseline"
-        yield warn("ib_write_bw", found, "RDMA writes between the nodes", _RECORD)
+        value = f"no NICs in use; {', '.join(fabric.baseline.write_gbits)} only in the baseline"
+        yield warn("ib_write_bw", value, "RDMA writes between the nodes", _RECORD)
     yield from all_reduce(fabric)
 
 
@@ -188,19 +188,19 @@ def nics_agree(fabric: Fabric) -> Iterator[Finding]:
 
 def _network_hint(fabric: Fabric) -> str:
     """Return the option that names the kind of the NICs, if the plan has nothing of the environment that it needs."""
-    found, plan = fabric.network, fabric.plan
-    if not found or plan.hardware.vendor != "amd" or {*found.rccl_env} & {item.name for item in plan.env}:
+    detected, plan = fabric.network, fabric.plan
+    if not detected or plan.hardware.vendor != "amd" or {*detected.rccl_env} & {item.name for item in plan.env}:
         return ""
-    name = next(name for name, network in fabric.networks.items() if network is found)
-    return f"`--set hardware.network={name}` sets the environment of the ranks for these NICs" if found.rccl_env else ""
+    name = next(name for name, network in fabric.networks.items() if network is detected)
+    return f"`--set hardware.network={name}` sets the environment of the ranks for these NICs" if detected.rccl_env else ""
 
 
-def gid_rows(plan: Plan, found: Mapping[str, Mapping[str, Nic]]) -> Iterator[Finding]:
+def gid_rows(plan: Plan, nics_by_node: Mapping[str, Mapping[str, Nic]]) -> Iterator[Finding]:
     """Check that every NIC on Ethernet has a GID of RoCE v2 with an address, and that the plan names no other row.
 
     A port without a link is left out, unless all ports are.
     """
-    every = [(node, nic) for node, item in found.items() for nic in item.values() if nic.is_roce]
+    every = [(node, nic) for node, item in nics_by_node.items() for nic in item.values() if nic.is_roce]
     nics = [(node, nic) for node, nic in every if nic.active] or every
     needed = "RoCE v2 with an IPv4 or global IPv6 address on every NIC"
     if missing := [f"{nic.name} on {node}" for node, nic in nics if not nic.gid_indexes]:
@@ -290,8 +290,8 @@ def all_reduce(fabric: Fabric) -> Iterator[Finding]:
     fabric.reduced.update({str(size): metric for size, metric in values.items()})
     expected = fabric.baseline.all_reduce_gbytes if fabric.baseline else None
     if fabric.baseline and fabric.baseline.ranks != fabric.ranks:
-        found = f"{_metrics_text(fabric.reduced, 'GB/s')}, of {fabric.ranks} ranks"
-        yield warn(check, found, f"{fabric.baseline.ranks} ranks, as in the baseline", _RECORD)
+        value = f"{_metrics_text(fabric.reduced, 'GB/s')}, of {fabric.ranks} ranks"
+        yield warn(check, value, f"{fabric.baseline.ranks} ranks, as in the baseline", _RECORD)
         return
     sample = fabric.network.all_reduce_gbytes if fabric.network and fabric.plan.gpus else None
     yield _compared(check, fabric.reduced, expected, "GB/s", sample)
@@ -308,18 +308,18 @@ def _metrics_text(metrics: Mapping[str, float], unit: str) -> str:
 
 
 def _compared(
-    check: str, found: Mapping[str, float], expected: Mapping[str, float] | None, unit: str, sample: Sample | None
+    check: str, measured: Mapping[str, float], expected: Mapping[str, float] | None, unit: str, sample: Sample | None
 ) -> Finding:
     """Return how the figures compare with the baseline; without one, with the published sample, which is no limit."""
-    text = _metrics_text(found, unit)
+    text = _metrics_text(measured, unit)
     if expected is not None:
         low = [
-            f"{name} {found[name]:.4g} of {before:.4g}"
+            f"{name} {measured[name]:.4g} of {before:.4g}"
             for name, before in expected.items()
-            if name in found and found[name] < before * _SHARE
+            if name in measured and measured[name] < before * _SHARE
         ]
-        only = [f"{name} only in the baseline" for name in expected if name not in found]
-        only += [f"{name} not in the baseline" for name in found if name not in expected]
+        only = [f"{name} only in the baseline" for name in expected if name not in measured]
+        only += [f"{name} not in the baseline" for name in measured if name not in expected]
         needed, first = f"{_SHARE:.0%} of the baseline", f"{', '.join(low)} {unit}" if low else text
         quiet = "measure again on an idle network; then compare link, firmware and PCIe of these NICs"
         return info_if(not low + only, warn, check, "; ".join([first, *only]), needed, quiet if low else _RECORD)

@@ -69,10 +69,10 @@ def write_gbits(server: FabricNode, client: FabricNode, nics: tuple[Nic, Nic]) -
     for node, done in zip(pair, results, strict=True):
         if done.code == _MISSING:
             raise NotMeasuredError(f"no `ib_write_bw` on {node.name}", install=_PERFTEST)
-    found = re.search(rf"^ *{_SIZE} +\d+ +[\d.]+ +([\d.]+) ", results[1].stdout, re.MULTILINE)
-    if found is None:
+    match = re.search(rf"^ *{_SIZE} +\d+ +[\d.]+ +([\d.]+) ", results[1].stdout, re.MULTILINE)
+    if match is None:
         raise NotMeasuredError(f"{nics[1].name} from {client.name} to {server.name}: {_last_line(results[1])}")
-    return float(found[1])
+    return float(match[1])
 
 
 def all_reduce_gbytes(plan: Plan, nodes: Sequence[FabricNode], python: Sequence[str]) -> Mapping[int, float]:
@@ -94,10 +94,10 @@ def all_reduce_gbytes(plan: Plan, nodes: Sequence[FabricNode], python: Sequence[
     for node, done in zip(nodes, results, strict=True):
         if not done.ok:
             raise NotMeasuredError(f"{node.name}: {_last_line(done)}")
-    found = re.findall(r"^(\d+) ([\d.]+)$", results[0].stdout, re.MULTILINE)
-    if not found:
+    rows = re.findall(r"^(\d+) ([\d.]+)$", results[0].stdout, re.MULTILINE)
+    if not rows:
         raise NotMeasuredError(f"{nodes[0].name} printed no bandwidth")
-    return {int(size): float(metric) for size, metric in found}
+    return {int(size): float(metric) for size, metric in rows}
 
 
 def _last_line(done: CompletedProgram) -> str:

@@ -34,21 +34,21 @@ def gpus_present(context: CheckContext) -> Iterator[Finding]:
     if inventory is None:
         other = "; ".join(f"{len(i.gpus)} of {VENDORS[i.vendor].name}" for i in context.machine.inventories)
         more = f" ({other})" if other else "; found neither `amd-smi` nor `nvidia-smi`"
-        found = f"no {VENDORS[hardware.vendor].name} GPU{more}"
-        yield fail("gpus", found, needed, "choose a profile for this host: `deploy profiles`")
+        value = f"no {VENDORS[hardware.vendor].name} GPU{more}"
+        yield fail("gpus", value, needed, "choose a profile for this host: `deploy profiles`")
         return
     module = {"amd": "amdgpu", "nvidia": "nvrm"}[inventory.vendor]
     count, hint = len(inventory.gpus), f"find the missing GPU: `sudo dmesg | grep -i {module}`"
-    found = f"{_items(inventory.gpus, [gpu.name or 'GPU' for gpu in inventory.gpus])} by {inventory.tool}"
+    value = f"{_items(inventory.gpus, [gpu.name or 'GPU' for gpu in inventory.gpus])} by {inventory.tool}"
     if count <= max(context.plan.gpus, default=0):
         source = context.plan.model.checkpoint
         other = f"; or `deploy up --model {source.path}` proposes a profile for this host's GPUs"
-        yield fail("gpus", found, needed, hint + other * (source.source != "generated"))
+        yield fail("gpus", value, needed, hint + other * (source.source != "generated"))
     elif count < hardware.gpus and len(context.plan.gpus) > 1:  # a server on one GPU often has a machine of one
         part = f"{hint}; to use only these GPUs: `--set hardware.gpus={count}`"
-        yield warn("gpus", f"{found} of {hardware.gpus} in the node", needed, part)
+        yield warn("gpus", f"{value} of {hardware.gpus} in the node", needed, part)
     else:
-        yield info("gpus", found, needed)
+        yield info("gpus", value, needed)
     for fault in inventory.errors:
         yield warn("gpu tool", fault, "complete output", "run the GPU tool by hand and read its output")
 
@@ -61,36 +61,36 @@ def gpu_arch(context: CheckContext) -> Iterator[Finding]:
     needed = context.plan.hardware.arch
     if not context.gpus:
         return
-    found = _items(context.gpus, [gpu.arch or "not reported" for gpu in context.gpus])
+    value = _items(context.gpus, [gpu.arch or "not reported" for gpu in context.gpus])
     archs = {gpu.arch for gpu in context.gpus}
     if archs == {needed}:
-        yield info("gpu arch", found, needed)
+        yield info("gpu arch", value, needed)
     elif archs == {None}:
-        yield warn("gpu arch", found, needed, _ARCH_HINTS[context.plan.hardware.vendor])
+        yield warn("gpu arch", value, needed, _ARCH_HINTS[context.plan.hardware.vendor])
     else:
-        yield fail("gpu arch", found, needed, "choose a profile for these GPUs: `deploy profiles`")
+        yield fail("gpu arch", value, needed, "choose a profile for these GPUs: `deploy profiles`")
 
 
 def compute_units(context: CheckContext) -> Iterator[Finding]:
     """Check the CU count: aiter selects tuned kernels by it, and a partitioned GPU has fewer CUs."""
-    needed, known = context.plan.hardware.compute_units, [gpu for gpu in context.gpus if gpu.compute_units]
-    if not needed or not known:
+    needed, reporting = context.plan.hardware.compute_units, [gpu for gpu in context.gpus if gpu.compute_units]
+    if not needed or not reporting:
         return
-    found = _items(known, [str(gpu.compute_units) for gpu in known])
+    value = _items(reporting, [str(gpu.compute_units) for gpu in reporting])
     hint = "if the GPUs are partitioned: `sudo amd-smi set --compute-partition SPX`"
-    equal = all(gpu.compute_units == needed for gpu in known)
-    yield info_if(equal, warn, "compute units", found, str(needed), hint)
+    equal = all(gpu.compute_units == needed for gpu in reporting)
+    yield info_if(equal, warn, "compute units", value, str(needed), hint)
 
 
 def vram_size(context: CheckContext) -> Iterator[Finding]:
     """Check that every GPU has the VRAM that the plan assumes, less a tolerance of 3%."""
-    needed, known = context.plan.hardware.vram_bytes, [gpu for gpu in context.gpus if gpu.vram_bytes]
-    if not known:
+    needed, reporting = context.plan.hardware.vram_bytes, [gpu for gpu in context.gpus if gpu.vram_bytes]
+    if not reporting:
         return
-    sizes = [gpu.vram_bytes or 0 for gpu in known]
+    sizes = [gpu.vram_bytes or 0 for gpu in reporting]
     hint = "choose a profile for these GPUs, or undo their partition"
     enough = min(sizes) >= needed * _VRAM_TOLERANCE
-    yield info_if(enough, fail, "vram", _items(known, [gib(size) for size in sizes]), gib(needed), hint)
+    yield info_if(enough, fail, "vram", _items(reporting, [gib(size) for size in sizes]), gib(needed), hint)
 
 
 def vram_use(context: CheckContext) -> Iterator[Finding]:
@@ -104,9 +104,9 @@ def vram_use(context: CheckContext) -> Iterator[Finding]:
         return
     if busy := busy_gpus(context.gpus):
         who = "; ".join(holders(inventory, (gpu.index for gpu in busy))) or "no visible process"
-        found = f"{describe_use(busy)}; used by {who}"
+        value = f"{describe_use(busy)}; used by {who}"
         hint = f"{_stop(inventory, busy)}, or wait: VRAM drains for minutes after a kill"
-        yield fail(VRAM_IN_USE, found, needed, hint)
+        yield fail(VRAM_IN_USE, value, needed, hint)
     else:
         yield info(VRAM_IN_USE, f"at most {max(gpu.used_share or 0 for gpu in context.gpus):.0%} a GPU", needed)
 
@@ -117,14 +117,14 @@ def driver(context: CheckContext) -> Iterator[Finding]:
     if inventory is None:
         return
     toolkit = VENDORS[inventory.vendor].toolkit
-    found = f"{inventory.driver or 'unknown driver'}, {toolkit} {inventory.toolkit or 'of unknown version'}"
+    value = f"{inventory.driver or 'unknown driver'}, {toolkit} {inventory.toolkit or 'of unknown version'}"
     wanted = image_toolkit(context.plan)
     if wanted is None or inventory.toolkit is None:
-        yield info("driver", found)
+        yield info("driver", value)
     else:
         hint = f"install a driver for {toolkit} {wanted}, or choose an image for {toolkit} {inventory.toolkit}"
         supported = carries(inventory.vendor, inventory.toolkit, wanted)
-        yield info_if(supported, warn, "driver", found, f"{toolkit} {wanted} in the image", hint)
+        yield info_if(supported, warn, "driver", value, f"{toolkit} {wanted} in the image", hint)
 
 
 def busy_gpus(gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:

@@ -85,19 +85,19 @@ def rank_network(first: str, others: Sequence[str]) -> RankNetwork:
     """
     word = secrets.token_hex(8)
     with tempfile.TemporaryFile() as stderr, ssh_start(first, [*_PYTHON, _LISTEN, word], stderr) as listener:
-        port, own = _listening(listener, first, stderr)
-        known = list(dict.fromkeys(item for item in (*_ssh_addresses(first), *own) if ":" not in item))
-        if not known:
+        port, listened = _listening(listener, first, stderr)
+        addresses = list(dict.fromkeys(item for item in (*_ssh_addresses(first), *listened) if ":" not in item))
+        if not addresses:
             hint = f"add an IPv4 address to its network; `ssh {SshHost.parse(first).address} hostname -I` shows them"
             raise HostError(f"{first} has no known IPv4 address, which other ranks need", hint=hint)
-        reached = {host: _reached(host, [port, word, *known]) for host in (first, *others)}
+        reached = {host: _reached(host, [port, word, *addresses]) for host in (first, *others)}
         listener.end(signal.SIGTERM)
-    for address in known:
+    for address in addresses:
         if all(address in item for item in reached.values()):
             interfaces = tuple(item[address] for item in reached.values())
             return RankNetwork(address=address, interfaces=interfaces)
     blind = next((host for host, item in reached.items() if not item), None)
-    names = ", ".join(known)
+    names = ", ".join(addresses)
     raise HostError(
         f"cannot reach {first} from {blind} at {names}"
         if blind
@@ -121,12 +121,12 @@ def _reached(host: str, argv: Sequence[str]) -> dict[str, Interface]:
     done = ssh_runner(host)([*_PYTHON, _CONNECT, *argv])
     if not done.ok:
         raise _no_python(host, done.stderr.strip())
-    found = {}
+    interfaces = {}
     for word in done.stdout.split():
         match word.split(","):
             case [address, own, name] if address in argv:  # a login script may print other words
-                found[address] = Interface(own, name)
-    return found
+                interfaces[address] = Interface(own, name)
+    return interfaces
 
 
 def _no_python(host: str, details: str) -> HostError:

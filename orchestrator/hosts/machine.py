@@ -101,11 +101,11 @@ def read_memory(text: str) -> HostMemory | None:
     sizes = {key: int(kb) << 10 for key, kb in re.findall(r"^(MemTotal|MemAvailable): +(\d+) kB$", text, re.MULTILINE)}
     if len(sizes) < 2:
         return None
-    limit = re.search(r"^(\d+)\n(\d+)$", text, re.MULTILINE)
-    if limit is None:
+    match = re.search(r"^(\d+)\n(\d+)$", text, re.MULTILINE)
+    if match is None:
         return HostMemory(total=sizes["MemTotal"], available=sizes["MemAvailable"])
     cached = sum(map(int, re.findall(r"^(?:in)?active_file (\d+)$", text, re.MULTILINE)))
-    most, used = int(limit[1]), int(limit[2]) - cached
+    most, used = int(match[1]), int(match[2]) - cached
     return HostMemory(total=min(sizes["MemTotal"], most), available=min(sizes["MemAvailable"], max(most - used, 0)))
 
 

@@ -24,31 +24,31 @@ def devices(context: CheckContext) -> Iterator[Finding]:
     """Check that /dev/kfd and at least one /dev/dri/renderD* exist."""
     if context.plan.hardware.vendor != "amd":
         return
-    found = context.machine.devices
-    listed = ", ".join(f"{device.path} ({device.group} {device.gid})" for device in found[:2])
-    more = f" and {len(found) - 2} more" if len(found) > 2 else ""
-    has_kfd = any(device.path == "/dev/kfd" for device in found) and len(found) > 1
+    nodes = context.machine.devices
+    listed = ", ".join(f"{device.path} ({device.group} {device.gid})" for device in nodes[:2])
+    more = f" and {len(nodes) - 2} more" if len(nodes) > 2 else ""
+    has_kfd = any(device.path == "/dev/kfd" for device in nodes) and len(nodes) > 1
     needed = "/dev/kfd and /dev/dri/renderD*"
     yield info_if(has_kfd, fail, "devices", listed + more or "none", needed, "`sudo modprobe amdgpu`")
 
 
 def memory(context: CheckContext) -> Iterator[Finding]:
     """Check that the weights of a server on CPUs fit into the memory of the host."""
-    plan, found = context.plan, context.machine.memory
-    if plan.hardware.vendor != "cpu" or found is None:
+    plan, host = context.plan, context.machine.memory
+    if plan.hardware.vendor != "cpu" or host is None:
         return
     copies = plan.replicas * (1 if plan.layout.dp_attention else plan.layout.dp)
     needed = plan.model.weight_bytes * copies
-    text = f"{gib(found.available)} available of {gib(found.total)}"
-    level, hint = fail if needed > found.total else warn, "choose a smaller model or quantization, or another host"
-    yield info_if(needed <= found.available, level, "memory", text, f"{gib(needed)} for the weights", hint)
+    text = f"{gib(host.available)} available of {gib(host.total)}"
+    level, hint = fail if needed > host.total else warn, "choose a smaller model or quantization, or another host"
+    yield info_if(needed <= host.available, level, "memory", text, f"{gib(needed)} for the weights", hint)
 
 
 def shared_memory(context: CheckContext) -> Iterator[Finding]:
     """Check the free space of the host's /dev/shm, which a process and a container with `ipc: host` use."""
     plan, free = context.plan, context.machine.shm_free
-    own = context.access.in_container and plan.hardware.container.ipc != "host"
-    if plan.hardware.vendor == "cpu" or own or free is None:
+    private = context.access.in_container and plan.hardware.container.ipc != "host"
+    if plan.hardware.vendor == "cpu" or private or free is None:
         return
     needed = plan.hardware.container.shm_bytes or _SHM
     hint = f"`sudo mount -o remount,size={needed // GIB}G /dev/shm`"
@@ -70,21 +70,21 @@ def host_memory(context: CheckContext) -> Iterator[Finding]:
     available, total = machine.memory.available, machine.memory.total
     pools = sum(size * ranks for size, ranks in sizes.items())
     needed = pools + (0 if plan.hardware.vendor == "cpu" else RESERVE)
-    found = f"{gib(available)} available of {gib(total)}"
+    value = f"{gib(available)} available of {gib(total)}"
     text = f"{gib(needed)}: {' + '.join(f'{ranks} x {gib(size)}' for size, ranks in sizes.items())}"
     hint = f"lower `{Meaning.HOST_TIER_SIZE}` or `{Meaning.HOST_TIER_RATIO}`, in `flags` of the profile"
     if available < needed:
         # what the server to be replaced holds is free when the new one starts
         level = warn if context.access.freed else fail
-        yield level("host memory", found, text, hint)
+        yield level("host memory", value, text, hint)
         return
-    yield info("host memory", found, text)
+    yield info("host memory", value, text)
     nodes = machine.node_memory
     if len(nodes) > 1 and min(nodes.values()) < pools / len(nodes):
         node = min(nodes, key=nodes.__getitem__)
-        least = f"{gib(nodes[node])} on NUMA node {node}"
+        smallest = f"{gib(nodes[node])} on NUMA node {node}"
         level = fail if plan.serving.binds_memory else warn  # without a binding, pages of other nodes are taken
-        yield level("NUMA memory", least, f"{gib(int(pools / len(nodes)))} on each of {len(nodes)} nodes", hint)
+        yield level("NUMA memory", smallest, f"{gib(int(pools / len(nodes)))} on each of {len(nodes)} nodes", hint)
 
 
 def numa_balancing(context: CheckContext) -> Iterator[Finding]:
@@ -107,8 +107,8 @@ def kernel_options(context: CheckContext) -> Iterator[Finding]:
     missing = [option for option in ("iommu=pt", "pci=realloc=off") if option not in options]
     hint = f"add `{' '.join(missing)}` to GRUB_CMDLINE_LINUX, `sudo update-grub`, reboot"
     needed = "iommu=pt pci=realloc=off"
-    found = f"without {' '.join(missing)}" if missing else needed
-    yield info_if(not missing, warn, "kernel options", found, needed, hint)
+    value = f"without {' '.join(missing)}" if missing else needed
+    yield info_if(not missing, warn, "kernel options", value, needed, hint)
 
 
 def cpu_affinity(context: CheckContext) -> Iterator[Finding]:
@@ -122,22 +122,22 @@ def cpu_affinity(context: CheckContext) -> Iterator[Finding]:
     binds = {item.name: item.value for item in plan.env}.get("SGLANG_SET_CPU_AFFINITY", str(int(in_rocm_image)))
     if binds.lower() not in {"1", "true"} or not machine.cpus_allowed:
         return
-    found = f"{len(machine.cpus_allowed)} of {len(machine.cpus_online)} CPUs"
+    value = f"{len(machine.cpus_allowed)} of {len(machine.cpus_online)} CPUs"
     hint = "`--set env.SGLANG_SET_CPU_AFFINITY=0`, or start the server with all CPUs allowed"
-    yield info_if(machine.cpus_allowed >= machine.cpus_online, warn, "cpu affinity", found, "all CPUs", hint)
+    yield info_if(machine.cpus_allowed >= machine.cpus_online, warn, "cpu affinity", value, "all CPUs", hint)
 
 
 def disk_space(context: CheckContext) -> Iterator[Finding]:
     """Check each file system for the free space that the plan still needs there in total."""
     spaces, disks = context.access.spaces, context.machine.disks
-    known = [space for space in spaces if space.directory in disks]
-    for device in dict.fromkeys(disks[space.directory].device for space in known):
-        same_device = [space for space in known if disks[space.directory].device == device]
+    measured = [space for space in spaces if space.directory in disks]
+    for device in dict.fromkeys(disks[space.directory].device for space in measured):
+        same_device = [space for space in measured if disks[space.directory].device == device]
         disk, needed = disks[same_device[0].directory], sum(space.size for space in same_device)
-        found = f"{gib(disk.free)} free on {disk.mount}"
+        value = f"{gib(disk.free)} free on {disk.mount}"
         text = f"{gib(needed)} for {' and '.join(space.purpose for space in same_device)}"
         hint = "free up space, or point `DEPLOY_HOME` at a larger disk"
-        yield info_if(disk.free >= needed, fail, "disk", found, text, hint)
+        yield info_if(disk.free >= needed, fail, "disk", value, text, hint)
 
 
 def ports(context: CheckContext) -> Iterator[Finding]:
@@ -172,36 +172,36 @@ def checkpoint(context: CheckContext) -> Iterator[Finding]:
         return
     on_hub = plan.model.checkpoint.source == "hub"
     try:
-        found, size = verify()
+        value, size = verify()
     except CheckpointError as error:
         if on_hub and isinstance(error, CheckpointNotFoundError):
-            level, found = warn, "not staged yet"
+            level, value = warn, "not staged yet"
         else:
-            level, found = fail, _first(error)
+            level, value = fail, _first(error)
         hint = error.problems_or_self()[0].hint or error.hint or "`deploy stage PROFILE`"
-        yield level("checkpoint", found, "whole", hint)
+        yield level("checkpoint", value, "whole", hint)
         if plan.model.gated and on_hub:
             yield _variable("token", "HF_TOKEN", context, f"a token that can read {plan.model.checkpoint.path}")
         return
     planned = plan.model.weight_bytes
     if abs(size - planned) > max(planned * _SIZE_TOLERANCE, _SIZE_THAT_MATTERS):
         hint = f"the plan assumes {gb(planned)} of weights: correct `weights_size` in the model's file"
-        yield warn("checkpoint", found, f"complete, {gb(planned)}", hint)
+        yield warn("checkpoint", value, f"complete, {gb(planned)}", hint)
     else:
-        yield info("checkpoint", found, "whole")
+        yield info("checkpoint", value, "whole")
 
 
 def api_key(context: CheckContext) -> Iterator[Finding]:
     """Check that the environment variable of the API key is set and holds a valid key."""
     if not (name := context.plan.server.api_key_env):
         return
-    found = _variable("api key", name, context, "the API key of the server")
-    if found.level is Level.INFO:
+    finding = _variable("api key", name, context, "the API key of the server")
+    if finding.level is Level.INFO:
         try:
             read_key(context.access.environ[name], location=name)
         except UsageError as error:
-            found = fail(found.check, error.message, found.needed, error.hint)
-    yield found
+            finding = fail(finding.check, error.message, finding.needed, error.hint)
+    yield finding
 
 
 def _first(error: CheckpointError) -> str:

@@ -78,9 +78,9 @@ def _routable_rows(table: str) -> tuple[int, ...]:
     """
     types = dict(re.findall(r"gid_attrs/types/(\d+):([^,]+)", table))
     gids = dict(re.findall(r"gids/(\d+):([^,]+)", table))
-    found = [
+    rows = [
         (not gid.startswith(_IPV4_MAPPED), int(index))
         for index, gid in gids.items()
         if types.get(index) == _ROCE_V2 and not gid.startswith(_LINK_LOCAL)
     ]
-    return tuple(index for _, index in sorted(found))
+    return tuple(index for _, index in sorted(rows))

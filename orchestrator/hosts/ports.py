@@ -44,13 +44,13 @@ def plan_ports(plan: Plan, *, rank: int = 0) -> tuple[tuple[str, int], ...]:
     fixed_ports = [(fixed.option, fixed.port) for fixed in plan.serving.ports if fixed.port is not None]
     if rank:
         return (("server", plan.server.port + rank), *fixed_ports)
-    named = [("server", plan.server.port)]
+    ports = [("server", plan.server.port)]
     if plan.gateway is not None:
-        named += [(unit.name.replace("-", " "), unit.plan.server.port) for unit in plan.servers]
-        named += [("bootstrap of prefill", port) for role in plan.roles for port in role.bootstrap_ports]
-        named += [("metrics of the gateway", plan.gateway.metrics_port)]
-    named += [("ranks", plan.rank_port)] if plan.layout.nodes > 1 else []
-    return (*named, *fixed_ports)
+        ports += [(unit.name.replace("-", " "), unit.plan.server.port) for unit in plan.servers]
+        ports += [("bootstrap of prefill", port) for role in plan.roles for port in role.bootstrap_ports]
+        ports += [("metrics of the gateway", plan.gateway.metrics_port)]
+    ports += [("ranks", plan.rank_port)] if plan.layout.nodes > 1 else []
+    return (*ports, *fixed_ports)
 
 
 def free_port() -> int:
@@ -67,10 +67,10 @@ def port_holder(port: int, runner: Runner = local) -> PortHolder | None:
     if not inodes:
         return None
     tests = [word for inode in inodes for word in ("-o", "-lname", f"socket:[[]{inode}]")][1:]
-    found = runner(
+    result = runner(
         ("find", "/proc", "-mindepth", "3", "-maxdepth", "3", "-path", "/proc/[0-9]*/fd/*", "(", *tests, ")")
     )
-    pids = sorted({int(pid) for pid in re.findall(r"^/proc/(\d+)/fd/", found.stdout, re.MULTILINE)})
+    pids = sorted({int(pid) for pid in re.findall(r"^/proc/(\d+)/fd/", result.stdout, re.MULTILINE)})
     if not pids:
         return PortHolder(pid=None, command=None)
     command = runner(("cat", f"/proc/{pids[0]}/cmdline")).stdout

@@ -61,13 +61,13 @@ class SshHost:
         if re.match(r"ssh://[^/@]*:[^/@]*@", url):
             hint = "`ssh-copy-id USER@HOST` installs your key"
             raise UsageError("the URL of the Docker host has a password", hint=hint)
-        found = _URL.match(url)
-        if found is None or int(found["port"] or 0) > _LAST_PORT:
+        match = _URL.match(url)
+        if match is None or int(match["port"] or 0) > _LAST_PORT:
             raise UsageError(f"`{url}` is not the URL of a remote host", hint="write ssh://[user@]host[:port]")
         return cls(
-            address=(found["user"] or "") + found["host"].strip("[]"),
-            port=int(found["port"]) if found["port"] else None,
-            socket=found["socket"] or "/var/run/docker.sock",
+            address=(match["user"] or "") + match["host"].strip("[]"),
+            port=int(match["port"]) if match["port"] else None,
+            socket=match["socket"] or "/var/run/docker.sock",
         )
 
 
@@ -98,8 +98,8 @@ def ssh_hostname(url: str) -> str:
     """Return the name or address to which ssh connects for a URL, by the user's configuration."""
     host = SshHost.parse(url)
     options = run_or_127(_ssh(host, None, "-G"), timeout=20).stdout
-    found = re.search(r"^hostname (\S+)$", options, re.MULTILINE)
-    return found[1] if found else host.address.rpartition("@")[2]
+    match = re.search(r"^hostname (\S+)$", options, re.MULTILINE)
+    return match[1] if match else host.address.rpartition("@")[2]
 
 
 def ssh_start(url: str, argv: Sequence[str], errors: IO[bytes]) -> Program:

@@ -70,12 +70,12 @@ def survey(runner: Runner, sections: Mapping[str, str], *, directories: Sequence
     """
     commands = {**sections, **{f"disk {path}": _FREE_SPACE.format(shlex.quote(path)) for path in directories}}
     result = runner(("sh", "-c", script(commands)))
-    found = parse(result.stdout)
-    if not result.ok or not found:
+    sections_read = parse(result.stdout)
+    if not result.ok or not sections_read:
         lines = (result.stderr or result.stdout).strip().splitlines()
         hint = "find out why `sh -c true` fails on that host"
         raise HostError("cannot inspect the host" + (f": {lines[-1]}" if lines else ""), hint=hint)
-    return Survey(found)
+    return Survey(sections_read)
 
 
 def script(commands: Mapping[str, str]) -> str:

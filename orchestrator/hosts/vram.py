@@ -43,11 +43,11 @@ def wait_for_vram_release(
 
 def _vram_in_use(inventory: GpuInventory | None, gpus: Sequence[int]) -> tuple[GpuInventory, Sequence[Gpu]]:
     """Return one reading, and its GPUs that are still busy. Raises HostError if VRAM use cannot be read."""
-    found = inventory.gpus if inventory else ()
-    taken = [found[index] for index in gpus if index < len(found)]
+    listed = inventory.gpus if inventory else ()
+    taken = [listed[index] for index in gpus if index < len(listed)]
     if inventory is None or len(taken) < len(gpus) or any(gpu.used_share is None for gpu in taken):
         faults = "; ".join(inventory.errors) if inventory else ""
-        what = f"cannot read the VRAM use of {len(gpus)} GPUs ({faults or f'{len(found)} GPUs found'})"
+        what = f"cannot read the VRAM use of {len(gpus)} GPUs ({faults or f'{len(listed)} GPUs found'})"
         hint = "`deploy preflight` shows what is missing"
         raise HostError(what, hint=hint)
     return inventory, busy_gpus(taken)

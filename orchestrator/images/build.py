@@ -244,8 +244,8 @@ def _base_digest(docker: DockerCli, base: str) -> str:
 
     The value is empty for a base that was built locally; the label then hides the label inherited from that base.
     """
-    known = known_digests(docker, base)
-    return f"{BASE_DIGEST}={known[0].partition('@')[2] if known else ''}"
+    digests = known_digests(docker, base)
+    return f"{BASE_DIGEST}={digests[0].partition('@')[2] if digests else ''}"
 
 
 def verify_inside(docker: DockerCli, image: str) -> str:

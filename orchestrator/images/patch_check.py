@@ -165,8 +165,8 @@ def wheel_version(wheel: Path) -> str | None:
     """Return the version that a wheel of sglang contains; None if it has none. Raises UsageError if it is no wheel."""
     with _opened(wheel) as archive:
         text = archive.read("sglang/_version.py").decode() if "sglang/_version.py" in archive.namelist() else ""
-    named = _VERSION_LINE.search(text)
-    return named and named[1]
+    match = _VERSION_LINE.search(text)
+    return match and match[1]
 
 
 def fetch_wheel(version: str, folder: Path) -> Path:

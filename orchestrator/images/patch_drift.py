@@ -26,19 +26,19 @@ def require_version(receipt: ImageReceipt, engine: Engine) -> None:
     between two releases is accepted with a warning; sources without a version are accepted.
     """
     source = receipt.sources.get("sglang")
-    found = source.version if source else None
+    actual = source.version if source else None
     try:
-        version, expected = Version(found or ""), Version(engine.version)
+        version, expected = Version(actual or ""), Version(engine.version)
     except InvalidVersion:
         return
     if (version.release, version.post) == (expected.release, expected.post):
         return
     if not version.is_devrelease:
         raise BuildError(
-            f"`{engine.image}` contains sglang {found}; the engine names {engine.version}",
-            hint=f"`--set engine.version={found}`, or an image of {engine.version}: `--set engine.image=…`",
+            f"`{engine.image}` contains sglang {actual}; the engine names {engine.version}",
+            hint=f"`--set engine.version={actual}`, or an image of {engine.version}: `--set engine.image=…`",
         )
-    warn(f"`{engine.image}` contains sglang {found}, between two releases; flags are checked for {engine.version}")
+    warn(f"`{engine.image}` contains sglang {actual}, between two releases; flags are checked for {engine.version}")
 
 
 def unexpected_patches(plan: Plan, receipt: ImageReceipt) -> Iterator[str]:

@@ -88,8 +88,8 @@ def _reference(docker: DockerCli, image: str) -> str | None:
         return None
     if digest:
         return f"{repository(name)}@{digest}"
-    known = [digest for digest in known_digests(docker, image) if digest.startswith(f"{repository(image)}@")]
-    return known[0] if known and local_id != image else local_id
+    digests = [digest for digest in known_digests(docker, image) if digest.startswith(f"{repository(image)}@")]
+    return digests[0] if digests and local_id != image else local_id
 
 
 def find_local(docker: DockerCli, image: str) -> PrebuiltImage | None:
@@ -154,12 +154,12 @@ def _differences(plan: Plan, image: PrebuiltImage) -> Iterator[Problem]:
 
 def _aiter(plan: Plan, image: PrebuiltImage) -> Iterator[Problem]:
     source = image.receipt.sources.get("aiter")
-    found, pinned = source.commit if source else None, plan.engine.aiter_commit
-    if found and pinned and not found.startswith(pinned):
+    commit, pinned = source.commit if source else None, plan.engine.aiter_commit
+    if commit and pinned and not commit.startswith(pinned):
         yield Problem(
-            f"the image contains aiter {found[:12]}; the engine pins {pinned[:12]}",
+            f"the image contains aiter {commit[:12]}; the engine pins {pinned[:12]}",
             f"engine {plan.engine.name}: aiter_commit",
-            f"`--set engine.aiter_commit={found}`, or an image of that engine",
+            f"`--set engine.aiter_commit={commit}`, or an image of that engine",
         )
 
 
@@ -167,9 +167,9 @@ def _gateway(plan: Plan, image: PrebuiltImage) -> Iterator[Problem]:
     """Compare the gateway, which runs from the image of its replicas."""
     version = image.labels.get(GATEWAY_LABEL)
     if plan.gateway is not None and version != plan.gateway.version:
-        found = f"gateway {version}; the plan needs {plan.gateway.version}" if version else "no gateway"
+        content = f"gateway {version}; the plan needs {plan.gateway.version}" if version else "no gateway"
         hint = f"`deploy build PROFILE --set replicas={plan.replicas}` adds it"
-        yield Problem(f"the image contains {found}", "replicas", hint)
+        yield Problem(f"the image contains {content}", "replicas", hint)
 
 
 def _base(plan: Plan, image: PrebuiltImage) -> Iterator[Problem]:

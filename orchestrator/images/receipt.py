@@ -93,10 +93,10 @@ def labels(docker: DockerCli, image: str) -> dict[str, str] | None:
 
 def read_receipt(docker: DockerCli, image: str) -> ImageReceipt:
     """Read the receipt of an image on the docker host. Raises BuildError if the image or its receipt is missing."""
-    found = labels(docker, image)
-    if found is None:
+    image_labels = labels(docker, image)
+    if image_labels is None:
         raise BuildError(f"no image `{image}` found on this Docker host", hint=f"`docker pull {image}`")
-    return require_receipt(found, image)
+    return require_receipt(image_labels, image)
 
 
 def require_receipt(labels: Mapping[str, str], image: str) -> ImageReceipt:

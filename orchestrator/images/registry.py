@@ -85,10 +85,10 @@ def read_config(image: str, host: str | None = None) -> ImageConfig:
     `host` is another Docker host than this one.
     """
     try:
-        found = docker_config(find_docker(host), image)
+        config = docker_config(find_docker(host), image)
     except HostError:  # no Docker here
-        found = None
-    return found or Registry().config(image)
+        config = None
+    return config or Registry().config(image)
 
 
 def _read_error(reference: str, reason: str) -> BuildError:
@@ -117,19 +117,19 @@ class _Repository:
 
     def artifact(self) -> bytes:
         layer = parse_json(self._manifest(self.name["digest"] or ""))["layers"][0]["digest"]
-        return self._get(f"blobs/{layer}", {}, layer, most=_MAX_ARTIFACT)
+        return self._get(f"blobs/{layer}", {}, layer, max_bytes=_MAX_ARTIFACT)
 
     def _manifest(self, tag_or_digest: str) -> bytes:
         digest = tag_or_digest if tag_or_digest.startswith("sha256:") else None
         return self._get(f"manifests/{tag_or_digest}", {"Accept": ", ".join(_MANIFESTS)}, digest)
 
-    def _get(self, path: str, headers: Mapping[str, str], digest: str | None, *, most: int = _MAX_BYTES) -> bytes:
+    def _get(self, path: str, headers: Mapping[str, str], digest: str | None, *, max_bytes: int = _MAX_BYTES) -> bytes:
         url = f"{self._base_url()}/{path}"
-        response, content = self._read(url, {**headers, **self.headers}, most=most)
+        response, content = self._read(url, {**headers, **self.headers}, max_bytes=max_bytes)
         if response.status_code == httpx.codes.UNAUTHORIZED and not self.headers:
             challenge = response.headers.get("WWW-Authenticate", "")
             self.headers = {"Authorization": f"{challenge.partition(' ')[0]} {self._token(challenge)}"}
-            response, content = self._read(url, {**headers, **self.headers}, most=most)
+            response, content = self._read(url, {**headers, **self.headers}, max_bytes=max_bytes)
         response.raise_for_status()
         if digest is not None and _digest(content) != digest:
             raise httpx.DecodingError("the content does not match its digest")
@@ -146,11 +146,11 @@ class _Repository:
         document = parse_json(content)
         return str(document.get("token") or document["access_token"])
 
-    def _read(self, url: str, headers: Mapping[str, str], *, most: int = _MAX_BYTES) -> tuple[httpx.Response, bytes]:
+    def _read(self, url: str, headers: Mapping[str, str], *, max_bytes: int = _MAX_BYTES) -> tuple[httpx.Response, bytes]:
         """Read a response and its content, limited in size, and in time by the deadline."""
         headers, watch = {**headers, "Accept-Encoding": "identity"}, {"trace": self.deadline.watch}
         with self.client.stream("GET", url, headers=headers, extensions=watch) as response:
-            content = b"".join(iter_capped(response, most))
+            content = b"".join(iter_capped(response, max_bytes))
         if self.deadline.reached:  # a response that was cut off may seem complete
             raise httpx.ReadTimeout("the response takes too long")
         return response, content

@@ -55,7 +55,7 @@ def program_paths() -> tuple[Path, ...]:
 def read_inputs(paths: Mapping[str, Path]) -> dict[str, bytes]:
     """Read the files that a user provides as inputs of patches. Raises UsageError if a file cannot be read."""
     try:
-        return {name: read_file(path, most=_MAX_INPUT_BYTES) for name, path in paths.items()}
+        return {name: read_file(path, max_bytes=_MAX_INPUT_BYTES) for name, path in paths.items()}
     except OSError as error:
         raise UsageError(f"cannot read `{error.filename}`: {error.strerror}") from error
 

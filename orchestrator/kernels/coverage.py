@@ -138,8 +138,8 @@ def uses_tuned_table(plan: Plan) -> bool:
 
 def queries_aiter_tables(plan: Plan) -> bool:
     """Return whether the plan's server looks up a fused MoE in aiter's tables, by a supported key."""
-    known = is_mxfp4(plan) or plan.model.quantization == "fp8"
-    return plan.hardware.vendor == "amd" and plan.model.moe is not None and known
+    quantized = is_mxfp4(plan) or plan.model.quantization == "fp8"
+    return plan.hardware.vendor == "amd" and plan.model.moe is not None and quantized
 
 
 def coverage_of(

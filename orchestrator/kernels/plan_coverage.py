@@ -70,10 +70,10 @@ def compute_coverage(plan: Plan, sources: RowSources, home: Home) -> Coverage:
     if not names:
         rows, names = _known_rows(plan, home, pins, checkpoint.moe if checkpoint else None)
     tables = ", ".join(names) or "no table"
-    found = coverage_of(
+    coverage = coverage_of(
         plan, rows, checkpoint=checkpoint, names=pins.names_of(commit), aiter_commit=commit, tables=tables
     )
-    return found if names else replace(found, keys=(), unknown=_how_to_check(plan))
+    return coverage if names else replace(coverage, keys=(), unknown=_how_to_check(plan))
 
 
 def _known_rows(plan: Plan, home: Home, pins: Pins, moe: Moe | None) -> tuple[list[TunedRow], list[str]]:
@@ -91,9 +91,9 @@ def _known_rows(plan: Plan, home: Home, pins: Pins, moe: Moe | None) -> tuple[li
         if not names and (tokens := pins.builtin_tokens(plan)) is not None:
             return [*builtin_rows(plan, tokens, moe)], [f"tables of {_aiter_label(plan)}"]
         return rows, names
-    if known := pins.names_of(plan.engine.aiter_commit):
-        rows += expected_rows(plan, pins.upstream_keys, known, moe)
-    if known or names:
+    if pinned := pins.names_of(plan.engine.aiter_commit):
+        rows += expected_rows(plan, pins.upstream_keys, pinned, moe)
+    if pinned or names:
         built = "not built; `deploy kernels build PROFILE` builds it with at least these rows"
         return [*Store.of(home, plan).measured_rows(), *rows], [expand_commands(built), *names]
     return [], []
@@ -249,10 +249,10 @@ def tuning_options(plan: Plan) -> tuple[str, ...] | None:
     names = read_pins().names_of(plan.engine.aiter_commit)
     if not needs_table(plan) or names is None:
         return None
-    found = coverage_of(plan, expected_rows(plan, read_pins().upstream_keys, names), names=names)
-    if found.derived_keys:
+    coverage = coverage_of(plan, expected_rows(plan, read_pins().upstream_keys, names), names=names)
+    if coverage.derived_keys:
         return ("--retune-derived",)
-    return () if found.untuned_in_workload else None
+    return () if coverage.untuned_in_workload else None
 
 
 def _aiter_label(plan: Plan) -> str:

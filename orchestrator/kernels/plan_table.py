@@ -87,8 +87,8 @@ def build_table(plan: Plan, sources: RowSources, home: Home, *, upstream: bool) 
     if upstream:
         path = upstream_file(pins.upstream, home.kernels / "upstream")
         source = f"aiter {pins.upstream.commit[:12]} {pins.upstream.name}"
-        found = read_tables([path], origin=RowOrigin.UPSTREAM)
-        rows += [replace(row, location=f"{source}:{row.location.rpartition(':')[2]}") for row in found]
+        upstream_rows = read_tables([path], origin=RowOrigin.UPSTREAM)
+        rows += [replace(row, location=f"{source}:{row.location.rpartition(':')[2]}") for row in upstream_rows]
     names = pins.names_of(commit)
     table = assemble(plan, rows, names=names)
     checkpoint = experts_of_checkpoint(plan, sources, home)

@@ -107,9 +107,9 @@ def _monitor(
 ) -> dict[str, Any]:
     """Return the spec of a PodMonitor, with the labels of the server; it selects pods of its own namespace only."""
     written, name = ESCAPED
-    own = {"server": server.name, "profile": server.plan.profile, "job": job, "instance": server.name}
+    server_labels = {"server": server.name, "profile": server.plan.profile, "job": job, "instance": server.name}
     relabelings: list[dict[str, object]] = [
-        {"targetLabel": label, "replacement": value} for label, value in own.items()
+        {"targetLabel": label, "replacement": value} for label, value in server_labels.items()
     ]
     if replica is not None:
         relabelings += [{"sourceLabels": [replica], "targetLabel": label} for label in ("replica", "instance")]
@@ -145,15 +145,15 @@ def _targets(server: MonitoredServer) -> list[dict[str, object]]:
     """Return the targets: replicas (metrics need no API key), their gateway, and the GPU exporter."""
     labels = {"server": server.name, "profile": server.plan.profile}
     several = server.plan.replicas > 1
-    found: list[dict[str, object]] = [
+    targets: list[dict[str, object]] = [
         {"targets": [target], "labels": labels | ({"replica": server.plan.server_names[number - 1]} if several else {})}
         for number, target in enumerate(server.targets, start=1)
     ]
     if server.gateway_target:
-        found.append({"targets": [server.gateway_target], "labels": {**labels, "job": SCRAPED_GATEWAY}})
+        targets.append({"targets": [server.gateway_target], "labels": {**labels, "job": SCRAPED_GATEWAY}})
     if server.gpu_target:
-        found.append({"targets": [server.gpu_target], "labels": {**labels, "job": f"{SCRAPED}-gpus"}})
-    return found
+        targets.append({"targets": [server.gpu_target], "labels": {**labels, "job": f"{SCRAPED}-gpus"}})
+    return targets
 
 
 @dataclass(frozen=True, kw_only=True)

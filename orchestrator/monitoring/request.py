@@ -126,15 +126,15 @@ def _of_workload(name: str | None, catalog: Catalog) -> Mapping[str, Expected]:
     if name is None:
         return {}
     load = load_workload(name, catalog=catalog)
-    found = {TTFT_P95: Expected(value=load.slo.ttft_p95_s, source=f"`slo.{TTFT_P95}` of workload `{name}`")}
+    expected = {TTFT_P95: Expected(value=load.slo.ttft_p95_s, source=f"`slo.{TTFT_P95}` of workload `{name}`")}
     if (rate := load.cache_hit_rate) > 0:
-        found[CACHE_HIT_RATE] = Expected(value=rate, source=f"`cache_hit_rate` of workload `{name}`")
-    return found
+        expected[CACHE_HIT_RATE] = Expected(value=rate, source=f"`cache_hit_rate` of workload `{name}`")
+    return expected
 
 
 def _parse_expected(pairs: Sequence[str]) -> dict[str, Expected]:
     """Parse `--expect KEY=VALUE` options. Raises UsageError for an unknown key or a value out of range."""
-    found = {}
+    expected = {}
     for pair in pairs:
         key, _, text = pair.partition("=")
         if key not in EXPECTED:
@@ -143,11 +143,11 @@ def _parse_expected(pairs: Sequence[str]) -> dict[str, Expected]:
             value = float(text)
         except ValueError:
             value = 0.0
-        least, most = {CACHE_HIT_RATE: (0.0, 1.0), ACCEPT_LENGTH: (1.0, 100.0)}.get(key, (0.0, 86_400.0))
-        if not least < value <= most:
-            raise UsageError(f"`--expect {pair}`: expected a number above {least:g}, up to {most:g}")
-        found[key] = Expected(value=value, source=f"`--expect {key}={value:g}`")
-    return found
+        minimum, maximum = {CACHE_HIT_RATE: (0.0, 1.0), ACCEPT_LENGTH: (1.0, 100.0)}.get(key, (0.0, 86_400.0))
+        if not minimum < value <= maximum:
+            raise UsageError(f"`--expect {pair}`: expected a number above {minimum:g}, up to {maximum:g}")
+        expected[key] = Expected(value=value, source=f"`--expect {key}={value:g}`")
+    return expected
 
 
 def _address(option: str, text: str | None) -> str | None:

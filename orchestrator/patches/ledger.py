@@ -56,7 +56,7 @@ def read_diffs(ledger: Sequence[Patch], catalog: Catalog | None = None) -> dict[
 def _diff(diff: Diff, folder: Path) -> str:
     path = join(folder.parent, RelativePath(diff.file))
     try:
-        return files.read_file(path, most=_MAX_DIFF).decode()
+        return files.read_file(path, max_bytes=_MAX_DIFF).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise ProfileError(f"cannot read the diff: {reason}", location=str(path)) from error

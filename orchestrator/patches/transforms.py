@@ -41,12 +41,12 @@ def expand_exclude(config: Mapping[str, object], dtypes: Mapping[str, str]) -> T
     layer = f"model.layers.{number}"
     exclude = [str(entry) for entry in cast("Iterable[object]", quantization.get("exclude") or ())]
     schemes = cast("Mapping[str, object]", quantization.get("layer_quant_config") or {})
-    own = [entry for entry in exclude if _of_layer(number).search(entry)]
-    named = [key for key in schemes if _of_layer(number).search(key)]
-    if not own and not named:
+    entries = [entry for entry in exclude if _of_layer(number).search(entry)]
+    keys = [key for key in schemes if _of_layer(number).search(key)]
+    if not entries and not keys:
         return Transformed(config=config, reason=f"the exclude list has no entry of `{layer}`")
-    wanted = [name for entry in own for name in _runtime_names(entry, number)]
-    if own and _experts_unquantized(dtypes, layer):
+    wanted = [name for entry in entries for name in _runtime_names(entry, number)]
+    if entries and _experts_unquantized(dtypes, layer):
         wanted.append(_EXPERTS)
     new = [name for name in dict.fromkeys(wanted) if name not in set(exclude)]
     renamed = _expand_schemes(schemes, number)
@@ -57,7 +57,7 @@ def expand_exclude(config: Mapping[str, object], dtypes: Mapping[str, str]) -> T
         changed["layer_quant_config"] = renamed
     return Transformed(
         config={**config, "quantization_config": changed},
-        reason=f"{len(own) + len(named)} entries of `{layer}` repeated under the names sglang builds that layer with",
+        reason=f"{len(entries) + len(keys)} entries of `{layer}` repeated under the names sglang builds that layer with",
     )
 
 
@@ -71,11 +71,11 @@ def _runtime_names(entry: str, number: int) -> Iterator[str]:
     layer, of_layer = f"model.layers.{number}", _of_layer(number)
     matching = [name for name in _OWN_NAMES if _matches(entry, f"{layer}.{name}")]
     exact = entry.startswith(f"{layer}.") and not _is_pattern(entry)
-    own = [f"model.{name}" for name in matching]
+    names = [f"model.{name}" for name in matching]
     if exact:
-        own = [entry.replace(layer, "model", 1)] if any(name in entry for name in _OWN_NAMES) else []
-    yield from own
-    if not exact or not own:
+        names = [entry.replace(layer, "model", 1)] if any(name in entry for name in _OWN_NAMES) else []
+    yield from names
+    if not exact or not names:
         decoder = r"model\.decoder" if entry.startswith("re:") else "model.decoder"
         whole = of_layer.search(entry)
         yield of_layer.sub(lambda _: decoder if whole and whole[0].startswith("model") else "decoder", entry, count=1)

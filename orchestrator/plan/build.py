@@ -51,8 +51,8 @@ def build_plan(name: str, *, profile: Profile, merged: MergedProfile, context: P
     plan = _assemble(name, profile=profile, merged=merged, context=context, facts=facts)
     by_role = {}
     for role, server in role_profiles(profile).items():
-        own = _assemble(name, profile=server, merged=merged, context=context, facts=facts)
-        by_role[role] = as_role(own, role, profile, env=plan.env)
+        assembled = _assemble(name, profile=server, merged=merged, context=context, facts=facts)
+        by_role[role] = as_role(assembled, role, profile, env=plan.env)
     plan = replace(plan, roles=tuple(role_plans(profile, by_role)), transfer=transfer_label(profile))
     plans, accepted = tuple(by_role.values()) or (plan,), profile.allow_known_issues
     blocked = [
@@ -79,8 +79,8 @@ def build_plan(name: str, *, profile: Profile, merged: MergedProfile, context: P
 
 
 def _require_no_problems(name: str, problems: Iterable[Problem]) -> None:
-    if found := truncate_problems(problems):
-        raise ProfileError(f"cannot plan profile `{name}`", problems=found)
+    if shown := truncate_problems(problems):
+        raise ProfileError(f"cannot plan profile `{name}`", problems=shown)
 
 
 def _assemble(name: str, *, profile: Profile, merged: MergedProfile, context: PlanningContext, facts: Facts) -> Plan:

@@ -145,7 +145,7 @@ def capacity_of(profile: Profile, facts: ServingFacts, load: Load | None) -> Cap
         unknown.append("the size of the MTP layer is unknown: the weights include it, although it is not loaded")
     if facts.drafts is not None and facts.drafts.separate_model:
         unknown.append("the size of the draft model is unknown: the weights do not include it")
-    found = Capacity(
+    capacity = Capacity(
         replicas=dp * profile.replicas,
         gpus=(tp // dp if layout.dp_attention.value and tp % dp == 0 else tp) * facts.stages,
         memory=memory,
@@ -156,10 +156,10 @@ def capacity_of(profile: Profile, facts: ServingFacts, load: Load | None) -> Cap
         unknown=tuple(unknown),
         host=_host_tier(facts, memory, cache),
     )
-    if memory is None or not found.spare_bytes or found.reserved_bytes < memory.activation_bytes:
-        return found
+    if memory is None or not capacity.spare_bytes or capacity.reserved_bytes < memory.activation_bytes:
+        return capacity
     # `max-total-tokens` limits the cache: a larger fraction does not make it larger
-    return replace(found, memory=replace(memory, safe_fraction=_MAX_FRACTION))
+    return replace(capacity, memory=replace(memory, safe_fraction=_MAX_FRACTION))
 
 
 def graph_requests(profile: Profile, facts: ServingFacts) -> int:

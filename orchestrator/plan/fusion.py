@@ -142,10 +142,10 @@ def _excluded(checkpoint: MoeCheckpoint) -> str | None:
 
 def _mtp_entry_taken_for_model(checkpoint: MoeCheckpoint, version: tuple[int, ...]) -> str | None:
     """Return an exclude entry of the MTP layer that this version applies to the target model, if any."""
-    own = ["mtp."]
+    prefixes = ["mtp."]
     if version >= _IGNORES_MTP_ENTRIES:
-        own += [f"model.layers.{checkpoint.layers + number}." for number in range(checkpoint.draft_layers)]
-    entries = (entry for entry in checkpoint.exclude if _is_shared_entry(entry) and not entry.startswith(tuple(own)))
+        prefixes += [f"model.layers.{checkpoint.layers + number}." for number in range(checkpoint.draft_layers)]
+    entries = (entry for entry in checkpoint.exclude if _is_shared_entry(entry) and not entry.startswith(tuple(prefixes)))
     return next(entries, None)
 
 

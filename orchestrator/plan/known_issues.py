@@ -60,8 +60,8 @@ class IssueConditions(StrictModel):
         if self.checkpoints:
             return "model", "checkpoint"
         for section, names, settings in (("env", self.env, plan.env), ("flags", self.flags, plan.flags)):
-            if found := [setting.name for setting in settings for name in names if fnmatch(setting.name, name)]:
-                return section, found[0]
+            if settings_set := [setting.name for setting in settings for name in names if fnmatch(setting.name, name)]:
+                return section, settings_set[0]
         return ("engine",) if self.dp_attention is None else ("layout", "dp_attention")
 
 
@@ -174,7 +174,7 @@ def _fits(value: str, wanted: str) -> bool:
     if not all(comparisons):
         return _any(wanted.lower().split("|"), value.lower())
     try:
-        return all(_COMPARE[found[1]](float(value), float(found[2])) for found in comparisons if found)
+        return all(_COMPARE[match[1]](float(value), float(match[2])) for match in comparisons if match)
     except ValueError:
         return False
 

@@ -90,12 +90,12 @@ def unsized(profile: Profile, facts: ServingFacts) -> str:
     if cache is None or cache.compressed is None:
         return ""
     if _keeps_sources(cache):
-        known = engine.platform == "rocm" and engine.version in SOURCES_IN
+        supported = engine.platform == "rocm" and engine.version in SOURCES_IN
         roles = "`layout.prefill`" if profile.layout.prefill is not None else ""
         variable = f"`{EVICTION_VARIABLE}`" if EVICTION_VARIABLE in profile.env else ""
-        if known and (setting := facts.source_window_option or roles or variable):
+        if supported and (setting := facts.source_window_option or roles or variable):
             return f"{setting} is set: deploy cannot compute the size of the windows of DeepSeek-V4.1"
-        return "" if known else f"the cache of DeepSeek-V4.1 is sized only on ROCm, for sglang {SOURCES_IN}"
+        return "" if supported else f"the cache of DeepSeek-V4.1 is sized only on ROCm, for sglang {SOURCES_IN}"
     if is_unified(_env(profile), platform=engine.platform, version=engine.version):
         return ""
     return f"the compressed cache is sized only on ROCm with `unified_kv_triton`, since sglang {UNIFIED_SINCE}"
@@ -120,32 +120,32 @@ def _keeps_sources(cache: KvCacheSection) -> bool:
 
 
 def _sources(profile: Profile, facts: ServingFacts, cache: KvCacheSection) -> SourceCache | None:
-    found = cache.compressed
-    if found is None or not _keeps_sources(cache):
+    compressed = cache.compressed
+    if compressed is None or not _keeps_sources(cache):
         return None
     return SourceCache(
         layers=profile.model.layers,
-        sources={1: found.ratio_1, 2: found.ratio_2},
+        sources={1: compressed.ratio_1, 2: compressed.ratio_2},
         head_dim=cache.head_dim or 0,
-        rope_dim=found.rope_dim,
+        rope_dim=compressed.rope_dim,
         index_head_dim=cache.index_head_dim or 0,
-        window=found.window,
+        window=compressed.window,
         chunk=facts.prefill_chunk or default_chunk(profile.hardware.vram),
         ratio=facts.source_windows,
     )
 
 
 def _compressed(profile: Profile, cache: KvCacheSection) -> CompressedCache | None:
-    found = cache.compressed
-    if found is None:
+    compressed = cache.compressed
+    if compressed is None:
         return None
     return CompressedCache(
         layers=profile.model.layers,
-        ratios={4: found.ratio_4, 128: found.ratio_128},
+        ratios={4: compressed.ratio_4, 128: compressed.ratio_128},
         head_dim=cache.head_dim or 0,
-        rope_dim=found.rope_dim,
+        rope_dim=compressed.rope_dim,
         index_head_dim=cache.index_head_dim or 0,
-        window=found.window,
+        window=compressed.window,
         fp8=is_unified_fp8(_env(profile), arch=profile.hardware.arch),
     )
 

@@ -58,16 +58,16 @@ class Lock:
     def summary(self) -> dict[str, str]:
         """Everything except the plan by dotted key, for comparisons."""
         sizes = [int(value.split()[0]) for path, value in self.checkpoint.items() if path != COMMIT]
-        known = {"commit": self.checkpoint.get(COMMIT, ""), "files": f"{len(sizes)}, {sum(sizes)} bytes"}
-        checkpoint = known if sizes else {}
+        totals = {"commit": self.checkpoint.get(COMMIT, ""), "files": f"{len(sizes)}, {sum(sizes)} bytes"}
+        checkpoint = totals if sizes else {}
         sections = {"patch": self.patches, "file": self.files, "checkpoint": checkpoint, "by": {"deploy": self.tool}}
         return {f"locked.{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
 
 
 def plan_lines(plan: Plan) -> dict[str, str]:
     """Flatten a plan to dotted keys, as in a lock."""
-    found = flatten(plan.to_dict())
-    return {key: value for key, value in sorted(found.items()) if not key.startswith(_EXCLUDED)}
+    lines = flatten(plan.to_dict())
+    return {key: value for key, value in sorted(lines.items()) if not key.startswith(_EXCLUDED)}
 
 
 def parse_lock(document: Document, tool: str) -> Lock:
@@ -76,10 +76,10 @@ def parse_lock(document: Document, tool: str) -> Lock:
     Raises ProfileError with the edited sections and their lines, or if another version of deploy wrote it.
     """
     data, name = document.data, document.name
-    if (found := data.get("lock")) != FORMAT:
+    if (version := data.get("lock")) != FORMAT:
         what = "not a lockfile"
-        if isinstance(found, int) and not isinstance(found, bool):
-            what = f"a lockfile of format {found}, of {'an older' if found < FORMAT else 'a newer'} version of deploy"
+        if isinstance(version, int) and not isinstance(version, bool):
+            what = f"a lockfile of format {version}, of {'an older' if version < FORMAT else 'a newer'} version of deploy"
         raise ProfileError(what, location=document.location(("lock",)), hint="`deploy lock PROFILE` writes a new one")
     if data.get("tool") != tool:
         raise ProfileError(

@@ -42,9 +42,9 @@ class Network(StrictModel):
     def is_good(self, firmware: str) -> bool:
         """Return whether a firmware is at least the oldest good version with its major version, if one is known."""
         version = _version(firmware)
-        known = [_version(item) for item in self.firmware]
-        same = [item for item in known if item[:1] == version[:1]]
-        return not known or version >= min(same or known)
+        good = [_version(item) for item in self.firmware]
+        same = [item for item in good if item[:1] == version[:1]]
+        return not good or version >= min(same or good)
 
 
 def ranks_use_rdma(plan: Plan) -> bool:

@@ -59,18 +59,18 @@ def detected_patches(
     ledger: Sequence[Patch], uses: Iterable[PlannedPatch], at_start: Collection[str]
 ) -> DetectedPatches:
     """Return the unexpected patches that act at a start according to the image's receipt, with their variables."""
-    found = [use for use in uses if not use.expected and use.id in at_start]
-    return DetectedPatches(ids=frozenset(use.id for use in found), env=_variables(ledger, found))
+    detected = [use for use in uses if not use.expected and use.id in at_start]
+    return DetectedPatches(ids=frozenset(use.id for use in detected), env=_variables(ledger, detected))
 
 
 def _variables(ledger: Sequence[Patch], uses: Iterable[PlannedPatch]) -> tuple[EnvVar, ...]:
     by_id = {patch.id: patch.apply for patch in ledger}
-    found: list[EnvVar] = []
+    variables: list[EnvVar] = []
     for use in uses:
         apply = by_id[use.id]
         if isinstance(apply, EnvironmentPatch) or (isinstance(apply, AddedFile) and use.input_sha256 is not None):
-            found += [EnvVar(name=v.name, value=v.value, origin=v.origin, source=v.source) for v in apply.env]
-    return tuple(sorted(found, key=lambda variable: variable.name))
+            variables += [EnvVar(name=v.name, value=v.value, origin=v.origin, source=v.source) for v in apply.env]
+    return tuple(sorted(variables, key=lambda variable: variable.name))
 
 
 def _applies(conditions: Applies, facts: PatchFacts) -> bool:

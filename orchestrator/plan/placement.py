@@ -40,8 +40,8 @@ def nodes_share_the_ranks(context: "RuleContext") -> Iterator[Problem]:
         hint = "remove it: the address is that of the first node"
         yield Problem(f"`{name}` cannot be set for several nodes", context.location("flags", name), hint)
     profile = context.profile
-    own = profile.server.port if profile.replicas == 1 else replica_ports(profile)[-1]
-    if (last := rank_port(own) + _RANK_PORTS) > _LAST_PORT:
+    port = profile.server.port if profile.replicas == 1 else replica_ports(profile)[-1]
+    if (last := rank_port(port) + _RANK_PORTS) > _LAST_PORT:
         yield Problem(
             f"`server.port` {profile.server.port} is too high: the ranks need ports up to {last}",
             context.location("server", "port"),

@@ -14,12 +14,12 @@ from orchestrator.profiles.schema import ModelSection, Profile
 class DoesNotFitError(ProfileError):
     """No layout of the node holds the longest request of the model.
 
-    `longest` is the longest request in tokens that one of them holds, 0 if none holds the weights.
+    `max_tokens` is the length of the longest request that fits into a layout, 0 if the weights fit into none.
     """
 
-    def __init__(self, message: str, *, problems: Sequence[Problem], hint: str, longest: int) -> None:
+    def __init__(self, message: str, *, problems: Sequence[Problem], hint: str, max_tokens: int) -> None:
         super().__init__(message, problems=problems, hint=hint)
-        self.longest = longest
+        self.max_tokens = max_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ def require_host_memory(model: ModelSection, capacity: Capacity, available: int,
 
 
 def inherited_flags(
-    profile: Profile, flags: Iterable[str], *, model: Profile, known: Sequence[str]
+    profile: Profile, flags: Iterable[str], *, model: Profile, options: Sequence[str]
 ) -> Mapping[str, str]:
     """Return the options of another profile that do not apply to this `model`, each with the reason."""
     sized = model.hardware.vendor != "cpu"
@@ -105,6 +105,6 @@ def inherited_flags(
             omitted[flag] = "the model has no sparse attention"
         elif Tie.DRAFTS in tied and not drafts:
             omitted[flag] = "the checkpoint has no MTP layer"
-        elif flag not in known:
+        elif flag not in options:
             omitted[flag] = f"sglang {model.engine.version} has no such option"
     return omitted

@@ -170,8 +170,8 @@ def _with_flag(flags: Iterable[Flag], flag: tuple[str, FlagValue], source: str) 
     """Yield the flags, sorted, with one added or replaced."""
     name, value = flag
     added = Flag(name=name, values=flag_words(value), origin=Origin.INFERRED, source=source)
-    known = {flag.name: flag for flag in flags} | {name: added}
-    yield from (known[name] for name in sorted(known))
+    by_name = {flag.name: flag for flag in flags} | {name: added}
+    yield from (by_name[name] for name in sorted(by_name))
 
 
 def _role_plans(plan: Plan, gateway: Gateway) -> Iterator[Plan]:

@@ -34,15 +34,15 @@ _SPREAD: Final = ("tp", "dp", "ep", "dp_attention", "nodes")
 def role_profiles(profile: "Profile") -> "dict[str, Profile]":
     """Return the profile of a server of each role, with its own layout and flags; empty without roles."""
     whole = profile.layout
-    found: dict[str, Profile] = {}
+    profiles: dict[str, Profile] = {}
     for name, section in ((PREFILL, whole.prefill), (DECODE, whole.decode)):
         if section is not None:
-            own = {key: value for key in _SPREAD if (value := getattr(section, key)) is not None}
-            layout = whole.model_copy(update={**own, "prefill": None, "decode": None, "transfer": None})
-            named = {**profile.flags, **section.flags}
-            flags = {name: setting for name, setting in named.items() if setting is not None}
-            found[name] = profile.model_copy(update={"layout": layout, "replicas": 1, "flags": flags})
-    return found
+            spread = {key: value for key in _SPREAD if (value := getattr(section, key)) is not None}
+            layout = whole.model_copy(update={**spread, "prefill": None, "decode": None, "transfer": None})
+            settings = {**profile.flags, **section.flags}
+            flags = {name: setting for name, setting in settings.items() if setting is not None}
+            profiles[name] = profile.model_copy(update={"layout": layout, "replicas": 1, "flags": flags})
+    return profiles
 
 
 def role_count(profile: "Profile", name: str) -> int:

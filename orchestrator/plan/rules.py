@@ -111,8 +111,8 @@ def image_arch(image: str) -> str | None:
 
 def sglang_version_in_tag(image: str) -> str | None:
     """Return the sglang release in an image's tag; None if there is none."""
-    found = re.search(r"sglang[^/:]*:v?([0-9]+\.[0-9]+\.[0-9]+(?:\.post[0-9]+)?)(?![0-9.])", image)
-    return found and found[1]
+    match = re.search(r"sglang[^/:]*:v?([0-9]+\.[0-9]+\.[0-9]+(?:\.post[0-9]+)?)(?![0-9.])", image)
+    return match and match[1]
 
 
 def layout_fits(context: RuleContext) -> Iterator[Problem]:
@@ -234,12 +234,12 @@ def image_matches_version(context: RuleContext) -> Iterator[Problem]:
     """
     engine = context.profile.engine
     listed = re.match(r"sglang-[a-z]+-([0-9]+\.[0-9]+\.[0-9]+(?:\.post[0-9]+)?)\.txt\Z", engine.requirements or "")
-    for key, found in (("image", sglang_version_in_tag(engine.image or "")), ("requirements", listed and listed[1])):
-        if found and found != engine.version:
+    for key, version in (("image", sglang_version_in_tag(engine.image or "")), ("requirements", listed and listed[1])):
+        if version and version != engine.version:
             yield Problem(
-                f"`engine.version` is {engine.version}, but `engine.{key}` is for sglang {found}",
+                f"`engine.version` is {engine.version}, but `engine.{key}` is for sglang {version}",
                 context.location("engine", "version"),
-                f"`--set engine.version={found}`, or choose another engine: `deploy profiles` lists them",
+                f"`--set engine.version={version}`, or choose another engine: `deploy profiles` lists them",
             )
 
 
@@ -260,8 +260,8 @@ def flags_are_known(context: RuleContext) -> Iterator[Problem]:
 
 def flag_values_are_valid(context: RuleContext) -> Iterator[Problem]:
     """Check the values that sglang accepts, but that do not mean what they say; `up` asks sglang for the others."""
-    for found in argument_problems(_given_flags(context)):
-        yield Problem(found.message, context.location("flags", found.location), found.hint)
+    for problem in argument_problems(_given_flags(context)):
+        yield Problem(problem.message, context.location("flags", problem.location), problem.hint)
     if ":" in (name := context.profile.model.served_name):  # server_args.py:6671
         message = f"`{name}` has a colon, which separates model and adapter in sglang"
         yield Problem(message, context.location("model", "served_name"))
@@ -320,13 +320,13 @@ def named_exceptions_exist(context: RuleContext) -> Iterator[Problem]:
     """Check that each skipped patch and each allowed known issue exists."""
     profile = context.profile
     blocking = [issue.id for issue in context.known_issues.blocked]
-    for key, what, names, known in (
+    for key, what, names, existing in (
         ("skip_patches", "patch", profile.skip_patches, [patch.id for patch in context.ledger]),
         ("allow_known_issues", "blocking known issue", profile.allow_known_issues, blocking),
     ):
         for index, name in enumerate(names):
-            if name not in known:
-                yield Problem(f"no {what} `{name}`", context.location(key, index), did_you_mean(name, known))
+            if name not in existing:
+                yield Problem(f"no {what} `{name}`", context.location(key, index), did_you_mean(name, existing))
 
 
 RULES: Final[Sequence[Rule]] = (

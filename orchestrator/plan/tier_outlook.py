@@ -63,12 +63,12 @@ class TierOutlook:
     reason: str
 
 
-def tier_outlook(found: Capacity, reuse: LoadReuse, costs: TierCosts) -> TierOutlook | None:
+def tier_outlook(capacity: Capacity, reuse: LoadReuse, costs: TierCosts) -> TierOutlook | None:
     """Return what a tier is worth to a load; None if the size of the device's cache is unknown."""
-    if found.cache is None or not found.cache.tokens:
+    if capacity.cache is None or not capacity.cache.tokens:
         return None
-    device, possible = reuse.at(found.cache.tokens), reuse.rates.unlimited
-    reach = None if found.host is None else found.host.reach(found.cache.tokens)
+    device, possible = reuse.at(capacity.cache.tokens), reuse.rates.unlimited
+    reach = None if capacity.host is None else capacity.host.reach(capacity.cache.tokens)
     host = (possible if reach is None else reuse.at(reach)) - device
     stored = 1 - device - host + reuse.output_share
     saved = host * (costs.recompute - costs.retrieve) - stored * costs.store
@@ -77,7 +77,7 @@ def tier_outlook(found: Capacity, reuse: LoadReuse, costs: TierCosts) -> TierOut
     if possible < _RELEVANT:
         reason = "no token is reused"
     elif possible - device < _RELEVANT:
-        reason = f"the GPU's {found.cache.tokens:,} tokens hold all reused tokens"
+        reason = f"the GPU's {capacity.cache.tokens:,} tokens hold all reused tokens"
     elif host < _RELEVANT:
         reason = f"the reuse distance is {distance:,} tokens, but GPU and host hold {reach:,}"
     elif saved <= 0:

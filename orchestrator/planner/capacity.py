@@ -107,9 +107,9 @@ def _tiers(capacity: Capacity, storage: str | None) -> Iterator[tuple[str, str, 
     if (host := capacity.host) is None:
         return
     copies = "; the device's tokens are among them" if host.keeps_copies else ""
-    known = "unknown" if host.tokens is None else f"{host.tokens:,}"
+    tokens = "unknown" if host.tokens is None else f"{host.tokens:,}"
     size = f"{gb(host.bytes)} for each rank, {gb(host.bytes * capacity.gpus)} for a replica"
-    yield "tokens in host memory", known, f"{size if host.bytes else 'only a start shows the size'}{copies}"
+    yield "tokens in host memory", tokens, f"{size if host.bytes else 'only a start shows the size'}{copies}"
     if storage:
         yield "tokens in storage", "as many as fit", f"`{storage}`, which other servers may share"
 

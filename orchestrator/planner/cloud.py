@@ -117,8 +117,8 @@ def _require_rentable(resolved: ResolvedProfile) -> None:
 
 def _user_files(home: Home) -> Mapping[str, str]:
     """Return the folders of the user's profiles, patches and templates, by their path on the rented machine."""
-    own = Catalog((home.root,))
-    folders = sorted({kind.value.partition("/")[0] for kind in EntryKind if own.names(kind)})
+    user_catalog = Catalog((home.root,))
+    folders = sorted({kind.value.partition("/")[0] for kind in EntryKind if user_catalog.names(kind)})
     return {f"{_REMOTE_HOME}/{name}": str((home.root / FileName(name)).resolve()) for name in folders}
 
 

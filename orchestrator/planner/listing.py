@@ -91,11 +91,11 @@ def catalog_listing(catalog: Catalog) -> CatalogListing:
     )
 
 
-def chosen_profiles(found: CatalogListing, *, hardware: str | None, model: str | None) -> CatalogListing:
+def chosen_profiles(listing: CatalogListing, *, hardware: str | None, model: str | None) -> CatalogListing:
     """Keep only the profiles for a node's hardware, and for models with a text in their name."""
     selected = (
         profile
-        for profile in found.profiles
+        for profile in listing.profiles
         if isinstance(profile, ProfileEntry)
         and hardware in {None, profile.hardware}
         and (model or "").lower() in profile.model.lower()
@@ -104,10 +104,10 @@ def chosen_profiles(found: CatalogListing, *, hardware: str | None, model: str |
 
 
 def tables(
-    found: Mapping[str, Sequence[Mapping[str, object]]],
+    listing: Mapping[str, Sequence[Mapping[str, object]]],
 ) -> Iterator[tuple[tuple[str, ...], list[tuple[str, ...]]]]:
     """Yield the header and the rows of one table per group; profiles are grouped by model."""
-    for group, entries in found.items():
+    for group, entries in listing.items():
         facts = next((tuple(entry)[1:] for entry in entries if "problems" not in entry), ("problem",))
         if group == "profiles" and _MODEL in facts:
             facts = tuple(fact for fact in facts if fact != _MODEL)
@@ -148,8 +148,8 @@ def _entries(
 
 
 def _profile(name: str, catalog: Catalog) -> ProfileEntry:
-    found = load(name, catalog=catalog)
-    plan = found.plan
+    loaded = load(name, catalog=catalog)
+    plan = loaded.plan
     return ProfileEntry(
         name=name,
         hardware=plan.hardware.name,
@@ -157,7 +157,7 @@ def _profile(name: str, catalog: Catalog) -> ProfileEntry:
         engine=plan.engine.name,
         layout=_layout(plan),
         runtime=plan.runtime,
-        workload=found.profile.workload or DEFAULT_WORKLOAD,
+        workload=loaded.profile.workload or DEFAULT_WORKLOAD,
         description=plan.description,
     )
 

@@ -168,20 +168,20 @@ def _made_from(plan: Plan, home: Home) -> dict[str, Path]:
     """Return the catalog files of a start by name: requirements, Dockerfile template, gateway, generator."""
     catalog, source = Catalog.of(home), plan.model.checkpoint
     contained = runtime_class(plan.runtime).in_container
-    named = [
+    names = [
         *((plan.gateway.requirements, LAUNCHER) if plan.gateway else ()),
         plan.engine.requirements,
         f"{plan.engine.dockerfile}.Dockerfile.j2" if contained else None,
         source.path if source.source == "generated" else None,
     ]
-    paths = {name: catalog.find(EntryKind.IMAGE_FILE, name) for name in named if name}
+    paths = {name: catalog.find(EntryKind.IMAGE_FILE, name) for name in names if name}
     return {name: path for name, path in paths.items() if path}
 
 
 def input_copies(plan: Plan, home: Home) -> tuple[RenderedFile, ...]:
     """Return copies of a plan's catalog files for a run directory, to repeat the run after the files change."""
-    found = _made_from(plan, home).items()
-    paths = ((f"{_INPUTS}/{EntryKind.IMAGE_FILE.value.replace('*', name)}", path) for name, path in found)
+    sources = _made_from(plan, home).items()
+    paths = ((f"{_INPUTS}/{EntryKind.IMAGE_FILE.value.replace('*', name)}", path) for name, path in sources)
     return tuple(RenderedFile(path=relative, content=path.read_bytes(), executable=False) for relative, path in paths)
 
 
@@ -191,7 +191,7 @@ def home_of_run(run: Path, home: Home) -> Home:
         then, _ = load_lock(run / LOCK_FILE)
         copies = {name: run / _INPUTS / EntryKind.IMAGE_FILE.file(name) for name in then.files}
         same = all(
-            hashlib.sha256(read_file(copies[name], most=_MAX_BYTES)).hexdigest() == digest
+            hashlib.sha256(read_file(copies[name], max_bytes=_MAX_BYTES)).hexdigest() == digest
             for name, digest in then.files.items()
         )
     except (ProfileError, OSError):
@@ -264,14 +264,14 @@ class LockSource(ProfileSource):
             *drift(document, "patches", lock.patches, _patches(plan, home)),
             *drift(document, "files", lock.files, _files(plan, home)),
         ]
-        found: list[tuple[type[DeployError], Sequence[Problem]]] = [
+        groups: list[tuple[type[DeployError], Sequence[Problem]]] = [
             (ProfileError, tuple(drift(document, "plan", lock.plan, plan_lines(plan)))),
             (BuildError, built),
             (CheckpointError, tuple(_other_weights(lock, document, plan, home))),
         ]
-        problems = [problem for _, item in found for problem in item]
+        problems = [problem for _, item in groups for problem in item]
         if problems:
-            kind = next(kind for kind, item in found if item)
+            kind = next(kind for kind, item in groups if item)
             hint = f"`deploy lock {profile_words(plan.profile)}` writes a lock of the current inputs"
             raise kind(f"the plan or its inputs have changed since `{self.path.name}`", problems=problems, hint=hint)
         return plan

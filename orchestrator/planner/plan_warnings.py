@@ -70,9 +70,9 @@ def image_config(plan: Plan) -> ImageConfig | None:
 
 def image_variables(plan: Plan, config: ImageConfig) -> Iterator[str]:
     """Yield the variables of the image that affect its engine, each with the plan's value that replaces it."""
-    own = {variable.name: variable for variable in plan.env}
+    planned = {variable.name: variable for variable in plan.env}
     for name, value in config.engine_env.items():
-        variable = own.get(name)
+        variable = planned.get(name)
         if variable is None or variable.value == value:
             yield f"{name}={value}"
         else:
@@ -81,9 +81,9 @@ def image_variables(plan: Plan, config: ImageConfig) -> Iterator[str]:
 
 def image_warnings(plan: Plan, config: ImageConfig) -> tuple[PlanWarning, ...]:
     """Return the known issues that match only with the variables of the image."""
-    known = {warning.id for warning in plan.warnings}
-    found = matching_issues(read_known_issues(Catalog.from_environment()).warnings, plan, image_env=config.env)
-    return tuple(warning for warning in found if warning.id not in known)
+    of_plan = {warning.id for warning in plan.warnings}
+    matches = matching_issues(read_known_issues(Catalog.from_environment()).warnings, plan, image_env=config.env)
+    return tuple(warning for warning in matches if warning.id not in of_plan)
 
 
 def note_environment(plan: Plan, config: ImageConfig | None) -> None:

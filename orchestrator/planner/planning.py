@@ -82,11 +82,11 @@ class LoadedProfile:
     def _networks(self) -> Mapping[str, Network]:
         """Read the networks that the profile names. Raises ProfileError if there is none of that name."""
         transfer = self.profile.layout.transfer
-        named: dict[KeyPath, str | None] = {("hardware", "network"): self.profile.hardware.network}
-        named["layout", "transfer", "network"] = transfer.network if transfer else None
+        names: dict[KeyPath, str | None] = {("hardware", "network"): self.profile.hardware.network}
+        names["layout", "transfer", "network"] = transfer.network if transfer else None
         return {
             name: read_entry(self.catalog, EntryKind.NETWORK, name, Network, location=self.composed.location(path))
-            for path, name in named.items()
+            for path, name in names.items()
             if name
         }
 
@@ -183,8 +183,8 @@ def render_artifacts(plan: Plan, inputs: Mapping[str, bytes] | None = None) -> A
 
 def rendered_files(artifacts: Artifacts, name: str | None = None) -> tuple[RenderedFile, ...]:
     """Return the artifacts of a server as files, sorted by path, for `deploy render` and run directories."""
-    own = runtime_class(artifacts.plan.runtime).files(artifacts, name or artifacts.plan.profile)
-    return tuple(sorted((*files(artifacts), *own), key=lambda file: file.path))
+    runtime_files = runtime_class(artifacts.plan.runtime).files(artifacts, name or artifacts.plan.profile)
+    return tuple(sorted((*files(artifacts), *runtime_files), key=lambda file: file.path))
 
 
 def read_profile(name: str, *, overrides: Sequence[str] = (), catalog: Catalog | None = None) -> LoadedProfile:
@@ -218,9 +218,9 @@ def _composed(
     try:
         return _valid(path.stem, composed, catalog)
     except ProfileError as error:
-        known = replace(composed, data=drop_unknown_keys(composed.data, Profile))
-        if known.data != composed.data:
-            error.problems = truncate_problems((*error.problems, *_further_problems(path.stem, known, catalog)))
+        without_unknown = replace(composed, data=drop_unknown_keys(composed.data, Profile))
+        if without_unknown.data != composed.data:
+            error.problems = truncate_problems((*error.problems, *_further_problems(path.stem, without_unknown, catalog)))
         raise
 
 
@@ -243,10 +243,10 @@ def _renamed(composed: MergedProfile, catalog: Catalog) -> tuple[MergedProfile, 
     return rename_flags(composed, table, catalog)
 
 
-def _further_problems(name: str, known: MergedProfile, catalog: Catalog) -> tuple[Problem, ...]:
+def _further_problems(name: str, composed: MergedProfile, catalog: Catalog) -> tuple[Problem, ...]:
     """Return the problems of a profile without its unknown keys, from the schema or else from the rules."""
     try:
-        _valid(name, known, catalog).decide()
+        _valid(name, composed, catalog).decide()
     except ProfileError as error:
         return error.problems_or_self()
     return ()
@@ -270,12 +270,12 @@ def _layers(path: Path, document: Document, catalog: Catalog) -> dict[Path, Docu
             )
         if base in names:
             raise ProfileError(f"circular `extends`: profile `{base}` extends itself", location=location)
-        found = _extended(base, path.parent, catalog)
-        if found is None:
+        parent = _extended(base, path.parent, catalog)
+        if parent is None:
             hint = did_you_mean(base, catalog.names(EntryKind.PROFILE))
             raise ProfileError(f"no profile `{base}` found to extend", location=location, hint=hint)
         names.append(base)
-        path, document = found, read_file(found, catalog.display_path(found))
+        path, document = parent, read_file(parent, catalog.display_path(parent))
 
 
 def _extended(base: str, folder: Path, catalog: Catalog) -> Path | None:

@@ -46,8 +46,8 @@ def known_image(image: str, docker: DockerCli | None, *, pulled_here: bool = Tru
 
     Returns None, with a note, if neither has it. Raises BuildError for an image without a receipt.
     """
-    if docker is not None and (found := find_local(docker, image)) is not None:
-        return found
+    if docker is not None and (prebuilt := find_local(docker, image)) is not None:
+        return prebuilt
     later = "checked against the plan after the pull" if pulled_here else "not checked against the plan: nodes pull it"
     try:
         config = _REGISTRY.config(image)

@@ -104,20 +104,20 @@ def _make(request: QuantizationRequest, source: Source, foreseen: Forecast, fold
     done = folder.resume(foreseen)
     if done:
         note(f"{len(done)} of {len(foreseen.shards)} shards are done")
-    left = len(foreseen.shards) - len(done)
-    if not left:
+    remaining = len(foreseen.shards) - len(done)
+    if not remaining:
         return
     try:
-        pool = _pool(request, source, folder, home, left=left)
+        pool = _pool(request, source, folder, home, shards=remaining)
     except BaseException:
         if not done:
             folder.remove()
         raise
 
     def show(seen: QuantizationProgress) -> None:
-        left = f"about {format_duration(seen.eta)} left" if seen.eta else ""
+        remaining = f"about {format_duration(seen.eta)} left" if seen.eta else ""
         text = f"quantizing: {seen.shards} of {seen.total_shards} shards, {gb(seen.done)} of {gb(seen.total)}"
-        progress.update(text, stage="quantizing", transient=left)
+        progress.update(text, stage="quantizing", transient=remaining)
 
     try:
         with Progress() as progress:
@@ -151,27 +151,27 @@ def _image(request: QuantizationRequest) -> str:
     return image
 
 
-def _pool(request: QuantizationRequest, source: Source, folder: WorkDir, home: Home, *, left: int) -> WorkerPool:
-    """Return the workers for `left` shards. Raises HostError if this host cannot run them, or BuildError."""
+def _pool(request: QuantizationRequest, source: Source, folder: WorkDir, home: Home, *, shards: int) -> WorkerPool:
+    """Return the workers for `shards` shards. Raises HostError if this host cannot run them, or BuildError."""
     program = Catalog.of(home).path(EntryKind.IMAGE_FILE, PROGRAM)
     if request.plan is not None:
         needs, image = request.plan.hardware.container, _image(request)
         note(f"amd-quark {quark_version(image)} of `{image}`")
         return container_command(
             image, program, folder, source=source.directory, needs=needs,
-            workers=min(request.workers or left, request.plan.hardware.gpus or 1, left), group=group_id,
+            workers=min(request.workers or shards, request.plan.hardware.gpus or 1, shards), group=group_id,
         )  # fmt: skip
     if not any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++"))):
         raise HostError("no C++ compiler found; Quark needs one for its kernels", hint="`apt-get install g++`")
     cores = len(os.sched_getaffinity(0))
-    workers = _workers(request, source, cores=cores, left=left)
+    workers = _workers(request, source, cores=cores, shards=shards)
     requirements = Catalog.of(home).path(EntryKind.IMAGE_FILE, REQUIREMENTS)
     environment = ensure_venv(requirements, home=home, progress=Progress())
     note(f"{workers} {'worker' if workers == 1 else 'workers'} on {cores} cores")
     return local_command(environment.python, program, folder, workers=workers, cores=cores)
 
 
-def _workers(request: QuantizationRequest, source: Source, *, cores: int, left: int) -> int:
+def _workers(request: QuantizationRequest, source: Source, *, cores: int, shards: int) -> int:
     """Return the number of workers: as requested, else one per core as far as memory allows. Raises HostError."""
     one, free = int(_BASE_MEMORY + _OF_A_SHARD * max(source.sizes.values())), available_memory()
     fit = math.inf if free is None else free // one
@@ -179,10 +179,10 @@ def _workers(request: QuantizationRequest, source: Source, *, cores: int, left: 
     if request.workers is not None:
         if request.workers > fit:
             warn(text)
-        return min(request.workers, left)
+        return min(request.workers, shards)
     if fit < 1:
         raise HostError(text, hint="free up memory; `--workers 1` starts anyway")
-    return int(min(cores, left, fit))
+    return int(min(cores, shards, fit))
 
 
 def _require_apart(source: Source, target: Path) -> None:

@@ -77,14 +77,14 @@ class ProfileSource:
     def require_image(self) -> None:
         """Raise ProfileError if the runtime needs a prebuilt image and there is none."""
         problems = runtime_class(self.runtime).built_image_problems(self.valid.profile) if self.image is None else ()
-        if found := tuple(problems):
-            raise ProfileError("no image", problems=found)
+        if unmet := tuple(problems):
+            raise ProfileError("no image", problems=unmet)
 
     def require_startable(self) -> None:
         """Raise ProfileError for a profile that the runtime renders but does not start."""
         kind = runtime_class(self.runtime) if self.runtime in REGISTRY else None
-        if kind is not None and (found := tuple(kind.start_problems(self.valid.profile))):
-            raise ProfileError(f"cannot start profile `{self.valid.name}`", problems=found)
+        if kind is not None and (problems := tuple(kind.start_problems(self.valid.profile))):
+            raise ProfileError(f"cannot start profile `{self.valid.name}`", problems=problems)
 
     def decide(self, facts: Facts) -> Plan:
         """Build the plan."""
@@ -226,14 +226,14 @@ def _missing_inputs(plan: Plan, run: RunDir, home: Home, inputs: dict[str, bytes
             yield Problem(f"patch `{use.id}` no longer exists", hint="`deploy patches ls` lists the patches")
         elif use.input_sha256 is not None and isinstance(patch.apply, AddedFile):
             name = patch.apply.input
-            found = _with_digest(use.input_sha256, _input_paths(name, plan, run, home))
-            if found is None:
+            content = _with_digest(use.input_sha256, _input_paths(name, plan, run, home))
+            if content is None:
                 yield Problem(
                     f"no `{name}` for patch `{use.id}` found: sha256 {use.input_sha256}",
                     hint="`deploy up PROFILE` starts with the current one",
                 )
             else:
-                inputs[name] = found
+                inputs[name] = content
 
 
 def _input_paths(name: str, plan: Plan, run: RunDir, home: Home) -> Iterator[Path]:
@@ -245,7 +245,7 @@ def _input_paths(name: str, plan: Plan, run: RunDir, home: Home) -> Iterator[Pat
 def _with_digest(digest: str, locations: Iterator[Path]) -> bytes | None:
     for path in locations:
         try:
-            content = read_file(path, most=_MAX_BYTES)
+            content = read_file(path, max_bytes=_MAX_BYTES)
         except OSError:
             continue
         if hashlib.sha256(content).hexdigest() == digest:

@@ -101,10 +101,10 @@ def _hardware(plan: Plan) -> _Rows:
         yield "parallelism", f"{', '.join(words)}; {replicas}"
     shared = {flag.argv for flag in plan.flags}
     for role in plan.roles:
-        own = " ".join(word for flag in role.flags if flag.argv not in shared for word in flag.argv)
+        role_flags = " ".join(word for flag in role.flags if flag.argv not in shared for word in flag.argv)
         omitted = {flag.name for flag in plan.flags} - {flag.name for flag in role.flags}
         without = f", without --{' --'.join(sorted(omitted))}" if omitted else ""
-        yield role.role, f"{role.count} x {role.layout.label}; {own}{without}"
+        yield role.role, f"{role.count} x {role.layout.label}; {role_flags}{without}"
     if plan.roles:
         yield "transfer", f"{plan.transfer}; a gateway sends each request to both roles"
 

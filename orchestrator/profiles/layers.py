@@ -143,8 +143,8 @@ def _file(entry_key: str, chosen: Data, location: str) -> str:
     if isinstance(chosen, str):
         return chosen
     hint = f"`{entry_key}: NAME`, `{entry_key}: ./FILE.yaml`, or `{entry_key}: {{{USE}: NAME, KEY: VALUE}}`"
-    found = "nothing" if chosen is None else f"`{chosen}`"
-    raise ProfileError(f"`{entry_key}` must name a file, found {found}", location=location, hint=hint)
+    actual = "nothing" if chosen is None else f"`{chosen}`"
+    raise ProfileError(f"`{entry_key}` must name a file, found {actual}", location=location, hint=hint)
 
 
 def merge_layers(
@@ -171,8 +171,8 @@ def merge_layers(
                 section = {key: value for key, value in _mapping(entry_key, profile).items() if key not in left_out}
                 _layer(data, locations, _entries(entry_key, profile, section, entry_key))
     for profile in profiles:
-        own = {key: value for key, value in profile.data.items() if key not in {*ENTRY_KEYS, EXTENDS}}
-        _layer(data, locations, [((key,), value, profile, (key,)) for key, value in own.items()])
+        profile_data = {key: value for key, value in profile.data.items() if key not in {*ENTRY_KEYS, EXTENDS}}
+        _layer(data, locations, [((key,), value, profile, (key,)) for key, value in profile_data.items()])
     with _image_replaced(data, locations, names):
         for override in overrides:
             _apply_override(data, locations, override)

@@ -72,12 +72,12 @@ def _frontier(report: Report) -> Chart:
 
 
 def _spots(rows: tuple[RateRow, ...], output: ReportMetric) -> tuple[tuple[tuple[float, float], ...], tuple[str, ...]]:
-    found = [
+    spots = [
         ((user, tok_s), row.load)
         for row in rows
         if (user := row.of(metrics.PER_USER).measured) and (tok_s := row.of(output).measured) is not None
     ]
-    return tuple(spot for spot, _ in found), tuple(load for _, load in found)
+    return tuple(spot for spot, _ in spots), tuple(load for _, load in spots)
 
 
 def _lines(report: Report, measured: ReportMetric) -> tuple[Line, ...]:
@@ -106,8 +106,8 @@ def _plotted_results(report: Report) -> list[tuple[Comparison, int]]:
 
 
 def _is_published(comparison: Comparison, report: Report) -> bool:
-    known = report.published
-    return known is not None and comparison.result.run.workload_name == known.workload.name
+    published = report.published
+    return published is not None and comparison.result.run.workload_name == published.workload.name
 
 
 def _short(comparison: Comparison, report: Report) -> str:

@@ -126,8 +126,8 @@ def compare(result: BenchResult, published: Published | None, prices: PriceBook)
     reasons, caveats = find_reasons(result, published), _caveats(result, published)
     ablation = published.reproduce.ablation_of(result.run.provenance.name) if published else None
     layout = layout_name(result)
-    known = result.run.provenance.name or f"{engine_name(result)} {result.run.endpoint.served_model}"
-    name = known if layout == UNKNOWN_LAYOUT else layout
+    reported = result.run.provenance.name or f"{engine_name(result)} {result.run.endpoint.served_model}"
+    name = reported if layout == UNKNOWN_LAYOUT else layout
     price, source = _price(result, prices)
     terms = ComparisonTerms(tolerance=published.tolerance if published else 0.0, comparable=not reasons)
     closed = any(point.concurrency is not None for point in result.points)
@@ -168,9 +168,9 @@ def find_reasons(result: BenchResult, published: Published | None) -> tuple[Comp
 
     A changed workload is an issue only for a comparison with published metrics.
     """
-    own = (issue for issue in result.comparability_issues if published or issue.kind is not IssueKind.CHANGED_WORKLOAD)
-    found = mismatch_reasons(result, published) if published else ()
-    return (*own, *(ComparabilityIssue(kind=kind, detail=detail) for kind, detail in found))
+    own_issues = (issue for issue in result.comparability_issues if published or issue.kind is not IssueKind.CHANGED_WORKLOAD)
+    mismatches = mismatch_reasons(result, published) if published else ()
+    return (*own_issues, *(ComparabilityIssue(kind=kind, detail=detail) for kind, detail in mismatches))
 
 
 def mismatch_reasons(result: BenchResult, published: Published) -> Iterator[tuple[IssueKind, str]]:
@@ -183,8 +183,8 @@ def mismatch_reasons(result: BenchResult, published: Published) -> Iterator[tupl
     if result.run.provenance.gpu is None:
         yield IssueKind.UNKNOWN_HARDWARE, "the result has no hardware"
     elif system_name(result) not in systems:
-        named = " and ".join(sorted(systems))
-        yield IssueKind.ANOTHER_MACHINE, f"measured on {system_name(result)}, published for {named}"
+        names = " and ".join(sorted(systems))
+        yield IssueKind.ANOTHER_MACHINE, f"measured on {system_name(result)}, published for {names}"
 
 
 def _is_of(result: BenchResult, *workloads: str) -> bool:
@@ -210,8 +210,8 @@ def layout_name(result: BenchResult) -> str:
 
     Of a URL only the number of data-parallel ranks may be known: `DP2`.
     """
-    if (named := result.run.provenance.layout) is not None:
-        return named
+    if (provenance_layout := result.run.provenance.layout) is not None:
+        return provenance_layout
     layout = (result.run.provenance.plan or {}).get("layout")
     tp, dp = (layout.get("tp"), layout.get("dp")) if isinstance(layout, dict) else (None, None)
     if not (isinstance(tp, int) and isinstance(dp, int)):
@@ -316,7 +316,7 @@ def _row(
     terms: ComparisonTerms,
 ) -> RateRow:
     published = line.model_dump() if line else {}
-    found = {
+    values = {
         metric.key: terms.compare(
             metric.value_of(point) if point else None,
             published.get(metric.key),
@@ -325,12 +325,12 @@ def _row(
         )
         for metric in metrics.METRICS
     }
-    found[metrics.OUTPUT.key] = _against_load(found[metrics.OUTPUT.key], load_tok_s, terms.tolerance)
+    values[metrics.OUTPUT.key] = _against_load(values[metrics.OUTPUT.key], load_tok_s, terms.tolerance)
     return RateRow(
         rate_rps=rate_rps,
         concurrency=point.concurrency if point else None,
         load_tok_s=load_tok_s,
-        metrics=found,
+        metrics=values,
         sustained=point.sustained if point else None,
         not_sustained_because=point.not_sustained_because if point else (),
     )

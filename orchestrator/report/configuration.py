@@ -83,14 +83,14 @@ def differing(comparisons: tuple[Comparison, ...]) -> tuple[Difference, ...]:
     counts = [
         sum(key.startswith(("flags.", "env.")) for key in compared_settings(comparison)) for comparison in comparisons
     ]
-    known = [f"{count} known" if own else "unknown" for count, own in zip(counts, planned, strict=True)]
-    return differences([{**side, "settings": count} for side, count in zip(listed, known, strict=True)])
+    counted = [f"{count} known" if own else "unknown" for count, own in zip(counts, planned, strict=True)]
+    return differences([{**side, "settings": count} for side, count in zip(listed, counted, strict=True)])
 
 
-def grouped(found: Sequence[Difference]) -> tuple[tuple[Difference, ...], tuple[Difference, ...]]:
+def grouped(entries: Sequence[Difference]) -> tuple[tuple[Difference, ...], tuple[Difference, ...]]:
     """Return the most important groups of differences, one row each, and the others, if they are too many to show."""
     groups: dict[str, list[tuple[str, Difference]]] = {name: [] for name in _GROUPS}
-    for entry in found:
+    for entry in entries:
         matches = ((name, pat) for name, pats in _GROUPS.items() for pat in pats if fnmatchcase(entry.key, pat))
         if (match := next(matches, None)) is not None:
             groups[match[0]].append(("" if match[1] == entry.key else f"{entry.key.rpartition('.')[2]} ", entry))
@@ -98,7 +98,7 @@ def grouped(found: Sequence[Difference]) -> tuple[tuple[Difference, ...], tuple[
     first = dict(islice(first.items(), _SHOWN))
     keys = {member.key for members in first.values() for _, member in members}
     rows = tuple(Difference(key=name, values=_joined(members)) for name, members in first.items())
-    others = tuple(item for item in found if item.key not in keys)
+    others = tuple(item for item in entries if item.key not in keys)
     return (rows, others) if len(rows) + len(others) > _SHOWN else ((*rows, *others), ())
 
 
@@ -136,11 +136,11 @@ def same_configuration(comparison: Comparison) -> frozenset[tuple[str, str]] | N
     A server known only by URL may have been restarted with other options, so its key requires a `--label`.
     """
     run = comparison.result.run
-    known = run.label or run.provenance.plan_digest
-    if known is None:
+    identity = run.label or run.provenance.plan_digest
+    if identity is None:
         return None
     facts = ((key, value) for key, value in compared_settings(comparison).items() if not key.startswith(_RATES))
-    return frozenset({("", known), ("workload", run.workload_name), ("hardware", comparison.system), *facts})
+    return frozenset({("", identity), ("workload", run.workload_name), ("hardware", comparison.system), *facts})
 
 
 def same_load(one: Comparison, other: Comparison) -> bool:
@@ -179,15 +179,15 @@ def _endpoint(result: BenchResult) -> dict[str, object]:
 
 def started_with(provenance: ServerProvenance) -> dict[str, str]:
     """Return the configuration of a server by dotted key: plan, image, patches, checkpoint and host."""
-    found = _host_findings(provenance.host)
+    findings = _host_findings(provenance.host)
     return flat_known(
         {
             **(provenance.plan or {}),
             _TIERS: tiers_of(provenance),
             "image": provenance.image_digest,
             "patched": _states(provenance.patch_receipt),
-            "weights": found.pop(_WEIGHTS, None),
-            "host": found,
+            "weights": findings.pop(_WEIGHTS, None),
+            "host": findings,
         }
     )
 
@@ -205,8 +205,8 @@ def flat_known(data: Mapping[str, object]) -> dict[str, str]:
 
 def _host_findings(host: Mapping[str, object] | None) -> dict[str, str]:
     """Return the preflight findings that can affect a measurement, by check."""
-    found = [item for item in objects_in(host, "findings") if item.get("check") in _HOST_CHECKS]
-    values = {str(item["check"]): str(item.get("value", "")) for item in found}
+    findings = [item for item in objects_in(host, "findings") if item.get("check") in _HOST_CHECKS]
+    values = {str(item["check"]): str(item.get("value", "")) for item in findings}
     return {check: text.removesuffix(FROM_RECEIPT) for check, text in values.items()}
 
 

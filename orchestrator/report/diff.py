@@ -150,8 +150,8 @@ def resolve_side(text: str, home: Home) -> DiffSide:
 def diff(a: DiffSide, b: DiffSide) -> DiffOutput:
     """Compare two sides; a group that only one side has is reported as unknown, not as a difference."""
     one_sided = [group for group in (*_OBSERVED, "layout") if a.knows(group) != b.knows(group)]
-    found = differences([_comparable(side, one_sided) for side in (a, b)])
-    values = [DifferentValue(area=_area(item.key), key=item.key, a=item.values[0], b=item.values[1]) for item in found]
+    differing = differences([_comparable(side, one_sided) for side in (a, b)])
+    values = [DifferentValue(area=_area(item.key), key=item.key, a=item.values[0], b=item.values[1]) for item in differing]
     values.sort(key=lambda value: _ORDER.index(value.area))
     reasons: dict[tuple[str, str], list[str]] = {}
     for entry in values:

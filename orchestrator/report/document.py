@@ -221,9 +221,9 @@ def _layouts(published: Published, comparisons: tuple[Comparison, ...], prices: 
 
 def _match(row: LayoutRow, published: Published) -> tuple[str, str]:
     """Return system and layout of the matching published row; it may be the "not published" layout of the system."""
-    known = {(line.system, line.layout) for line in published.layouts}
+    rows_published = {(line.system, line.layout) for line in published.layouts}
     unnamed = (row.system, "not published")
-    return unnamed if (row.system, row.layout) not in known and unnamed in known else (row.system, row.layout)
+    return unnamed if (row.system, row.layout) not in rows_published and unnamed in rows_published else (row.system, row.layout)
 
 
 def _published_layout(line: PublishedLayout, published: Published, prices: PriceBook) -> LayoutRow:

@@ -31,24 +31,24 @@ def with_names(comparisons: tuple[Comparison, ...], directories: tuple[str, ...]
     `directories` has one entry per comparison, or is empty. Duplicates of name and workload get a number.
     """
     seen: dict[tuple[str, str], int] = {}
-    found = []
+    renamed = []
     for index, comparison in enumerate(comparisons):
         label = comparison.result.run.label or (directories[index] if directories else "")
         item = replace(comparison, name=label or comparison.name)
         key = (item.label, item.result.run.workload_name)
         seen[key] = seen.get(key, 0) + 1
-        found.append(replace(item, name=f"{item.name} ({seen[key]})") if seen[key] > 1 else item)
-    return tuple(found)
+        renamed.append(replace(item, name=f"{item.name} ({seen[key]})") if seen[key] > 1 else item)
+    return tuple(renamed)
 
 
 def headline(comparisons: tuple[Comparison, ...], side_by_side: SideBySide, *, published: bool) -> tuple[str, ...]:
     """Return the verdict, then a sentence per configuration, or per result that is comparable with the publication."""
-    own = [_group_sentence(side, comparisons) for side in side_by_side.groups]
+    group_sentences = [_group_sentence(side, comparisons) for side in side_by_side.groups]
     judged = [comparison for comparison in comparisons if comparison.comparable]
     verdict_lines = tuple(verdict(side_by_side, comparisons))
     if not published:
-        return (*verdict_lines, *without_verdict(side_by_side, comparisons), *own)
-    sentences = [_sentence(comparison) for comparison in judged] or own
+        return (*verdict_lines, *without_verdict(side_by_side, comparisons), *group_sentences)
+    sentences = [_sentence(comparison) for comparison in judged] or group_sentences
     if not (forbidden := len(comparisons) - len(judged)):
         return (*verdict_lines, *sentences)
     of = f"{forbidden} of {len(comparisons)} results" if len(comparisons) > 1 else "The result"
@@ -163,7 +163,7 @@ def _names(table: SideBySide, comparisons: tuple[Comparison, ...]) -> list[str]:
 
 def _better(at: Mapping[str, SideRow], judged: list[int], names: list[str]) -> str:
     """Compare the best configuration of each metric with the second best, then with the others."""
-    found: dict[str, list[str]] = {}
+    by_relation: dict[str, list[str]] = {}
     noise_known = True
     for metric in _VERDICT_METRICS:
         row = at.get(metric.key)
@@ -186,8 +186,8 @@ def _better(at: Mapping[str, SideRow], judged: list[int], names: list[str]) -> s
         for other, column in others:
             more = change(other, ranked[0][0])
             text += f" and against {names[column]} {change_text(more)}" if more else ""
-        found.setdefault(relation, []).append(text)
-    sentences = "; ".join(f"{relation}: {', '.join(values)}" for relation, values in found.items())
+        by_relation.setdefault(relation, []).append(text)
+    sentences = "; ".join(f"{relation}: {', '.join(values)}" for relation, values in by_relation.items())
     return sentences if noise_known else f"{sentences}; the noise is unknown, with one run each"
 
 

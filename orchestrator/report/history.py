@@ -81,10 +81,10 @@ def history(servers: Servers, name: str | None) -> tuple[RunSummary, ...]:
     `name` selects one server. Raises StartError if it has no run.
     """
     if name is None:
-        found = runs_by_name(servers.home)
-        for item in sorted({*known_names(servers.home)} - found.keys()):
+        runs_of_name = runs_by_name(servers.home)
+        for item in sorted({*known_names(servers.home)} - runs_of_name.keys()):
             warn(f"cannot list the runs of `{item}`", hint=f"`deploy status {item}` shows the reason")
-        runs = tuple(chain.from_iterable(found.values()))
+        runs = tuple(chain.from_iterable(runs_of_name.values()))
     else:
         require_name(name)
         runs = runs_of(servers.home, name)
@@ -191,8 +191,8 @@ def _soak_of(smoke: Mapping[str, object]) -> tuple[float, str]:
 
 
 def _counted(gate: Mapping[str, object]) -> dict[str, int]:
-    found = {what: gate.get(what) for what in ("hits", "misses")}
-    return {what: len(lines) for what, lines in found.items() if isinstance(lines, list)}
+    lines_by_kind = {what: gate.get(what) for what in ("hits", "misses")}
+    return {what: len(lines) for what, lines in lines_by_kind.items() if isinstance(lines, list)}
 
 
 def _ending(run: RunDir) -> tuple[str, str | None]:

@@ -210,12 +210,12 @@ def _spots(line: Line, across: _Scale, upward: _Scale) -> Markup:
         if line.style == "dots":
             drawn += Markup("<g>{}<title>{}</title></g>").format(_marker("dot", x, y), text)
             continue
-        left = max(min(x, WIDTH - _TIP_CHAR * len(tip)), 0.0)
+        x_tip = max(min(x, WIDTH - _TIP_CHAR * len(tip)), 0.0)
         top = y + 22 if y < _TOP + 14 else y - 11
         drawn += Markup(
             '<g class="spot" tabindex="0" role="img" aria-label="{}">'
             '<circle class="hit" cx="{:.1f}" cy="{:.1f}" r="10"/>{}{}</g>'
-        ).format(text, x, y, _marker(_shape(line), x, y), _text(left, top, tip, "tip"))
+        ).format(text, x, y, _marker(_shape(line), x, y), _text(x_tip, top, tip, "tip"))
     return Markup('<g class="series {}">{}</g>').format(_color(line.color), drawn)
 
 

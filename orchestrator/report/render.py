@@ -38,7 +38,7 @@ def _template_context(report: Report) -> dict[str, object]:
     Metrics without any measured value are omitted unless the report has published metrics.
     """
     rows = [row for comparison in report.comparisons for row in comparison.rows]
-    known = {metric.key for metric in metrics.METRICS if any(row.of(metric).measured is not None for row in rows)}
+    measured_keys = {metric.key for metric in metrics.METRICS if any(row.of(metric).measured is not None for row in rows)}
     table_of = {
         "by_rate": metrics.DisplayIn.RATE,
         "by_wait": metrics.DisplayIn.WAIT,
@@ -49,7 +49,7 @@ def _template_context(report: Report) -> dict[str, object]:
         name: [
             metric
             for metric in metrics.metrics_for(table)
-            if (report.published and not metric.if_measured) or metric.key in known
+            if (report.published and not metric.if_measured) or metric.key in measured_keys
         ]
         for name, table in table_of.items()
     }
@@ -101,7 +101,7 @@ def environment() -> Environment:
         "plain": metrics.plain,
         "change": change,
         "pretty": pretty,
-        "pairs": lambda found: [(item.key, item.values) for item in found],
+        "pairs": lambda rows: [(item.key, item.values) for item in rows],
         "of_sides": lambda facts, sides: [(fact.name, [fact.values[at] for _, _, at in sides]) for fact in facts],
         "load": load,
         "agreement_class": agreement_class,
@@ -124,11 +124,11 @@ def change(metric: ComparedMetric) -> str:
 
 def not_comparable(report: Report) -> list[tuple[list[str], tuple[ComparabilityIssue, ...]]]:
     """Return the results with comparability issues, grouped by equal issues."""
-    found: dict[tuple[ComparabilityIssue, ...], list[str]] = {}
+    labels_by_reasons: dict[tuple[ComparabilityIssue, ...], list[str]] = {}
     for comparison in report.comparisons:
         if comparison.reasons:
-            found.setdefault(comparison.reasons, []).append(comparison.label)
-    return [(labels, reasons) for reasons, labels in found.items()]
+            labels_by_reasons.setdefault(comparison.reasons, []).append(comparison.label)
+    return [(labels, reasons) for reasons, labels in labels_by_reasons.items()]
 
 
 def known_in(columns: list[ReportMetric], comparison: Comparison, published: object) -> list[ReportMetric]:
@@ -151,22 +151,22 @@ def card_note(row: RateRow, metric: ReportMetric, comparison: Comparison) -> str
 
 def errors(comparison: Comparison) -> list[tuple[str, dict[str, int], str]]:
     """Return the failures by kind: number at each load, and an example."""
-    found: dict[str, tuple[dict[str, int], str]] = {}
+    by_kind: dict[str, tuple[dict[str, int], str]] = {}
     for point in comparison.result.points:
         for failure in point.failures:
-            counts, _ = found.setdefault(failure.kind, ({}, failure.example))
+            counts, _ = by_kind.setdefault(failure.kind, ({}, failure.example))
             counts[point.label] = failure.count
-    return [(kind, counts, example) for kind, (counts, example) in found.items()]
+    return [(kind, counts, example) for kind, (counts, example) in by_kind.items()]
 
 
 def remarks(comparison: Comparison) -> list[str]:
     """Return the notes on single rows: implausible published values, and reasons for a rate that is not sustained."""
-    found = []
+    texts = []
     for row in comparison.rows:
-        found += [f"{row.load}: {metric.note}" for metric in row.metrics.values() if metric.note]
+        texts += [f"{row.load}: {metric.note}" for metric in row.metrics.values() if metric.note]
         verdict = "was not sustained" if row.sustained is False else "was not judged"
-        found += [f"{row.load} {verdict}: {reason}" for reason in row.not_sustained_because]
-    return found
+        texts += [f"{row.load} {verdict}: {reason}" for reason in row.not_sustained_because]
+    return texts
 
 
 def agreement_class(agreement: Agreement) -> str:

@@ -125,10 +125,10 @@ def _rows(members: list[list[Comparison]]) -> Iterator[SideRow]:
     loads = sorted(order, key=lambda load: order[load])
     for metric in metrics.metrics_for(metrics.DisplayIn.COMPARE):
         for load in loads:
-            found = tuple(_estimate(runs, load, metric) for runs in at)
-            if any(item is not None for item in found):
-                changes = _changes(found, members) if metric.relative else (None,) * len(found)
-                yield SideRow(metric=metric.key, load=load, estimates=found, changes=changes)
+            estimates = tuple(_estimate(runs, load, metric) for runs in at)
+            if any(item is not None for item in estimates):
+                changes = _changes(estimates, members) if metric.relative else (None,) * len(estimates)
+                yield SideRow(metric=metric.key, load=load, estimates=estimates, changes=changes)
 
 
 def _estimate(runs: list[dict[str, RateRow]], load: str, metric: ReportMetric) -> Estimate | None:

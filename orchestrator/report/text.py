@@ -16,8 +16,8 @@ _WIDEST: Final = 40  # characters of a value in the table of differences
 
 def comparison_text(report: Report) -> str:
     """Return the verdict, the configurations, their differences, a table for each metric, and the eval results."""
-    known = report.published
-    parts = [f"published: {known.title} ({known.source}, {known.date})", ""] if known else []
+    published = report.published
+    parts = [f"published: {published.title} ({published.source}, {published.date})", ""] if published else []
     for judge in (verdict, without_verdict):
         parts += [f"{sentence}\n" for sentence in judge(report.side_by_side, report.comparisons)]
     parts += [_header(index, side, report) for index, side in enumerate(report.side_by_side.groups)]
@@ -46,10 +46,10 @@ def _header(index: int, side: ConfigurationGroup, report: Report) -> str:
     reasons = (r for member in members for r in member.reasons)
     lines += dict.fromkeys(f"   - {r.kind}{f' at {r.point}' if r.point else ''}: {r.detail}" for r in reasons)
     lines += dict.fromkeys(f"   {caveat}" for member in members for caveat in member.caveats)
-    found = [text for member in members if (text := _knee(member))]
-    if len({*found}) > 1:
-        found = [f"{text} ({member.name})" for member in members if (text := _knee(member))]
-    lines += dict.fromkeys(f"   {text}" for text in found)
+    knees = [text for member in members if (text := _knee(member))]
+    if len({*knees}) > 1:
+        knees = [f"{text} ({member.name})" for member in members if (text := _knee(member))]
+    lines += dict.fromkeys(f"   {text}" for text in knees)
     return "\n".join(lines)
 
 
@@ -92,7 +92,7 @@ def _metric_table(key: str, rows: tuple[SideRow, ...], report: Report) -> str:
             row.load,
             *([metric.text(published.get(row.load), "-")] if published else []),
             *(estimate_text(metric, estimate) for estimate in row.estimates),
-            *("-" if (found := row.changes[column]) is None else change_text(found) for column in changed),
+            *("-" if (difference := row.changes[column]) is None else change_text(difference) for column in changed),
         )
         for row in rows
     ]
@@ -116,7 +116,7 @@ def _layouts(report: Report) -> str:
     rows = report.layouts
     letters = {run: _letter(at) for at, side in enumerate(report.side_by_side.groups) for run in side.runs}
     columns = metrics.metrics_for(metrics.DisplayIn.LAYOUT)
-    known = [metric for metric in columns if any(row.metrics[metric.key] is not None for row in rows)]
+    measured = [metric for metric in columns if any(row.metrics[metric.key] is not None for row in rows)]
     lines = [
         (
             row.system,
@@ -124,9 +124,9 @@ def _layouts(report: Report) -> str:
             "published" if row.comparison is None else letters[row.comparison],
             metrics.count(row.tok_s),
             metrics.plain(row.rate_rps) if row.rate_rps is not None else "-",
-            *(metric.text(row.metrics[metric.key], "-") for metric in known),
+            *(metric.text(row.metrics[metric.key], "-") for metric in measured),
         )
         for row in rows
     ]
-    header = ("system", "layout", "source", metrics.OUTPUT.title, "at rps", *(metric.title for metric in known))
+    header = ("system", "layout", "source", metrics.OUTPUT.title, "at rps", *(metric.title for metric in measured))
     return table(header, lines)

@@ -20,7 +20,7 @@ def find_results(paths: Sequence[Path], *, required: bool = True) -> tuple[Path,
 
     Raises UsageError if a path has no result and `required` is set.
     """
-    found: list[Path] = []
+    results: list[Path] = []
     for path in paths:
         here = sorted(path.rglob(RESULT_FILE)) if path.is_dir() else [path]
         if required and (not here or not here[0].exists()):
@@ -29,8 +29,8 @@ def find_results(paths: Sequence[Path], *, required: bool = True) -> tuple[Path,
                 location=str(path),
                 hint=f"`deploy bench --output {path}` writes one",
             )
-        found += here
-    return tuple(dict.fromkeys(found))
+        results += here
+    return tuple(dict.fromkeys(results))
 
 
 def find_evals(directories: Sequence[Path], baselines: Sequence[Path]) -> EvalPairs:
@@ -38,17 +38,17 @@ def find_evals(directories: Sequence[Path], baselines: Sequence[Path]) -> EvalPa
 
     The baseline is the given one of the same suite, else the one saved in `baseline/` next to the result, else None.
     """
-    known = {(outcome := load_eval_result(path)).suite: outcome for path in baselines}
-    named = {path.resolve() for path in baselines}
-    found = []
+    latest = {(outcome := load_eval_result(path)).suite: outcome for path in baselines}
+    excluded = {path.resolve() for path in baselines}
+    pairs = []
     for path in dict.fromkeys(path for directory in directories for path in sorted(directory.rglob("eval-*.json"))):
         sibling = path.parent / BASELINE_DIR / path.name
         is_sibling = path.parent.name == BASELINE_DIR and (path.parent.parent / path.name).exists()
-        if path.resolve() not in named and not is_sibling:
+        if path.resolve() not in excluded and not is_sibling:
             outcome = load_eval_result(path)
             saved = load_eval_result(sibling) if sibling.exists() else None
-            found.append((known.get(outcome.suite, saved), outcome))
-    return tuple(found)
+            pairs.append((latest.get(outcome.suite, saved), outcome))
+    return tuple(pairs)
 
 
 def make_report(
@@ -67,12 +67,12 @@ def make_report(
     """
     measured = tuple(load_result(path) for path in results)
     _require_one_acceptance(measured, results)
-    known = None if published else _matching(measured, evals)
+    table = None if published else _matching(measured, evals)
     if published and published != "none":
-        known = load_published(published)
-    directories = _directories(results) if known is None and len(results) > 1 else ()
+        table = load_published(published)
+    directories = _directories(results) if table is None and len(results) > 1 else ()
     return build_report(
-        measured, published=known, prices=price_book(prices), directories=directories, evals=evals, watts=watts
+        measured, published=table, prices=price_book(prices), directories=directories, evals=evals, watts=watts
     )
 
 

@@ -77,8 +77,8 @@ class RunDir:
     @property
     def digest(self) -> str:
         """The first 8 characters of the plan's digest, from the folder's name; "" for a folder of another form."""
-        named = _RUN.fullmatch(self.path.name)
-        return named[1] if named else ""
+        match = _RUN.fullmatch(self.path.name)
+        return match[1] if match else ""
 
     @cached_property
     def other_version(self) -> str:
@@ -180,8 +180,8 @@ def reserved_space(home: Home, name: str, *, replicas: int = 1) -> Iterator[None
     be compressed. Raises HostError if they cannot be written. The caller holds the lock of the name.
     """
     folder = home.runs / FileName(name)
-    for left in folder.glob(f"{_RESERVED}*"):  # by a command that was killed
-        remove_tree(left, within=folder)
+    for leftover in folder.glob(f"{_RESERVED}*"):  # by a command that was killed
+        remove_tree(leftover, within=folder)
     try:
         room = TemporaryDirectory(prefix=_RESERVED, dir=home.make_runs(name))
         with contextlib.ExitStack() as failed:
@@ -228,8 +228,8 @@ def runs_of(home: Home, name: str) -> tuple[RunDir, ...]:
     folder = home.runs / FileName(name)
     if folder.is_symlink():
         return ()
-    found = (path for path in subfolders(folder) if "-" in path.name and not path.name.startswith("."))
-    return tuple(map(RunDir, sorted(found, reverse=True)))
+    folders = (path for path in subfolders(folder) if "-" in path.name and not path.name.startswith("."))
+    return tuple(map(RunDir, sorted(folders, reverse=True)))
 
 
 def runs_by_name(home: Home) -> dict[str, tuple[RunDir, ...]]:
@@ -237,11 +237,11 @@ def runs_by_name(home: Home) -> dict[str, tuple[RunDir, ...]]:
 
     A name is omitted if its folder cannot be listed: another user, or `sudo`, may have made it.
     """
-    found = {}
+    runs = {}
     for name in known_names(home):
         with contextlib.suppress(HostError):
-            found[name] = runs_of(home, name)
-    return found
+            runs[name] = runs_of(home, name)
+    return runs
 
 
 def latest_runs(home: Home) -> tuple[RunDir, ...]:
@@ -330,8 +330,8 @@ def find_run(home: Home, text: str) -> RunDir | None:
         return RunDir(Path(text).absolute())
     name, _, run = text.rpartition("/")
     candidates = runs_of(home, name) if name else chain.from_iterable(runs_by_name(home).values())
-    found = (candidate for candidate in candidates if candidate.path.name == run)
-    return next(found, None) if _RUN.fullmatch(run) else None
+    matching = (candidate for candidate in candidates if candidate.path.name == run)
+    return next(matching, None) if _RUN.fullmatch(run) else None
 
 
 def note_request(run: RunDir) -> None:
@@ -344,7 +344,7 @@ def note_request(run: RunDir) -> None:
 def load_lock(path: Path) -> tuple[Lock, Document]:
     """Return a lock and its document. Raises ProfileError if it is unreadable, edited or of another version."""
     try:
-        text = read_file(path, most=MAX_BYTES).decode()
+        text = read_file(path, max_bytes=MAX_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ProfileError(f"cannot read the lock: {reason}", location=str(path)) from error

@@ -17,8 +17,8 @@ REGISTRY: Final[Mapping[str, str]] = {
 
 def runtime_class(name: str) -> type[Runtime]:
     """Return the class of a runtime."""
-    found: type[Runtime] = import_attribute(REGISTRY[name])
-    return found
+    kind: type[Runtime] = import_attribute(REGISTRY[name])
+    return kind
 
 
 def open_runtime(name: str, home: Home, host: str | None = None) -> Runtime:

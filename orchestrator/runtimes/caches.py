@@ -19,21 +19,21 @@ def caches(home: Home, host: str | None) -> tuple[Cache, ...]:
 
     Raises HostError if a runtime does not answer, unless another runtime has caches: a rented pod has no Docker daemon.
     """
-    found: list[Cache] = []
+    caches_found: list[Cache] = []
     failures: dict[str, HostError] = {}
     for name in REGISTRY:
         if host is None or runtime_class(name).supports_ssh:
             try:
-                found += open_runtime(name, home, host).caches()
+                caches_found += open_runtime(name, home, host).caches()
             except HostError as error:
                 failures[name] = error
     if host is None:
-        found += _archives(home.compiled_kernels)
+        caches_found += _archives(home.compiled_kernels)
     for name, reason in failures.items():
-        if not found:
+        if not caches_found:
             raise reason
         note(f"cannot query {name}: {reason.message}")
-    return tuple(found)
+    return tuple(caches_found)
 
 
 def _archives(folder: Path) -> Iterator[Cache]:
@@ -79,10 +79,10 @@ def _prune(cache: Cache, *, dry_run: bool) -> str:
     return f"used by `{'`, `'.join(cache.used_by)}`" if cache.used_by else "in use"
 
 
-def caches_text(found: Sequence[PrunedCache], *, dry_run: bool) -> str:
+def caches_text(pruned: Sequence[PrunedCache], *, dry_run: bool) -> str:
     """Return the removed and the kept caches with reasons and total sizes, as text."""
-    gone = [item for item in found if not item.keep_reason]
-    lines = [f"`{item.location}` is kept: {item.keep_reason}; {_about(item)}" for item in found if item.keep_reason]
+    gone = [item for item in pruned if not item.keep_reason]
+    lines = [f"`{item.location}` is kept: {item.keep_reason}; {_about(item)}" for item in pruned if item.keep_reason]
     lines += [f"{'would remove' if dry_run else 'removed'} `{cache.location}`: {_about(cache)}" for cache in gone]
     count = "1 cache" if len(gone) == 1 else f"{len(gone)} caches"
     return "\n".join([*lines, f"{count}, {sum(cache.size for cache in gone):,} bytes"])

@@ -138,12 +138,12 @@ def current_runs(newest_first: Iterable[RecordedRun], live: Collection[Path]) ->
     A rolling update records replaced replicas in later runs, so unstopped runs of replicas are also returned, back to
     the run of their gateway. `newest_first` is read only as far as needed.
     """
-    left, found = set(live), list[RecordedRun]()
+    unseen, current = set(live), list[RecordedRun]()
     for run in newest_first:
-        left.discard(run.folder)
+        unseen.discard(run.folder)
         if run.folder in live or (not run.stopped and (run.replicas or not live)):
-            found.append(run)
+            current.append(run)
         ended = run.stopped and run.own is not None
-        if not left and (ended or any(item.own is not None for item in found)):
+        if not unseen and (ended or any(item.own is not None for item in current)):
             break
-    return found
+    return current

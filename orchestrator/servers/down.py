@@ -49,8 +49,8 @@ def down_all(
     that was not stopped and each runtime that did not respond.
     """
     failures: dict[str, DeployError] = {}
-    found = servers.find()
-    names = sorted({handle.name for handle in found if all_homes or _is_ours(servers, handle)})
+    handles = servers.find()
+    names = sorted({handle.name for handle in handles if all_homes or _is_ours(servers, handle)})
     for name in names:
         try:
             down(servers, name, all_homes=all_homes, drain=drain)
@@ -61,7 +61,7 @@ def down_all(
             failures[name] = error if isinstance(error, DeployError) else HostError(str(error))
     if not names and not servers.unreachable:
         info("no server of this home is running")
-    for name in sorted({handle.name for handle in found} - set(names)):
+    for name in sorted({handle.name for handle in handles} - set(names)):
         note(f"`{name}` was started from another home and is still running: `deploy down {name}` stops it")
     problems = [Problem(text) for text in servers.unanswered()]
     problems += [

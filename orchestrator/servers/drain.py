@@ -113,10 +113,10 @@ class Drain:
 def drain_and_stop(servers: Servers, server: RunningServer, *, seconds: float, reason: str) -> None:
     """Stop a server when its requests have ended, at most after `seconds`; see `stop_server`."""
     runtime = servers.runtime(server)
-    most = runtime.max_drain(server)
-    if most is not None and seconds > most:
-        note(f"`{server.name}` aborts its requests after {most:g} s, `timeouts.termination_grace` of its plan")
-        seconds = most
+    limit = runtime.max_drain(server)
+    if limit is not None and seconds > limit:
+        note(f"`{server.name}` aborts its requests after {limit:g} s, `timeouts.termination_grace` of its plan")
+        seconds = limit
     with Drain(runtime, server, seconds=seconds) as drain:
         leave(server, servers, seconds=seconds)
         if seconds <= 0:

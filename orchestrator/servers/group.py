@@ -51,8 +51,8 @@ class RunningServer(Unit):
     @property
     def unit(self) -> Unit:
         """The single unit, or the gateway."""
-        own = {field.name: getattr(self, field.name) for field in fields(Unit)}
-        return Unit(**{**own, "run_dir": self.log_dir})
+        values = {field.name: getattr(self, field.name) for field in fields(Unit)}
+        return Unit(**{**values, "run_dir": self.log_dir})
 
     @property
     def run(self) -> RunDir:
@@ -76,8 +76,8 @@ class RunningServer(Unit):
     @property
     def units(self) -> tuple[Unit, ...]:
         """The single unit, or the gateway if it exists and the replicas."""
-        own = (self.unit,) if self.runtime_id or not self.replicas else ()
-        return (*own, *(replica.unit for replica in self.replicas))
+        main = (self.unit,) if self.runtime_id or not self.replicas else ()
+        return (*main, *(replica.unit for replica in self.replicas))
 
     @property
     def logged(self) -> tuple[Unit, ...]:
@@ -143,13 +143,13 @@ class ServerGroup:
 
     def stop(self, server: RunningServer, *, grace: float) -> None:
         """Stop the gateway first, then the replicas, which drain at the same time."""
-        until, own = time.monotonic() + grace, server.unit
+        until, unit = time.monotonic() + grace, server.unit
         if not server.replicas:
-            self.runtime.stop(own, grace=grace)
+            self.runtime.stop(unit, grace=grace)
             return
         try:
-            if own.runtime_id:
-                self.runtime.stop(own, grace=grace)
+            if unit.runtime_id:
+                self.runtime.stop(unit, grace=grace)
         finally:  # highest replica first (pods all at once); the gateway again last, in case its stop failed
             self.runtime.stop_all(server.units[::-1], grace=max(until - time.monotonic(), 0))
 
@@ -199,8 +199,8 @@ def _lines_if_reachable(unit: Unit, lines: Iterator[str], unreachable: set[Unit]
 
 def servers_of(units: Sequence[Unit]) -> tuple[RunningServer, ...]:
     """Return units as servers, sorted by name."""
-    known = sorted((RunningServer.of(unit) for unit in units), key=lambda unit: unit.name)
-    names = groupby(known, key=lambda unit: unit.name)
+    running = sorted((RunningServer.of(unit) for unit in units), key=lambda unit: unit.name)
+    names = groupby(running, key=lambda unit: unit.name)
     return tuple(chain.from_iterable(_servers_of_name(list(same)) for _, same in names))
 
 
@@ -266,8 +266,8 @@ def run_dir_of(unit: Unit) -> Path:
 
 def run_dirs(servers: Sequence[RunningServer]) -> list[Path]:
     """Return the run directories of servers and of their replicas."""
-    found = {run_dir_of(replica) for server in servers for replica in (server, *server.replicas)}
-    return sorted(found | {Path(server.log_dir) for server in servers})
+    directories = {run_dir_of(replica) for server in servers for replica in (server, *server.replicas)}
+    return sorted(directories | {Path(server.log_dir) for server in servers})
 
 
 def _planned_digest(run_dir: Path) -> str:

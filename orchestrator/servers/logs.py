@@ -24,10 +24,10 @@ def log_lines(servers: Servers, name: str, *, follow: bool, last: int | None = N
 
     Raises StartError if there is no server and no log.
     """
-    found = servers.find(name)
-    if not found and (saved := saved_log(servers, name)) is not None:
+    handles = servers.find(name)
+    if not handles and (saved := saved_log(servers, name)) is not None:
         return iter(deque(saved, maxlen=last)) if last is not None else saved
-    server = servers.server(found[0]) if found else servers.open(name)
+    server = servers.server(handles[0]) if handles else servers.open(name)
     runtime, handle = server.runtime, server.handle
     if last is None:
         return runtime.logs(handle, follow=follow)

@@ -109,8 +109,8 @@ def _prune(servers: Servers, name: str, *, keep: int, since: datetime, dry_run: 
     if not (_old(servers, name, keep, since) or any(folder.glob(f"{_REMOVED}*"))):
         return
     with nullcontext() if dry_run else name_lock(servers.home, name):
-        for left in () if dry_run else folder.glob(f"{_REMOVED}*"):
-            remove_tree(left, within=folder, ignore_errors=False)
+        for leftover in () if dry_run else folder.glob(f"{_REMOVED}*"):
+            remove_tree(leftover, within=folder, ignore_errors=False)
         needed, listed, responded = protected_runs(servers.home, name), list[Path](), set[str]()
         for kind, runtime in servers.runtimes.items():
             with suppress(HostError):

@@ -86,8 +86,8 @@ def request_from(run: RunDir) -> UpRequest:
 def require_run(home: Home, text: str) -> RunDir:
     """Find a run by its directory, `NAME/RUN` or `RUN`. Raises UsageError if there is none."""
     if (run := find_run(home, text)) is None:
-        known = [f"{name}/{run.path.name}" for name, runs in runs_by_name(home).items() for run in runs[:5]]
-        raise UsageError(f"no run `{text}` found", hint=did_you_mean(text, known) or "`deploy history` lists them")
+        runs_listed = [f"{name}/{run.path.name}" for name, runs in runs_by_name(home).items() for run in runs[:5]]
+        raise UsageError(f"no run `{text}` found", hint=did_you_mean(text, runs_listed) or "`deploy history` lists them")
     return run
 
 

@@ -30,13 +30,13 @@ def protected_runs(home: Home, name: str) -> dict[RunDir, str]:
     """Return the runs that a later command may need, each with the reason."""
     runs = runs_of(home, name)
     verified = [run for run in runs if run.read(SMOKE_FILE).get("ok") is True]
-    found = [
+    candidates = [
         (runs[0] if runs else None, "the newest run"),
         (last_ready_run(home, name), "`deploy restart` uses it"),
         (verified[0] if verified else None, "the last run that passed its smoke test"),
         (last_good_run(home, name), "`deploy rollback` returns to it"),
     ]
-    return {run: reason for run, reason in reversed(found) if run is not None}
+    return {run: reason for run, reason in reversed(candidates) if run is not None}
 
 
 def read_request(run: RunDir) -> UpRequest | None:

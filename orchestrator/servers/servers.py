@@ -106,20 +106,20 @@ class Servers:
         """
         if name is not None:
             require_name(name)
-        found = tuple(sorted(self._find(name), key=lambda handle: handle.name))
-        for handle in found if name is not None else ():
+        handles = tuple(sorted(self._find(name), key=lambda handle: handle.name))
+        for handle in handles if name is not None else ():
             note_request(handle.run)  # for hints
             if (plan := handle.plan) is not None:
                 register_env_secret(plan.server.api_key_env)
-        return found
+        return handles
 
     def open(self, name: str) -> Server:
         """Return the server of that name.
 
         Raises StartError with the closest name if there is none, and HostError if a runtime does not respond.
         """
-        if found := self.find(name):
-            return self.server(found[0])
+        if handles := self.find(name):
+            return self.server(handles[0])
         host = None if self.explicit_hosts else requested_host(self.home, name)
         if host is not None:
             near = f"`deploy status {name} --host {host}` queries the host of its last start"
@@ -140,9 +140,9 @@ class Servers:
         """Return a message for each runtime that did not respond."""
         return [f"cannot query {kind}: {reason}" for kind, reason in self.unreachable.items()]
 
-    def server(self, found: RunningServer) -> Server:
+    def server(self, handle: RunningServer) -> Server:
         """Return a listed server with its runtime and run directory."""
-        return Server(handle=found, runtime=self.runtime(found), run=self.run_of(found))
+        return Server(handle=handle, runtime=self.runtime(handle), run=self.run_of(handle))
 
     def gateway_of(self, server: RunningServer, listed: Sequence[RunningServer] | None = None) -> RunningServer | None:
         """Return the running server whose gateway the plan of `server` names; None if there is none.
@@ -154,8 +154,8 @@ class Servers:
         name = section.get("gateway") if isinstance(section, Mapping) else None
         if not isinstance(name, str) or not NAME.match(name):  # an edited plan has no gateway
             return None
-        found = self.find(name) if listed is None else (item for item in listed if item.name == name)
-        return next((item for item in found if item.replicas and item.state.status is Status.RUNNING), None)
+        candidates = self.find(name) if listed is None else (item for item in listed if item.name == name)
+        return next((item for item in candidates if item.replicas and item.state.status is Status.RUNNING), None)
 
     def runtime(self, handle: RunningServer) -> ServerGroup:
         """Return the runtime of a server."""
@@ -226,7 +226,7 @@ def resolve_server_name(target: str, home: Home, *others: object) -> str:
         return target  # most URLs: no runtime is asked
     url = target.rstrip("/").removesuffix("/v1").replace("//localhost", "//127.0.0.1")
     with open_servers(home) as servers:
-        return next((found.name for found in servers.find() if found.has_roles and found.url == url), target)
+        return next((handle.name for handle in servers.find() if handle.has_roles and handle.url == url), target)
 
 
 def api_key(variable: str | None) -> Secret | None:
@@ -323,10 +323,10 @@ def replicas_on_other_plan(handle: RunningServer, plan: Plan) -> str:
 
 def _missing_servers(runtime: ServerGroup, handle: RunningServer) -> Iterator[str]:
     """Yield the dead replicas of a gateway, and the dead processes of running replicas."""
-    known = {Path(server.run_dir).name: server for server in handle.replicas}
+    by_name = {Path(server.run_dir).name: server for server in handle.replicas}
     plan = handle.plan
-    for number, name in enumerate(plan.server_names if plan else sorted(known), start=1):
-        which, server = plan.label_of(number) if plan else name.replace("-", " "), known.get(name)
+    for number, name in enumerate(plan.server_names if plan else sorted(by_name), start=1):
+        which, server = plan.label_of(number) if plan else name.replace("-", " "), by_name.get(name)
         if server is None:
             yield f"{which} {'has no readable record' if _was_started(handle, name) else 'is not started yet'}"
         elif (state := runtime.state(server)).status is not Status.RUNNING:

@@ -56,10 +56,10 @@ def memory_gauges(handle: RunningServer, runtime: ServerGroup, plan: Plan) -> tu
     def of_gpus() -> int | None:
         try:
             remote = kind.resolve_host(runtime.runtime.host_name, os.environ)
-            found = read_gpus(plan.hardware.vendor, ssh_runner(remote) if remote else local)
+            inventory = read_gpus(plan.hardware.vendor, ssh_runner(remote) if remote else local)
         except HostError:
             return None
-        used = [gpu.vram_used for gpu in (found.gpus if found else ()) if gpu.index in plan.gpus]
+        used = [gpu.vram_used for gpu in (inventory.gpus if inventory else ()) if gpu.index in plan.gpus]
         return None if not used or None in used else sum(filter(None, used))
 
     schedulers = len(handle.replicas or (handle,)) * layout.gpus // layout.dp

@@ -56,21 +56,21 @@ def statuses(servers: Servers, name: str | None, *, check_health: bool) -> tuple
             error = version_error(handle.run)
             warn(error.message, hint=error.hint)
     listed = handles if name is None and not check_health else None  # a check needs a URL that this host reaches
-    found = [(handle, servers.gateway_of(handle, listed)) for handle in handles]
+    pairs = [(handle, servers.gateway_of(handle, listed)) for handle in handles]
     with ThreadPool(_MAX_PARALLEL) as pool:  # Ctrl-C ends the waiting at once; an executor waits for its threads
-        return tuple(pool.map(lambda item: _status(servers, *item, ask=check_health), found, chunksize=1))
+        return tuple(pool.map(lambda item: _status(servers, *item, ask=check_health), pairs, chunksize=1))
 
 
-def require_healthy(servers: Servers, found: Iterable[ServerStatus], *, explicit: bool) -> None:
+def require_healthy(servers: Servers, listed: Iterable[ServerStatus], *, explicit: bool) -> None:
     """Raise HostError if a runtime does not respond, and with `explicit` an error for the server.
 
     StartError means that the server has exited, SmokeError that it is running but unhealthy.
     """
-    if servers.unreachable and not (explicit and found):  # the server was found: other runtimes do not matter
+    if servers.unreachable and not (explicit and listed):  # the server was found: other runtimes do not matter
         raise HostError("; ".join(servers.unanswered()))
     if not explicit:
         return
-    for server in found:
+    for server in listed:
         opened = servers.open(server.name)
         opened.require_running()
         if server.health == "unhealthy":
@@ -83,17 +83,17 @@ def require_healthy(servers: Servers, found: Iterable[ServerStatus], *, explicit
             raise SmokeError(f"`{server.name}` is running but unhealthy: {reason}", hint=hint)
 
 
-def status_table(found: Iterable[ServerStatus], *, width: int | None = None) -> str:
+def status_table(listed: Iterable[ServerStatus], *, width: int | None = None) -> str:
     """Return a table of servers, with a health column if any was checked."""
-    found = tuple(found)
-    probed = any(server.health for server in found)
+    listed = tuple(listed)
+    probed = any(server.health for server in listed)
     rows = [
         (
             *(server.name, server.profile, server.runtime, _state(server)),
             *([server.health] if probed else []),
             *(server.url, server.plan[:12]),
         )
-        for whole in found
+        for whole in listed
         for server in whole.rows
     ]
     health = ["health"] if probed else []
@@ -147,10 +147,10 @@ def startup_seconds(run: RunDir) -> dict[str, float]:
     stages, checked = run.read(PROCESSES_FILE).get("stages"), run.read(SMOKE_FILE).get(STARTUP)
     if not isinstance(stages, Mapping):
         return {}
-    found = Counter[str]()  # the first sampled request of a pod is in both
+    total = Counter[str]()  # the first sampled request of a pod is in both
     for item in (stages, checked if isinstance(checked, Mapping) else {}):
-        found.update({str(stage): seconds for stage, seconds in item.items() if isinstance(seconds, int | float)})
-    return {stage: round(seconds, 1) for stage, seconds in found.items() if seconds >= _MIN_STAGE_SECONDS}
+        total.update({str(stage): seconds for stage, seconds in item.items() if isinstance(seconds, int | float)})
+    return {stage: round(seconds, 1) for stage, seconds in total.items() if seconds >= _MIN_STAGE_SECONDS}
 
 
 def startup_text(server: ServerStatus) -> str:

@@ -78,9 +78,9 @@ def record_result(run: RunDir | None, directory: Path) -> None:
     """Record a result in the run that it measured, for `deploy history`; a full disk does not end a measurement."""
     if run is not None:
         earlier = run.read(RESULTS_FILE).get("directories")
-        known = [str(path) for path in earlier] if isinstance(earlier, list) else []
+        recorded = [str(path) for path in earlier] if isinstance(earlier, list) else []
         with suppress(OSError):
-            run.save_state(RESULTS_FILE, {"directories": [*dict.fromkeys((*known, str(directory)))]})
+            run.save_state(RESULTS_FILE, {"directories": [*dict.fromkeys((*recorded, str(directory)))]})
 
 
 def _workload_of(server: Server, home: Home) -> str | None:

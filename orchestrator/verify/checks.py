@@ -124,10 +124,10 @@ def correct_answers(client: SmokeClient) -> CheckOutcome:
         longest = max(longest, *(answer.prompt_tokens for _, answer in answers))
         wrong.append([_wrong(*pair) for pair in answers if not is_correct(pair[0], pair[1].content)])
     if answered := [f"rank {rank}: {'; '.join(of_rank)}" for rank, of_rank in enumerate(wrong) if of_rank]:
-        most = max(map(len, wrong))
-        conclude = failed if most >= min(2, len(questions)) else warning
+        max_wrong = max(map(len, wrong))
+        conclude = failed if max_wrong >= min(2, len(questions)) else warning
         causes = causes_of(client.target.wrong_answers, hints=True)
-        return conclude(f"{most} of {len(questions)} answers wrong; {'; '.join(answered)}", causes=causes)
+        return conclude(f"{max_wrong} of {len(questions)} answers wrong; {'; '.join(answered)}", causes=causes)
     if chunk and longest <= chunk:
         text = f"all {len(questions)}, no prompt longer than a prefill chunk ({chunk} tokens): up to {longest} tokens"
         return warning(text)
@@ -191,13 +191,13 @@ def prefix_cache(client: SmokeClient) -> CheckOutcome:
     cold, warm = first.cached_tokens, second.cached_tokens
     tiers = {tier: count for tier, count in second.cached_by_source.items() if count}
     source = "" if tiers.keys() <= {"device"} else "".join(f", {count} from {tier}" for tier, count in tiers.items())
-    least = (len(prompt) - 2) // page * page
-    if warm < least:
-        return failed(f"a repeated prompt of {len(prompt)} tokens: {warm} from cache, {least} expected (page {page})")
-    if cold >= least:
+    min_cached = (len(prompt) - 2) // page * page
+    if warm < min_cached:
+        return failed(f"a repeated prompt of {len(prompt)} tokens: {warm} from cache, {min_cached} expected (page {page})")
+    if cold >= min_cached:
         return failed(f"{cold} of {len(prompt)} tokens of a new prompt are reported as cached")
     takes_ids = client.target.cache_report and not client.target.engine_url
-    if takes_ids and (reported := read_cached(client.usage(prompt, tokens=1)) or 0) < least:
+    if takes_ids and (reported := read_cached(client.usage(prompt, tokens=1)) or 0) < min_cached:
         return failed(f"`usage` reports {reported} cached tokens, `meta_info` {warm}")
     return passed(f"{warm} of {len(prompt)} tokens from cache the second time, {cold} the first (page {page}){source}")
 
@@ -255,9 +255,9 @@ def structured_output(client: SmokeClient) -> CheckOutcome:
 
 def bad_requests_rejected(client: SmokeClient) -> CheckOutcome:
     """Check that invalid requests are answered 4xx and that the server continues to serve."""
-    own = {f"broken JSON to `{endpoints.GENERATE}`": (endpoints.GENERATE, b"{broken")}
+    sglang_only = {f"broken JSON to `{endpoints.GENERATE}`": (endpoints.GENERATE, b"{broken")}
     sent = {
-        **(own if client.is_sglang else {}),
+        **(sglang_only if client.is_sglang else {}),
         f"broken JSON to `{endpoints.CHAT_COMPLETIONS}`": (endpoints.CHAT_COMPLETIONS, b"{broken"),
         "messages of the wrong type": (endpoints.CHAT_COMPLETIONS, b'{"model": "m", "messages": "hello"}'),
         "negative max_tokens": (endpoints.COMPLETIONS, b'{"model": "m", "prompt": "hello", "max_tokens": -5}'),
@@ -270,9 +270,9 @@ def overlong_prompt_rejected(client: SmokeClient) -> CheckOutcome:
     if not client.target.context_length:
         raise NotOfferedError(f"{client.engine} reports no context length")
     prompt = client.fresh_ids(client.target.context_length + 1)
-    own = {endpoints.GENERATE: generate_body(prompt, tokens=1, model=client.target.served_name)}
+    sglang_only = {endpoints.GENERATE: generate_body(prompt, tokens=1, model=client.target.served_name)}
     bodies: dict[str, Body] = {
-        **(own if client.is_sglang else {}),
+        **(sglang_only if client.is_sglang else {}),
         endpoints.COMPLETIONS: completion_body(client.target.served_name, prompt, tokens=1),
     }
     return _rejects(

@@ -26,7 +26,7 @@ from orchestrator.verify.smoke import run_check
 from orchestrator.verify.target import Target
 
 _STARTS: Final = 300.0  # seconds; smg 1.13.0 starts in 3, or in 30 if ten programs compete for each core
-_WITHIN: Final = 60.0  # seconds; smg 1.13.0 counts two ready servers 0.2 s after its own start
+_TIMEOUT: Final = 60.0  # seconds; smg 1.13.0 counts two ready servers 0.2 s after its own start
 _POLL: Final = 0.1
 _TIMEOUTS: Final = Timeouts(connect=2, idle=5, total=5)
 _TOKENS: Final = 32
@@ -82,10 +82,10 @@ def wait_for_gateway(url: str, *, servers: int, state: Callable[[], ServerState]
             hint = "see its log: `deploy logs`"
             raise NotReadyError(f"the gateway does not answer within {_STARTS:.0f} s", hint=hint)
         count = partial(probe, count_workers)
-        counted = poll_until(lambda number: number == servers, count, timeout=_WITHIN, interval=_POLL, on_tick=show)
+        counted = poll_until(lambda number: number == servers, count, timeout=_TIMEOUT, interval=_POLL, on_tick=show)
     if counted != servers:
         hint = "another process may be using its port or the port of a replica"
-        raise NotReadyError(f"the gateway counts {counted} of {servers} servers after {_WITHIN:.0f} s", hint=hint)
+        raise NotReadyError(f"the gateway counts {counted} of {servers} servers after {_TIMEOUT:.0f} s", hint=hint)
 
 
 def gateway_checks(target: Target, servers: int) -> list[CheckResult]:

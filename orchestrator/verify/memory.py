@@ -61,11 +61,11 @@ class MemoryWatch:
     def problems(self) -> Iterator[str]:
         """Yield a problem for each kind of memory that keeps growing."""
         for gauge in self.gauges:
-            least = smallest(self._samples.get(gauge.name, ()))
+            lowest = smallest(self._samples.get(gauge.name, ()))
             fills = gauge.token_bytes * self.cached_tokens + (self.host_bytes if gauge.token_bytes else 0.0)
             eighths, limit = smallest(self._samples.get(gauge.name, ()), 2 * _QUARTERS), GROWTH_BYTES + fills
-            if grows(least, more_than=limit) or grows_in_steps(eighths, more_than=limit):
-                values = ", ".join(f"{item / _MIB:,.0f}" for item in least)
+            if grows(lowest, more_than=limit) or grows_in_steps(eighths, more_than=limit):
+                values = ", ".join(f"{item / _MIB:,.0f}" for item in lowest)
                 yield f"{gauge.name} keeps growing: {values} MiB at least in the quarters of the soak"
 
     def summaries(self) -> Iterator[str]:
@@ -73,8 +73,8 @@ class MemoryWatch:
         if not self.gauges:
             yield "memory not watched: the host of a URL is unknown"
         for gauge in self.gauges:
-            if least := smallest(self._samples.get(gauge.name, ())):
-                yield f"{gauge.name} {least[0] / _MIB:,.0f}, then {least[-1] / _MIB:,.0f} MiB"
+            if lowest := smallest(self._samples.get(gauge.name, ())):
+                yield f"{gauge.name} {lowest[0] / _MIB:,.0f}, then {lowest[-1] / _MIB:,.0f} MiB"
             else:
                 short = f"the soak is shorter than {MIN_SECONDS:g} s" if self.seconds < MIN_SECONDS else ""
                 yield f"{gauge.name} not watched: {gauge.unwatched or short or 'it could not be read'}"
@@ -88,20 +88,20 @@ def smallest(samples: Sequence[int], parts: int = _QUARTERS) -> tuple[int, ...]:
     return tuple(min(samples[int(at * size) : int((at + 1) * size)]) for at in range(parts))
 
 
-def grows(least: Sequence[int], *, more_than: float) -> bool:
+def grows(values: Sequence[int], *, more_than: float) -> bool:
     """Return whether memory grew in each quarter, by over `more_than` bytes in the last two, not slowing to half."""
-    rises = [later - earlier for earlier, later in pairwise(least)]
+    rises = [later - earlier for earlier, later in pairwise(values)]
     return bool(rises) and min(rises) > 0 and 2 * rises[-1] >= rises[-2] and rises[-1] + rises[-2] > more_than
 
 
-def grows_in_steps(least: Sequence[int], *, more_than: float) -> bool:
+def grows_in_steps(values: Sequence[int], *, more_than: float) -> bool:
     """Return whether memory rose in at least three parts and fell in none.
 
     It must rise by over `more_than` bytes in the last half, and by at least half of the rise in the first.
     """
-    rises = [later - earlier for earlier, later in pairwise(least)]
+    rises = [later - earlier for earlier, later in pairwise(values)]
     if not rises or min(rises) < 0 or sum(rise > 0 for rise in rises) < _MIN_STEPS:
         return False
-    middle = len(least) // 2 - 1
-    first, last = least[middle] - least[0], least[-1] - least[middle]
+    middle = len(values) // 2 - 1
+    first, last = values[middle] - values[0], values[-1] - values[middle]
     return last > more_than and 2 * last >= first

@@ -26,7 +26,7 @@ _LIMITS: Final = Timeouts(connect=5, idle=180, total=180)  # as in the smoke tes
 _TOKENS: Final = 16
 _SAMPLED: Final = tuple(range(200, 237))  # the prompt of the first sampled request
 _TIES: Final = 0.25  # share of tokens that may differ between prefill and decode kernels on a GPU (our limit)
-_WITHIN: Final = 10.0  # seconds until a counter includes a request that was answered
+_TIMEOUT: Final = 10.0  # seconds until a counter includes a request that was answered
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ def _transferred(router: EngineClient, prefill: Sequence[EngineClient], model: s
     """
     before = _transfers(prefill)
     read_generated(router.post(endpoints.GENERATE, generate_body(PROMPT, tokens=2, model=model)))
-    end = time.monotonic() + _WITHIN
+    end = time.monotonic() + _TIMEOUT
     while (after := _transfers(prefill)) is not None and after <= (before or 0) and time.monotonic() < end:
         time.sleep(0.2)
     if after is None:
@@ -102,8 +102,8 @@ def _single_replica_output(router: EngineClient, prefill: EngineClient, pair: Pa
     prompt = list(range(100, 137))
     body = generate_body(prompt, tokens=_TOKENS, model=pair.model)
     answer = read_generated(router.post(endpoints.GENERATE, body)).ids
-    own = [_generate(prefill, [*prompt, *answer[:count]], 1)[:1] for count in range(len(answer))]
-    wrong = sum((token,) != alone for token, alone in zip(answer, own, strict=True))
+    single = [_generate(prefill, [*prompt, *answer[:count]], 1)[:1] for count in range(len(answer))]
+    wrong = sum((token,) != alone for token, alone in zip(answer, single, strict=True))
     if len(answer) != _TOKENS:
         return failed(f"{len(answer)} tokens instead of {_TOKENS}")
     if wrong == 0:

@@ -182,7 +182,7 @@ class _Wait:
 
     def _is_healthy(self) -> bool:
         try:
-            status = self._client.health(within=self._left)
+            status = self._client.health(timeout=self._left)
             answer = f"`{endpoints.HEALTH}`: {status}"
         except (NoResponseError, UnexpectedResponseError) as error:
             status, answer = 0, str(error)
@@ -192,7 +192,7 @@ class _Wait:
 
     def _require_expected_model(self) -> None:
         try:
-            names = self._client.models(within=self._left)
+            names = self._client.models(timeout=self._left)
         except (NoResponseError, UnexpectedResponseError) as error:
             raise self._error(f"`{self._server.url}` does not report its model: {error}") from error
         if self._server.served_name not in names:

@@ -148,18 +148,18 @@ def _kinds(client: SmokeClient, load: _Load) -> Mapping[str, _Request]:
     return kinds
 
 
-def _complete(client: SmokeClient, rank: int, source: random.Random, *, most: int, tokens: int) -> None:
-    ids = source.choices(TOKEN_IDS, k=source.randint(16, most))
+def _complete(client: SmokeClient, rank: int, source: random.Random, *, max_tokens: int, tokens: int) -> None:
+    ids = source.choices(TOKEN_IDS, k=source.randint(16, max_tokens))
     client.usage(ids, tokens=tokens, rank=rank)
 
 
 def _short(client: SmokeClient, rank: int, source: random.Random) -> None:
-    _complete(client, rank, source, most=min(512, client.target.context_length // 4), tokens=source.randint(1, 128))
+    _complete(client, rank, source, max_tokens=min(512, client.target.context_length // 4), tokens=source.randint(1, 128))
 
 
 def _long(client: SmokeClient, rank: int, source: random.Random) -> None:
-    most = 8192 if client.target.on_gpu else 1024
-    _complete(client, rank, source, most=min(most, client.target.context_length // 2), tokens=16)
+    limit = 8192 if client.target.on_gpu else 1024
+    _complete(client, rank, source, max_tokens=min(limit, client.target.context_length // 2), tokens=16)
 
 
 def _chat(client: SmokeClient, rank: int, **more: object) -> None:

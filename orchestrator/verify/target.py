@@ -119,13 +119,13 @@ def target_from_server_info(server: EngineClient, *, url: str, api_key: Secret |
     Raises NoResponseError; UnexpectedResponseError if the server is not an sglang server.
     """
     info = read_server_info(server.get(endpoints.SERVER_INFO))
-    named = next(((name, length) for name, length in server.models().items() if length is not None), None)
-    if info is None or named is None:
+    model = next(((name, length) for name, length in server.models().items() if length is not None), None)
+    if info is None or model is None:
         raise UnexpectedResponseError("not an sglang server")
     return Target(
         url=url,
-        served_name=named[0],
-        context_length=named[1],
+        served_name=model[0],
+        context_length=model[1],
         dp=info.replicas,
         speculative=info.speculative is not None,
         prefix_cache=True,

@@ -44,18 +44,18 @@ def _from_host(client: SmokeClient) -> CheckOutcome:
     prompt = client.fresh_ids(min(_PROMPT, size // 4))
     client.generate(prompt, tokens=_ANSWER)
     before = client.generate(prompt, tokens=_ANSWER)  # the second use, after which a selective policy keeps the prompt
-    filled, longest, begin = 0, min(size - size // 8, _FILL_PROMPT), time.monotonic()
+    filled, prompt_size, begin = 0, min(size - size // 8, _FILL_PROMPT), time.monotonic()
     while filled < info.cache_tokens:
         client.show(f"filling the device's pool: {filled:,} of {info.cache_tokens:,} tokens")
-        filled += client.generate(client.fresh_ids(longest), tokens=1).prompt_tokens
+        filled += client.generate(client.fresh_ids(prompt_size), tokens=1).prompt_tokens
         expected = (time.monotonic() - begin) * info.cache_tokens / filled
         if expected > _FILL_SECONDS:
             text = f"not tested: filling the {info.cache_tokens:,} tokens on the GPU takes {expected / 60:.0f} minutes"
             return warning(text)
     after = client.generate(prompt, tokens=_ANSWER)
-    least = (len(prompt) - 2) // info.page_size * info.page_size
-    if after.cached_tokens < least or not after.cached_by_source.get(HOST):
-        return failed(f"of {len(prompt)} tokens that the device evicted, {_sources(after)}; {least} from host expected")
+    min_cached = (len(prompt) - 2) // info.page_size * info.page_size
+    if after.cached_tokens < min_cached or not after.cached_by_source.get(HOST):
+        return failed(f"of {len(prompt)} tokens that the device evicted, {_sources(after)}; {min_cached} from host expected")
     return _same(client, HOST, before, after) or passed(f"{_sources(after)} after {filled:,} other tokens")
 
 

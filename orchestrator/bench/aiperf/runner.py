@@ -78,12 +78,12 @@ class AiperfRunner(PointRunner):
 
     def _finish(self, point: Point, load_result: LoadResult) -> tuple[Point, LoadResult]:
         assert isinstance(load_result, _AiperfLoad)  # noqa: S101 - made by `_send`
-        found = with_export(point, load_result.export, self.gpus, self.price)
+        exported = with_export(point, load_result.export, self.gpus, self.price)
         if point.sessions is not None and self.source is not None:
             totals = self.source.totals
             sessions = replace(point.sessions, sessions=totals.sessions, subagents=totals.subagents)
-            found = replace(found, sessions=replace(sessions, next_prompts=_NEXT_PROMPTS))
-        return found, load_result
+            exported = replace(exported, sessions=replace(sessions, next_prompts=_NEXT_PROMPTS))
+        return exported, load_result
 
     def _load(self, sessions: Iterable[PlannedSession], activity: str, count: int) -> PlannedLoad:
         return replace(super()._load(sessions, f"{CLIENT}: {activity}", count), warmup_requests=0, duration_s=None)
@@ -163,7 +163,7 @@ async def _write_requests(trace: BinaryIO, sessions: Iterable[PlannedSession], *
 def _read_export(out: Path, code: int) -> AiperfExport:
     """Return the summary that aiperf wrote. Raises BenchError if it failed or measured only a part."""
     log, file = out / _LOG, out / EXPORT
-    output = redact(read_file(log, most=_MAX_LOG).decode(errors="replace"))
+    output = redact(read_file(log, max_bytes=_MAX_LOG).decode(errors="replace"))
     if code or not file.is_file():
         raise BenchError(
             f"{CLIENT} failed with exit code {code}",
@@ -171,7 +171,7 @@ def _read_export(out: Path, code: int) -> AiperfExport:
             details="\n".join(line for line in last_lines(output, _TAIL) if line.strip()),
             hint="see its log; `bench` without `--tool` measures with the client of `deploy`",
         )
-    export = parse_export(read_file(file, most=_MAX_LOG).decode(), location=str(file))
+    export = parse_export(read_file(file, max_bytes=_MAX_LOG).decode(), location=str(file))
     if export.was_cancelled or not export.is_complete:
         raise BenchError(f"{CLIENT} ended early: {export.incomplete_reason or 'cancelled'}", location=str(log))
     return export

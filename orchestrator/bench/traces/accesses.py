@@ -32,9 +32,9 @@ def cache_accesses(
     Only the sessions that run at the same time are in memory. Delays count up to `max_delay_s`. For `drawn_share` of
     the answers, 0 to 1, later prompts have other tokens; they are chosen at random, always the same ones.
     """
-    longest = float("inf") if max_delay_s is None else max_delay_s
+    max_delay = float("inf") if max_delay_s is None else max_delay_s
     choices = Random(0)  # noqa: S311 - not for security
-    for number, (running, index) in enumerate(_in_order(trees, concurrency=concurrency, max_delay_s=longest)):
+    for number, (running, index) in enumerate(_in_order(trees, concurrency=concurrency, max_delay_s=max_delay)):
         prompt, held = running.blocks(index, is_drawn=choices.random() < drawn_share)
         session = running.tree[0].session
         yield CacheAccess(prompt=prompt, held=held, session=session, counted=number >= warmup_requests)
@@ -42,11 +42,11 @@ def cache_accesses(
 
 def _recorded_blocks(request: TraceRequest) -> list[Block]:
     """Return the blocks of a prompt; tokens after the last id are new."""
-    blocks, left = list[Block](), request.input_tokens
+    blocks, remaining = list[Block](), request.input_tokens
     for item in request.block_ids:
-        blocks.append((item, min(request.block_tokens, left)))
-        left -= blocks[-1][1]
-    return [*blocks, (None, left)] if left else blocks
+        blocks.append((item, min(request.block_tokens, remaining)))
+        remaining -= blocks[-1][1]
+    return [*blocks, (None, remaining)] if remaining else blocks
 
 
 class _RunningTree:
@@ -121,16 +121,16 @@ def _in_order(
                 if not request.after:
                     heappush(queue, (begin, next(order), started, index))
             ahead = next(pending, None)
-        now, _, found, index = heappop(queue)
-        yield found, index
-        for later in found.end(index, now + found.tree[index].output_tokens * S_PER_TOKEN):
-            request = found.tree[later]
-            at = max(found.ends[item] for item in request.after) + min(request.delay_s, max_delay_s)
+        now, _, session, index = heappop(queue)
+        yield session, index
+        for later in session.end(index, now + session.tree[index].output_tokens * S_PER_TOKEN):
+            request = session.tree[later]
+            at = max(session.ends[item] for item in request.after) + min(request.delay_s, max_delay_s)
             if concurrency is None and request.arrival_s is not None:
                 at = max(at, request.arrival_s)
-            heappush(queue, (at, next(order), found, later))
-        if len(found.ends) == len(found.tree):
-            running, freed = running - 1, max(found.ends.values())
+            heappush(queue, (at, next(order), session, later))
+        if len(session.ends) == len(session.tree):
+            running, freed = running - 1, max(session.ends.values())
 
 
 def _starts(

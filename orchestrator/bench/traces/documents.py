@@ -63,8 +63,8 @@ def parse(adapter: TypeAdapter[Parsed], document: TraceDocument, *, expected: st
     try:
         return adapter.validate_json(document.content, strict=True)
     except ValidationError as error:
-        found = validation_problems(error, lambda _: document.location)[:10]
-    problems = tuple(Problem(item.message, item.location) for item in found)
+        problems_found = validation_problems(error, lambda _: document.location)[:10]
+    problems = tuple(Problem(item.message, item.location) for item in problems_found)
     raise ProfileError("invalid trace", problems=problems, hint=f"expected {expected}")
 
 

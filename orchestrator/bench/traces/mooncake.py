@@ -65,8 +65,8 @@ def _with_sessions(path: Path, index: _Index) -> Iterator[Tree]:
             continue
         if line.session_id is None:
             yield _tree([(document, line)], f"line {document.location.rpartition(':')[2]}")
-        elif (found := index.pop(line.session_id, None)) is not None:
-            read = (read_at(path, offset, number) for offset, number in zip(*found, strict=True))
+        elif (lines := index.pop(line.session_id, None)) is not None:
+            read = (read_at(path, offset, number) for offset, number in zip(*lines, strict=True))
             yield _tree(((item, _parsed(item)) for item in read), line.session_id)
 
 

@@ -70,14 +70,14 @@ def _format(path: Path) -> str:
         data = json.loads(document.content)
     except (ValueError, RecursionError):
         data = None
-    found = [name for key, name in _KEYS.items() if isinstance(data, dict) and key in data]
-    if not found:
+    formats = [name for key, name in _KEYS.items() if isinstance(data, dict) and key in data]
+    if not formats:
         raise ProfileError(
             "unknown format of a trace",
             location=document.location,
             hint=f"expected a line of Mooncake, `{mooncake.EXPECTED}`, or a session of Weka, `{weka.EXPECTED}`",
         )
-    return found[0]
+    return formats[0]
 
 
 def count(trees: Iterator[Tree]) -> TraceTotals:

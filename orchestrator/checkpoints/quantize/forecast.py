@@ -94,12 +94,12 @@ def _is_linear(name: str, tensor: StoredTensor) -> bool:
 def _schemes(recipe: Recipe, layers: int) -> Callable[[str], str | None]:
     """Return a function that gives the scheme of a module by its name; None for an excluded module."""
     excluded = re.compile("|".join(map(translate, recipe.excluded(layers))) or r"(?!)")
-    named = [(re.compile(translate(key)), scheme) for key, scheme in recipe.schemes(layers).items()]
+    patterns = [(re.compile(translate(key)), scheme) for key, scheme in recipe.schemes(layers).items()]
 
     def scheme_of(module: str) -> str | None:
         if excluded.match(module):
             return None
-        return next((scheme for pattern, scheme in named if pattern.match(module)), recipe.scheme)
+        return next((scheme for pattern, scheme in patterns if pattern.match(module)), recipe.scheme)
 
     return scheme_of
 

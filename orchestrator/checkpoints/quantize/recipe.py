@@ -44,7 +44,7 @@ def load_recipe(name_or_file: str, catalog: Catalog) -> Recipe:
     """
     path = Path(name_or_file) if name_or_file.endswith(_FILES) else catalog.find(EntryKind.RECIPE, name_or_file)
     if path is None or not path.is_file():
-        known = did_you_mean(name_or_file, catalog.names(EntryKind.RECIPE))
-        hint = known if known.endswith("?") else f"{known}, or a .yaml file"
+        suggestion = did_you_mean(name_or_file, catalog.names(EntryKind.RECIPE))
+        hint = suggestion if suggestion.endswith("?") else f"{suggestion}, or a .yaml file"
         raise UsageError(f"no recipe `{name_or_file}` found", hint=hint)
     return read_model(path, Recipe, catalog.display_path(path))

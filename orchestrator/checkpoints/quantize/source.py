@@ -28,8 +28,8 @@ class Source:
     @property
     def layers(self) -> int:
         """The number of layers without MTP layers, which are numbered after them."""
-        found = self.summary.config.count("layers")
-        return found.number if found else 0
+        count = self.summary.config.count("layers")
+        return count.number if count else 0
 
     @property
     def drafts(self) -> bool:

@@ -149,13 +149,13 @@ class WorkDir:
     def _result_problem(self, shard: CheckpointFile, expected: Mapping[str, StoredTensor]) -> str:
         """Return the problem of a shard, as the rest of a sentence; "" if it is valid."""
         try:
-            found = stored_tensors(self.checkpoint / shard)
+            stored = stored_tensors(self.checkpoint / shard)
             self.result(shard)
         except BadShardError as error:
             return str(error)
         except (OSError, ValueError, TypeError):
             return "is missing"
-        different = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
+        different = sorted(name for name in {*stored, *expected} if stored.get(name) != expected.get(name))
         return f"has {len(different)} tensors that differ, e.g. `{different[0]}`" if different else ""
 
     def remove(self) -> None:

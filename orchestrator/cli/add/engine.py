@@ -82,26 +82,26 @@ def command(
         replace=replace,
         dry_run=dry_run,
     )
-    found = add_engine(request, home)
+    added = add_engine(request, home)
     if json:
         output = EngineOutput(
-            **fields_of(found.file),
-            options=found.options,
-            tuned_kernels=found.tables,
-            patches=found.patches,
+            **fields_of(added.file),
+            options=added.options,
+            tuned_kernels=added.tables,
+            patches=added.patches,
             written=not dry_run,
         )
         OUTPUT.show(output)
     else:
-        _show_engine(found, written=not dry_run)
+        _show_engine(added, written=not dry_run)
 
 
-def _show_engine(found: AddedEngine, *, written: bool) -> None:
-    print_data(table(["key", "value", "from"], found.rows(), width=terminal_width()))
-    for text in found.file.notes:
+def _show_engine(added: AddedEngine, *, written: bool) -> None:
+    print_data(table(["key", "value", "from"], added.rows(), width=terminal_width()))
+    for text in added.file.notes:
         note(text)
     if written:
-        info(f"wrote {found.file.path}")
-        info(f"next: `deploy show PROFILE --set engine={found.file.name}`")
+        info(f"wrote {added.file.path}")
+        info(f"next: `deploy show PROFILE --set engine={added.file.name}`")
     else:
-        info(f"would write {found.file.path}")
+        info(f"would write {added.file.path}")

@@ -30,12 +30,12 @@ def command(
     value names its key.
     """
     home = Home.from_environment()
-    found = add_model(checkpoint, home, name=name, revision=revision, overrides=set_ or (), replace=replace)
+    added = add_model(checkpoint, home, name=name, revision=revision, overrides=set_ or (), replace=replace)
     if json:
-        OUTPUT.show(found)
+        OUTPUT.show(added)
         return
-    print_data(table(["key", "value", "from"], found.rows(), width=terminal_width()))
-    for text in found.notes:
+    print_data(table(["key", "value", "from"], added.rows(), width=terminal_width()))
+    for text in added.notes:
         note(text)
-    info(f"wrote {found.path}")
-    info(f"next: `deploy add profile --model {found.name} --hardware HARDWARE`")
+    info(f"wrote {added.path}")
+    info(f"next: `deploy add profile --model {added.name} --hardware HARDWARE`")

@@ -34,7 +34,7 @@ def command(
         raise UsageError("`--host` needs `--image`", hint="add `--image IMAGE`, or run the command on that host")
     states = _states(wheel=wheel, source=source, image=image, host=host)
     OUTPUT.show_or_print(states, lambda: _table(states), json=json)
-    if conflicts := [found.id for found in states if found.state == CONFLICT]:
+    if conflicts := [state.id for state in states if state.state == CONFLICT]:
         raise PatchError(
             f"patches conflict with the sources: {', '.join(f'`{name}`' for name in conflicts)}",
             hint="no image can be built; fix the patch, or skip it with `skip_patches` in the profile",
@@ -44,9 +44,9 @@ def command(
 def _table(states: Iterable[PatchState]) -> str:
     """Format the states; of several lines of evidence, only the first has the name."""
     rows = []
-    for found in states:
-        first, *others = "\n".join(found.evidence).splitlines()
-        rows += [[found.id, found.state, first], *(["", "", line] for line in others)]
+    for state in states:
+        first, *others = "\n".join(state.evidence).splitlines()
+        rows += [[state.id, state.state, first], *(["", "", line] for line in others)]
     return table(["patch", "state", "evidence"], rows, width=terminal_width())
 
 

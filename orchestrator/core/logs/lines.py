@@ -71,9 +71,9 @@ class LogTail:
                 raise HostError(f"cannot read the log `{self._path}`: {error.strerror}") from error
             with file:
                 status = os.fstat(file.fileno())
-                known = status.st_ino == self._inode and status.st_size >= self._offset
-                if known or full or not self._later():  # otherwise the current segment was removed
-                    if not known:
+                same_file = status.st_ino == self._inode and status.st_size >= self._offset
+                if same_file or full or not self._later():  # otherwise the current segment was removed
+                    if not same_file:
                         self._inode, self._offset, self._rest = status.st_ino, 0, b""
                     file.seek(self._offset)
                     chunk = file.read(CHUNK_BYTES)
@@ -193,9 +193,9 @@ def lines_containing(literal: bytes, text: bytes) -> Iterator[bytes]:
         at = text.find(literal, end) if end >= 0 else -1
 
 
-def last_lines(text: str, most: int) -> list[str]:
-    """Return the last lines of a text, at most `most`."""
-    return text.rsplit("\n", most)[-most:]
+def last_lines(text: str, count: int) -> list[str]:
+    """Return the last lines of a text, at most `count`."""
+    return text.rsplit("\n", count)[-count:]
 
 
 def _tidy(data: bytes) -> str:

@@ -50,8 +50,8 @@ def cut_texts(client: EngineClient, target: Target, text: str, *, max_length: in
 
     Raises NoResponseError or UnexpectedResponseError if the server cannot tokenize, or if no length fits.
     """
-    most = min(max_length, target.context_length - 2 * _DECODED)
-    lengths = [length for length in LENGTHS if length <= most]
+    limit = min(max_length, target.context_length - 2 * _DECODED)
+    lengths = [length for length in LENGTHS if length <= limit]
     body = tokenize_body(target.served_name, text[: _CHARACTERS * sum(lengths)])
     ids = token_ids(client.post(endpoints.TOKENIZE, body), "tokens")
     texts = []

@@ -80,8 +80,8 @@ def load_reference(file: Path) -> LogprobReference:
     text, location = read_result_text(file, "reference", max_bytes=MAX_REFERENCE_BYTES), str(file)
     if text.count("[") + text.count("{") > _MAX_LISTS or text.count(",") > _MAX_VALUES:
         raise BenchError("not a valid reference of `deploy logprobs`: too large", location=location)
-    known = parse_strict(ANY_VERSION, text, description=_DESCRIPTION, location=location)
-    if known.get("schema_version") != REFERENCE_SCHEMA:
+    data = parse_strict(ANY_VERSION, text, description=_DESCRIPTION, location=location)
+    if data.get("schema_version") != REFERENCE_SCHEMA:
         raise BenchError(
             "another version of `deploy` wrote the reference", location=location, hint="write a new one with `--save`"
         )

@@ -168,7 +168,7 @@ class _Comparison:
 
     def _cut(self, client: EngineClient, target: Target) -> probe.Texts:
         """Return the texts as token ids of this server. Raises BenchError if those of the reference differ."""
-        passage = read_file(Catalog.shipped().path(EntryKind.TEXT, _TEXT), most=_MAX_TEXT).decode()
+        passage = read_file(Catalog.shipped().path(EntryKind.TEXT, _TEXT), max_bytes=_MAX_TEXT).decode()
         self._progress.update("logprobs", transient="tokenizing")
         texts = probe.cut_texts(client, target, passage, max_length=self._options.max_length)
         if self._reference is not None:

@@ -74,10 +74,10 @@ def describe_difference(sweep: Sweep, search: Search, best: SweepTrial) -> str:
     if len(sweep.goal.names) > 1 or not others:
         return ""
     base, other = (estimate(runs_of(search, trial)) for trial in (others[0], best))
-    found = change(base, other) if base and other else None
+    difference = change(base, other) if base and other else None
     names = [f"`{sweep.plan.profile}`" if trial.is_baseline else f"trial {trial.number}" for trial in (best, others[0])]
     both = " and ".join(names)
-    if found is None or found.is_significant is None:
+    if difference is None or difference.is_significant is None:
         return f"The noise is not known: {both} have one value each"
-    relation = f"{names[0]} is better than {names[1]} by" if found.is_significant else f"{both} differ by no"
-    return f"{relation[0].upper()}{relation[1:]} more than the noise: {sweep.goal.names[0]} {change_text(found)}"
+    relation = f"{names[0]} is better than {names[1]} by" if difference.is_significant else f"{both} differ by no"
+    return f"{relation[0].upper()}{relation[1:]} more than the noise: {sweep.goal.names[0]} {change_text(difference)}"

@@ -213,7 +213,7 @@ def profile_path(sweep: Sweep, number: int | None = None) -> Path:
         path = sweep.home.root / EntryKind.PROFILE.file(name)
         existing = sweep.base.catalog.find(EntryKind.PROFILE, name)
     if existing is not None and (
-        name == sweep.plan.profile or _SWEEP_MARK.encode() not in read_file(existing, most=_MAX_BYTES)
+        name == sweep.plan.profile or _SWEEP_MARK.encode() not in read_file(existing, max_bytes=_MAX_BYTES)
     ):
         raise UsageError(f"a profile `{name}` exists", location=str(existing), hint="choose another `--name`")
     return path

@@ -79,10 +79,10 @@ class Goal:
         if self.objective is Objective.KNEE:
             return (result.knee_rps,) if result.knee_rps else None
         point = self.point(result)
-        known = tuple(
+        values = tuple(
             value for metric in _METRICS[self.objective] if point and (value := metric.value_of(point)) is not None
         )
-        return known if len(known) == len(self.names) else None
+        return values if len(values) == len(self.names) else None
 
     def overload(self, result: BenchResult) -> str:
         """Return why the load was too high: no knee, TTFT beyond the limit, or no steady window; else ""."""

@@ -57,12 +57,12 @@ def pareto_front(points: tuple[tuple[int, float, float], ...]) -> tuple[tuple[in
 
 def pareto_chart(report: SweepReport) -> Chart:
     """Return the plot of throughput against speed per user: all points, the front, the original profile, the best."""
-    own = {row.trial.number for row in report.rows if row.trial.is_baseline}
+    baselines = {row.trial.number for row in report.rows if row.trial.is_baseline}
     best = {row.trial.number for row in report.rows if row.best}
     series = (
         (_ALL, report.points, None, "dots"),
         (_FRONT, pareto_front(report.points), 2, "line"),
-        (_OWN, tuple(point for point in report.points if point[0] in own), 1, "dots"),
+        (_OWN, tuple(point for point in report.points if point[0] in baselines), 1, "dots"),
         (_BEST, tuple(point for point in report.points if point[0] in best), 0, "dots"),
     )
     lines = tuple(

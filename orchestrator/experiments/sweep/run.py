@@ -133,8 +133,8 @@ class Sweep:
         needed, context = self.workload.input_tokens + self.workload.output_tokens, base.capacity.context
         if needed > context:
             return f"a request of the load has {needed:,} tokens; the context has {context:,}"
-        known = {warning.id for warning in unfit(self.plan)}
-        return "; ".join(warning.summary for warning in unfit(plan) if warning.id not in known)
+        of_profile = {warning.id for warning in unfit(self.plan)}
+        return "; ".join(warning.summary for warning in unfit(plan) if warning.id not in of_profile)
 
     def identity(self) -> dict[str, object]:
         """Return the data that identifies the sweep in its journal."""
@@ -170,11 +170,11 @@ def plan_sweep(request: SweepRequest, home: Home) -> Sweep:
     if space.size < 2:
         raise UsageError("the space has only one point", hint="add values to the file of `--space`")
     space_file = file or SpaceFile(flags={Meaning.RUNNING_REQUESTS.value: (None,)})
-    named = request.workload or space_file.workload or base.profile.workload
-    if named is None:
+    workload_name = request.workload or space_file.workload or base.profile.workload
+    if workload_name is None:
         raise UsageError("no workload given", hint="set a workload with `-w`, or in the space or the profile")
     at_rps = request.at_rps or space_file.at_rps
-    loaded = load_workload(named, catalog=catalog)
+    loaded = load_workload(workload_name, catalog=catalog)
     read_text(loaded, catalog=catalog)
     parse_price(request.usd_per_gpu_hour)
     changes = WorkloadChanges(
@@ -196,7 +196,7 @@ def plan_sweep(request: SweepRequest, home: Home) -> Sweep:
         plan=plan,
         space=space,
         goal=goal,
-        workload_ref=named,
+        workload_ref=workload_name,
         workload=workload,
         changes=changes,
         repeats=next(item for item in (request.repeats, space_file.confirm, CONFIRM) if item is not None),
@@ -263,10 +263,10 @@ def spent(trials: tuple[SweepTrial, ...], sweep: Sweep, *, confirmed: float = 0.
     `confirmed` is the time of repeated runs in seconds; time for future ones is reserved.
     """
     budget = sweep.request.budget
-    most = budget.trials if budget.trials is not None or budget.hours or budget.usd else TRIALS
+    limit = budget.trials if budget.trials is not None or budget.hours or budget.usd else TRIALS
     ran = [trial for trial in trials if trial.ran]
-    if most is not None and len(ran) >= most:
-        return f"the limit of {most} trials is reached"
+    if limit is not None and len(ran) >= limit:
+        return f"the limit of {limit} trials is reached"
     return budget_exhausted(trials, sweep, confirmed=confirmed, reserved_runs=sweep.repeats)
 
 
@@ -281,8 +281,8 @@ def budget_exhausted(trials: tuple[SweepTrial, ...], sweep: Sweep, *, confirmed:
         limits.append((budget.hours * 3600, f"{budget.hours:g} hours: {format_duration(used)}"))
     if budget.usd is not None and cost:
         limits.append((budget.usd / cost * 3600, f"${budget.usd:g}: ${used / 3600 * cost:.2f}"))
-    for most, exceeded in limits:
-        if used + mean_seconds + min(reserved_runs * mean_seconds, _RESERVED * most) > most:
+    for limit, exceeded in limits:
+        if used + mean_seconds + min(reserved_runs * mean_seconds, _RESERVED * limit) > limit:
             return f"one more trial would exceed {exceeded} were used"
     return ""
 

@@ -154,12 +154,12 @@ class Search:
 
     def _distribution(self, parameter: SweepParameter) -> "BaseDistribution":
         distributions, count = self._optuna.distributions, len(parameter.values)
-        found: BaseDistribution = (
+        distribution: BaseDistribution = (
             distributions.IntDistribution(0, count - 1)
             if parameter.ordered
             else distributions.CategoricalDistribution([*range(count)])
         )
-        return found
+        return distribution
 
     def _end_unfinished(self) -> None:
         """Finish the trials of a killed sweep: report a saved outcome, else mark the trial as failed."""
@@ -246,12 +246,12 @@ class Search:
             first = (lambda trial: float(trial.values[0])) if len(self._goal.names) > 1 else None
             importance = self._optuna.importance
             try:
-                found: dict[str, float] = importance.get_param_importances(
+                shares: dict[str, float] = importance.get_param_importances(
                     self._study, evaluator=importance.PedAnovaImportanceEvaluator(), target=first
                 )
             except (ValueError, RuntimeError):  # fewer than two trials, or all equal
                 return {}
-        return {key: float(value) for key, value in found.items()} if len(found) > 1 else {}
+        return {key: float(value) for key, value in shares.items()} if len(shares) > 1 else {}
 
 
 _TRIAL: Final = TypeAdapter(SweepTrial)

@@ -154,9 +154,9 @@ class SearchSpace:
 
     def settings(self, point: Point) -> dict[tuple[str, str], Value]:
         """Return the settings of a point by section and key, with the options that must change with them."""
-        found = dict(pair for parameter in self.parameters for pair in parameter.settings(point[parameter.key]))
-        varied = {key: value for (section, key), value in found.items() if section == "flags"}
-        return found | {("flags", key): value for key, value in coupled_flags(varied, self.flags).items()}
+        settings = dict(pair for parameter in self.parameters for pair in parameter.settings(point[parameter.key]))
+        varied = {key: value for (section, key), value in settings.items() if section == "flags"}
+        return settings | {("flags", key): value for key, value in coupled_flags(varied, self.flags).items()}
 
     @property
     def coupled(self) -> tuple[str, ...]:
@@ -166,8 +166,8 @@ class SearchSpace:
 
     def overrides(self, point: Point) -> tuple[str, ...]:
         """Return the settings of a point as values of `--set`."""
-        found = self.settings(point).items()
-        return tuple(f"{section}.{key}={show_value(value)}" for (section, key), value in found)
+        settings = self.settings(point).items()
+        return tuple(f"{section}.{key}={show_value(value)}" for (section, key), value in settings)
 
     def display(self, point: Point) -> dict[str, str]:
         """Return the value of each parameter at a point, for display."""
@@ -183,11 +183,11 @@ class SearchSpace:
         """Return the point of a profile; None if one of its values is not in the space."""
         point = {}
         for parameter in self.parameters:
-            own = _profile_value(profile, parameter.key)
+            current = _profile_value(profile, parameter.key)
             same = [
                 index
                 for index, value in enumerate(parameter.values)
-                if _same(value, own, text=parameter.key[:4] == "env.")
+                if _same(value, current, text=parameter.key[:4] == "env.")
             ]
             if not same:
                 return None
@@ -213,8 +213,8 @@ def _profile_value(profile: Profile, key: str) -> object:
 
 
 def _layout_of(profile: Profile) -> LayoutChoice:
-    own = profile.layout
-    return LayoutChoice(tp=own.tp.value, dp=own.dp.value, ep=own.ep.value, dp_attention=own.dp_attention.value)
+    layout = profile.layout
+    return LayoutChoice(tp=layout.tp.value, dp=layout.dp.value, ep=layout.ep.value, dp_attention=layout.dp_attention.value)
 
 
 def _same(value: object, baseline: object, *, text: bool) -> bool:
@@ -244,10 +244,10 @@ def _listed(values: NumberRange | tuple[Value, ...]) -> tuple[Value, ...]:
     return tuple(values.values()) if isinstance(values, NumberRange) else tuple(dict.fromkeys(values))
 
 
-def default_space(profile: Profile, known: Sequence[str]) -> SearchSpace:
+def default_space(profile: Profile, options: Sequence[str]) -> SearchSpace:
     """Return the default space: layouts with the same number of GPUs, and 0.5, 1 and 2 times two scheduler options.
 
-    `known` are the options of the engine. The two options, maximum running requests and prefill chunk size, come from
+    `options` are the options of the engine. The two options, maximum running requests and prefill chunk size, come from
     the tuning guide of sglang (docs.sglang.io, advanced_features/hyperparameter_tuning). The guide also lists the
     memory fraction, which `deploy` computes.
     """
@@ -256,17 +256,17 @@ def default_space(profile: Profile, known: Sequence[str]) -> SearchSpace:
         parameters.append(SweepParameter(key=LAYOUT, values=choices))
     for meaning, usual in ((Meaning.RUNNING_REQUESTS, 64), (Meaning.PREFILL_CHUNK, 8192)):
         name = meaning.value
-        own = _profile_value(profile, f"flags.{name}")
-        if name in known:
-            middle = own if isinstance(own, int) and own > 1 else usual
+        current = _profile_value(profile, f"flags.{name}")
+        if name in options:
+            middle = current if isinstance(current, int) and current > 1 else usual
             values: tuple[Value, ...] = (middle // 2, middle, middle * 2)
-            first = own if isinstance(own, int) else None
-            parameters.append(SweepParameter(key=f"flags.{name}", values=values if own in values else (first, *values)))
+            first = current if isinstance(current, int) else None
+            parameters.append(SweepParameter(key=f"flags.{name}", values=values if current in values else (first, *values)))
     return SearchSpace(parameters=tuple(parameters))
 
 
 def _layouts(profile: Profile) -> tuple[LayoutChoice, ...]:
-    own, gpus = _layout_of(profile), profile.hardware.gpus
-    used = own.tp if own.dp_attention else own.tp * own.dp
-    found = [LayoutChoice(tp=tp, dp=used // tp) for tp in range(1, used + 1) if gpus and used % tp == 0]
-    return tuple(dict.fromkeys([own, *reversed(found)])) if len(found) > 1 else ()
+    current, gpus = _layout_of(profile), profile.hardware.gpus
+    used = current.tp if current.dp_attention else current.tp * current.dp
+    layouts = [LayoutChoice(tp=tp, dp=used // tp) for tp in range(1, used + 1) if gpus and used % tp == 0]
+    return tuple(dict.fromkeys([current, *reversed(layouts)])) if len(layouts) > 1 else ()

@@ -105,8 +105,8 @@ def run_trials(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str
     again = "repeat the command with `--resume`"
     try:
         with open_servers(sweep.home, sweep.request.host) as servers:
-            left = servers.find(sweep.server)
-        if left:
+            running = servers.find(sweep.server)
+        if running:
             note("stopping the server of a killed sweep")
             stop_sweep_server(sweep)
         reason = _search(sweep, search, ended)
@@ -145,9 +145,9 @@ def _confirm(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str:
         line = _TrialLine(f"trial {trial.number}, run {count} of {sweep.repeats + 1}")
         suggestion = Suggestion(point=trial.point, is_baseline=trial.is_baseline, trial=None)
         pending = replace(trial, outcome=TrialOutcome.INTERRUPTED, values=(), reason="", diagnosis="")
-        found = _run(sweep, search, suggestion, pending, line, folder=f"{trial.number:03d}-{count}")
-        search.confirm(found)
-        line.end(_describe(sweep, found))
+        repeated = _run(sweep, search, suggestion, pending, line, folder=f"{trial.number:03d}-{count}")
+        search.confirm(repeated)
+        line.end(_describe(sweep, repeated))
         ended()
     return ""
 
@@ -164,11 +164,11 @@ def _try(sweep: Sweep, search: Search, suggestion: Suggestion) -> None:
         number=number, point=suggestion.point, outcome=TrialOutcome.INTERRUPTED, is_baseline=suggestion.is_baseline
     )
     if refused := sweep.infeasible_reason(dict(suggestion.point)):
-        found = replace(pending, outcome=TrialOutcome.INFEASIBLE, reason=refused)
+        ended = replace(pending, outcome=TrialOutcome.INFEASIBLE, reason=refused)
     else:
-        found = _run(sweep, search, suggestion, pending, line, folder=f"{number:03d}")
-    search.record_trial(suggestion, found)
-    line.end(_describe(sweep, found))
+        ended = _run(sweep, search, suggestion, pending, line, folder=f"{number:03d}")
+    search.record_trial(suggestion, ended)
+    line.end(_describe(sweep, ended))
 
 
 def _describe(sweep: Sweep, trial: SweepTrial) -> str:
@@ -185,16 +185,16 @@ def _run(
     clock, directory = _Clock(), RelativePath(f"trials/{folder}")
     remove_tree(sweep.request.output / directory, within=sweep.request.output)  # left by a killed trial
     ladder = _Ladder(sweep, suggestion)
-    found = replace(pending, directory=str(directory))
+    trial = replace(pending, directory=str(directory))
     try:
         with _stopped_at_end(sweep, clock):
             with clock.step("up"), line.step("starting"):
                 started = up(_up_request(sweep, suggestion), sweep.home, on_verified=lambda: None)
-            found = replace(found, answers=_answers_verdict(started))
+            trial = replace(trial, answers=_answers_verdict(started))
             with clock.step("bench"), line.step("measuring"):
                 result = _measure(sweep, suggestion, ladder, sweep.request.output / directory)
-            found = _evaluate(sweep, result, ladder, found)
-            if found.values and _leads(sweep, search, found):
+            trial = _evaluate(sweep, result, ladder, trial)
+            if trial.values and _leads(sweep, search, trial):
                 with (
                     clock.step("smoke"),
                     line.step("smoke test"),
@@ -208,16 +208,16 @@ def _run(
         refused = isinstance(error, ProfileError) and "bench" not in clock.step_seconds  # else the server was started
         outcome = TrialOutcome.INFEASIBLE if refused else TrialOutcome.FAILED
         diagnosis = redact(error.details)[-_MAX_DIAGNOSIS:]
-        found = replace(found, values=(), outcome=outcome, reason=_reason(error), diagnosis=diagnosis)
+        trial = replace(trial, values=(), outcome=outcome, reason=_reason(error), diagnosis=diagnosis)
     except BaseException:
         line.leave()
         cut = replace(
-            found, values=(), outcome=TrialOutcome.INTERRUPTED, seconds=clock.seconds, step_seconds=clock.step_seconds
+            trial, values=(), outcome=TrialOutcome.INTERRUPTED, seconds=clock.seconds, step_seconds=clock.step_seconds
         )
         with suppress(Exception):
             search.record_trial(suggestion, cut)
         raise
-    return replace(found, seconds=clock.seconds, step_seconds=clock.step_seconds)
+    return replace(trial, seconds=clock.seconds, step_seconds=clock.step_seconds)
 
 
 class _TrialLine:

@@ -33,4 +33,4 @@ def read_gpus(vendor: str, runner: Runner = local) -> GpuInventory | None:
 
 def inventories(survey: Survey) -> tuple[GpuInventory, ...]:
     """Return the GPUs in a survey, one inventory for each vendor that was found."""
-    return tuple(found for vendor in VENDORS.values() if (found := vendor.read(survey)))
+    return tuple(inventory for vendor in VENDORS.values() if (inventory := vendor.read(survey)))

@@ -47,7 +47,7 @@ def read_amd(survey: Survey) -> GpuInventory | None:
         driver=next((text for record in static if (text := _text(_at(record, "driver", "version")))), None),
         toolkit=_text(version[0].get("rocm_version")) if version else None,
         gpus=tuple(_gpu(record, usage.get(record.get("gpu"), {})) for record in static),
-        processes=tuple(found for record in process for found in _processes(record)),
+        processes=tuple(item for record in process for item in _processes(record)),
         errors=tuple(errors),
     )
 
@@ -114,5 +114,5 @@ def _number(value: object) -> int | None:
 def _size(value: object, unit: str) -> int | None:
     """Return a size in bytes; `unit` is the unit of a bare number. None if it is unknown."""
     number = _number(value)
-    named = value.get("unit") if isinstance(value, dict) else unit
-    return None if number is None else number * _UNITS.get(str(named), 1)
+    unit_name = value.get("unit") if isinstance(value, dict) else unit
+    return None if number is None else number * _UNITS.get(str(unit_name), 1)

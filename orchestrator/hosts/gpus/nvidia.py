@@ -36,7 +36,7 @@ def read_nvidia(survey: Survey) -> GpuInventory | None:
             for row in _rows(survey["nvidia processes"], 4)
             if row[1].isdigit()
         ),
-        errors=_errors(listed, found=bool(rows)),
+        errors=_errors(listed, has_gpus=bool(rows)),
     )
 
 
@@ -63,8 +63,8 @@ def _mib(cell: str) -> int | None:
     return int(cell) * MIB if cell.isdigit() else None
 
 
-def _errors(listed: Section, *, found: bool) -> tuple[str, ...]:
-    if found:
+def _errors(listed: Section, *, has_gpus: bool) -> tuple[str, ...]:
+    if has_gpus:
         return ()
     lines = listed.text.strip().splitlines()
     return (f"`nvidia-smi` lists no GPU: {lines[-1] if lines else f'exit code {listed.code}'}",)

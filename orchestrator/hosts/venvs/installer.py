@@ -71,13 +71,13 @@ def pip_settings_for_uv(listed: str, environ: Mapping[str, str] = os.environ) ->
     `listed` is the output of `pip config list`, with lines such as `global.index-url='https://…'`; later sections
     override earlier ones. A variable that is already set in `environ` is left out, so that it keeps its value.
     """
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for section in ("global", "install", ":env:"):
         for name, value in re.findall(rf"^{section}\.([\w-]+)=(['\"].*)$", listed, re.MULTILINE):
             if name in _PIP_IN_UV:
                 variable, between = _PIP_IN_UV[name]
-                found[variable] = between.join(str(ast.literal_eval(value)).split())
-    return {variable: value for variable, value in found.items() if variable not in environ}
+                settings[variable] = between.join(str(ast.literal_eval(value)).split())
+    return {variable: value for variable, value in settings.items() if variable not in environ}
 
 
 def _run(

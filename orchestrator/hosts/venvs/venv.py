@@ -67,8 +67,8 @@ class _Recipe:
     @property
     def installed_bytes(self) -> int:
         """The size of the environment, from the comment in its requirement file; 0 if there is none."""
-        found = _SIZE.search(self.requirements.read_text())
-        return int(found["megabytes"].replace(",", "")) * 1_000_000 if found else 0
+        match = _SIZE.search(self.requirements.read_text())
+        return int(match["megabytes"].replace(",", "")) * 1_000_000 if match else 0
 
     @property
     def digest(self) -> str:

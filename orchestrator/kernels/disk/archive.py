@@ -69,17 +69,17 @@ class KernelReceipt:
 
     def problems(self, use: KernelUse) -> Iterator[Problem]:
         """Yield each field that differs from the start's."""
-        own, needed = {"arch": self.arch, "driver": self.driver}, {"arch": use.arch, "driver": use.driver}
-        own |= {f"engine.{name}": value for name, value in self.engine.items()}
+        compiled, needed = {"arch": self.arch, "driver": self.driver}, {"arch": use.arch, "driver": use.driver}
+        compiled |= {f"engine.{name}": value for name, value in self.engine.items()}
         needed |= {f"engine.{name}": value for name, value in use.engine.items()}
-        for field in dict.fromkeys((*own, *needed)):
-            if own.get(field) != needed.get(field):
+        for field in dict.fromkeys((*compiled, *needed)):
+            if compiled.get(field) != needed.get(field):
                 yield Problem(
-                    f"`{field}`: compiled for `{own.get(field, 'none')}`, this start has `{needed.get(field, 'none')}`"
+                    f"`{field}`: compiled for `{compiled.get(field, 'none')}`, this start has `{needed.get(field, 'none')}`"
                 )
         if use.plan not in self.plans:
-            known = ", ".join(plan[:12] for plan in self.plans)
-            yield Problem(f"`plan`: compiled for `{known}`, this start has `{use.plan[:12]}` (model, layout, flags)")
+            plans = ", ".join(plan[:12] for plan in self.plans)
+            yield Problem(f"`plan`: compiled for `{plans}`, this start has `{use.plan[:12]}` (model, layout, flags)")
 
 
 class KernelStore(Protocol):

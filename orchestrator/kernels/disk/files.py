@@ -26,10 +26,10 @@ def read_tables(
     problems: list[Problem] = []
     for path in paths:
         try:
-            known = _origins(companion(path))
-            lines = open_lines(path, longest=_MAX_LINE_CHARS)
+            origins = _origins(companion(path))
+            lines = open_lines(path, max_characters=_MAX_LINE_CHARS)
             candidates = read_rows(lines, name=str(path), origin=origin, problems=problems)
-            rows.extend(_with_origin(row, known) for row in candidates if keep(row))
+            rows.extend(_with_origin(row, origins) for row in candidates if keep(row))
         except OSError as error:
             problems.append(Problem(f"cannot read the table: {error.strerror}", str(path)))
         except (KeyError, ValueError):
@@ -44,8 +44,8 @@ def tables_below(configs: Path) -> tuple[Path, ...]:
 
     These are tuned_fmoe.csv and model_configs/*tuned_fmoe*.csv (aiter, jit/core.py).
     """
-    found = (path for path in configs.rglob("*tuned_fmoe*.csv") if "untuned" not in path.name)
-    read = (path for path in found if path.parent.name == "model_configs" or path.name == "tuned_fmoe.csv")
+    paths = (path for path in configs.rglob("*tuned_fmoe*.csv") if "untuned" not in path.name)
+    read = (path for path in paths if path.parent.name == "model_configs" or path.name == "tuned_fmoe.csv")
     return tuple(sorted(read, key=lambda path: (len(path.parts), path)))
 
 
@@ -61,11 +61,11 @@ def _origins(path: Path) -> dict[tuple[str, ...], tuple[RowOrigin, str]]:
         return {_cells(row): (RowOrigin(row["origin"]), row["location"]) for row in csv.DictReader(lines)}
 
 
-def _with_origin(row: TunedRow, known: Mapping[tuple[str, ...], tuple[RowOrigin, str]]) -> TunedRow:
-    if not known:
+def _with_origin(row: TunedRow, origins: Mapping[tuple[str, ...], tuple[RowOrigin, str]]) -> TunedRow:
+    if not origins:
         return row
     identity = _cells({**row.key.cells(row.act_type), "_tag": row.tag})
-    origin, location = known.get(identity, (row.origin, row.location))
+    origin, location = origins.get(identity, (row.origin, row.location))
     return replace(row, origin=origin, location=location)
 
 

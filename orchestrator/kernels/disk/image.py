@@ -49,10 +49,10 @@ def read_image(image: str, aiter_dir: str, remote: str | None = None) -> ImageTa
             raise KernelsError(none, details=error.details) from error
         with suppress(PathNotFoundError):  # no git directory
             copy_from_image(docker, image, f"{aiter_dir}/.git/HEAD", folder)
-        found = tables_below(folder / "configs")
-        if not (tables := [path for path in found if _is_copied(path, folder)]):
+        below = tables_below(folder / "configs")
+        if not (tables := [path for path in below if _is_copied(path, folder)]):
             raise KernelsError(none)
-        for path in (path for path in found if path not in tables):
+        for path in (path for path in below if path not in tables):
             warn(f"`{image}`: `{path.relative_to(folder)}` links to a file outside `{_CONFIGS}`; its rows are not read")
         rows = tuple(_rows(tables, folder))
         commit = _COMMIT.fullmatch(_text(head).strip()) if _is_copied(head, folder) else None  # detached in images

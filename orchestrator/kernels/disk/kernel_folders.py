@@ -30,8 +30,8 @@ class KernelFolders:
     ) -> "KernelFolders":
         """Return the folders of a server with these variables, in addition to this process's own."""
         env = {**os.environ, **env}
-        found = kernel_folders(env, home=env.get("HOME", "/"), user=_user(), aiter_dir=aiter_dir)
-        return cls({folder.name: (folder, Path(os.path.realpath(path))) for folder, path in found}, engine)
+        folders = kernel_folders(env, home=env.get("HOME", "/"), user=_user(), aiter_dir=aiter_dir)
+        return cls({folder.name: (folder, Path(os.path.realpath(path))) for folder, path in folders}, engine)
 
     def files(self) -> Iterator[KernelFile]:
         """Yield the kernels. A link, and a file that vanishes meanwhile, is left out."""

@@ -33,10 +33,10 @@ def _log_line(line: bytes, time_ns: int) -> bytes:
 
 def _deps(content: bytes, time_ns: int) -> bytes:
     """Return records with another time: size, output, low and high half of the time, inputs."""
-    found, at = bytearray(content), len(_DEPS_HEADER)
-    while at + 4 <= len(found):
-        (size,) = struct.unpack_from("<I", found, at)
-        if size & _IS_DEPS and at + 16 <= len(found):
-            struct.pack_into("<Q", found, at + 8, time_ns)
+    edited, at = bytearray(content), len(_DEPS_HEADER)
+    while at + 4 <= len(edited):
+        (size,) = struct.unpack_from("<I", edited, at)
+        if size & _IS_DEPS and at + 16 <= len(edited):
+            struct.pack_into("<Q", edited, at + 8, time_ns)
         at += 4 + (size & ~_IS_DEPS)
-    return bytes(found)
+    return bytes(edited)

@@ -80,11 +80,11 @@ class Pins(StrictModel):
         """Return the tokens by shape in the block-scaled FP8 tables of the plan's aiter and GPU; None if unknown."""
         gpu = (plan.hardware.arch, plan.hardware.compute_units)
         groups = (group for group in self.block_fp8 if _commit_in(group.commits, plan.engine.aiter_commit))
-        known = next((item for group in groups for item in group.gpus if (item.gfx, item.cu_num) == gpu), None)
+        gpu_pins = next((item for group in groups for item in group.gpus if (item.gfx, item.cu_num) == gpu), None)
         tokens: dict[Shape, tuple[int, ...]] = {}
-        for keys in known.keys if known else ():
+        for keys in gpu_pins.keys if gpu_pins else ():
             tokens[keys.shape] = (*tokens.get(keys.shape, ()), *keys.tokens)
-        return tokens if known else None
+        return tokens if gpu_pins else None
 
     def names_of(self, commit: str | None) -> KernelNames | None:
         """Return the kernel names of an aiter commit; None if unknown."""
@@ -99,8 +99,8 @@ class Pins(StrictModel):
 
 def _commit_in(commits: Iterable[str], commit: str | None) -> str | None:
     """Return the full commit that an abbreviated one stands for."""
-    known = commits if commit and len(commit) > 6 else ()
-    return next((full for full in known if full.startswith(commit or "")), None)
+    candidates = commits if commit and len(commit) > 6 else ()
+    return next((full for full in candidates if full.startswith(commit or "")), None)
 
 
 def read_pins(catalog: Catalog | None = None) -> Pins:

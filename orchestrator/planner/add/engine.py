@@ -94,7 +94,7 @@ def add_engine(request: EngineRequest, home: Home) -> AddedEngine:
     options, text = _options(version, source, request, home)
     shipped, notes = _shipped(source)
     store = Store.at(home, None, _reference(facts))
-    found = AddedEngine(
+    added = AddedEngine(
         file=EntryOutput.of(EntryKind.ENGINE, name, home, lines, (*notes, *_notes(facts, patches))),
         options=options,
         patches=patches,
@@ -105,8 +105,8 @@ def add_engine(request: EngineRequest, home: Home) -> AddedEngine:
             atomic_write(table_path(version, home), text)
         if shipped is not None:
             store.save_shipped(shipped.rows)
-        write_entry(found.file, lines, _head(name, source, patches), EngineFile)
-    return found
+        write_entry(added.file, lines, _head(name, source, patches), EngineFile)
+    return added
 
 
 def _with_template(lines: Sequence[YamlLine]) -> list[YamlLine]:

@@ -70,8 +70,8 @@ class _Release:
     @cached_property
     def wheel(self) -> Path:
         wheel = self.request.wheel or fetch_wheel(self.request.what, self.home.root / "wheels")
-        if (found := wheel_version(wheel)) != self.request.what:
-            mismatch = f"has version {found}" if found else "has no version"
+        if (version := wheel_version(wheel)) != self.request.what:
+            mismatch = f"has version {version}" if version else "has no version"
             raise UsageError(
                 f"`{wheel}` {mismatch}, not {self.request.what}",
                 hint="pass the wheel's version: `deploy add engine VERSION`",
@@ -80,9 +80,9 @@ class _Release:
 
     def lines(self) -> Iterator[YamlLine]:
         """Yield the known facts, each with its source."""
-        found = wheel_version(self.wheel)  # first: a missing version makes other queries pointless
-        yield YamlLine(path=("source",), value=f"sglang wheel {found}")
-        yield YamlLine(path=("version",), value=found, comment="sglang/_version.py in its wheel")
+        version = wheel_version(self.wheel)  # first: a missing version makes other queries pointless
+        yield YamlLine(path=("source",), value=f"sglang wheel {version}")
+        yield YamlLine(path=("version",), value=version, comment="sglang/_version.py in its wheel")
 
     def missing_facts(self) -> Mapping[str, Problem]:
         """Return the missing facts by key, each with the option that sets it."""
@@ -119,10 +119,10 @@ class _Image:
 
     @cached_property
     def config(self) -> ImageConfig:
-        if (found := docker_config(self.docker, self.name)) is None:
+        if (config := docker_config(self.docker, self.name)) is None:
             hint = f"`docker pull {self.name}`; write a version of sglang as 0.5.17"
             raise BuildError(f"no image `{self.name}` found on this Docker host", hint=hint)
-        return found
+        return config
 
     @cached_property
     def facts(self) -> ImageFacts:
@@ -136,13 +136,13 @@ class _Image:
     @property
     def version(self) -> str | None:
         """Return the release of the sources, None between two releases or if the sources do not tell."""
-        found = self.facts.sglang.version
-        return found if found is not None and is_version(found) else None
+        version = self.facts.sglang.version
+        return version if version is not None and is_version(version) else None
 
     def lines(self) -> Iterator[YamlLine]:
         facts, digest = self.facts, self.name.partition("@")[2] or self.config.digest
         package = facts.sglang.root
-        found: list[tuple[str, Data, str]] = [
+        values: list[tuple[str, Data, str]] = [
             ("source", "the image on the docker host", ""),
             ("version", self.version, f"{package}/_version.py"),
             ("platform", facts.platform, facts.platform_from),
@@ -152,9 +152,9 @@ class _Image:
         ]
         if facts.aiter is not None:
             root = str(PurePosixPath(facts.aiter.root).parent)
-            found.append(("aiter_dir", root, "location of aiter in its Python"))
-            found.append(("aiter_commit", facts.aiter.commit, f"{root}: the HEAD of git"))
-        return (YamlLine(path=(key,), value=value, comment=says) for key, value, says in found if value is not None)
+            values.append(("aiter_dir", root, "location of aiter in its Python"))
+            values.append(("aiter_commit", facts.aiter.commit, f"{root}: the HEAD of git"))
+        return (YamlLine(path=(key,), value=value, comment=says) for key, value, says in values if value is not None)
 
     def missing_facts(self) -> Mapping[str, Problem]:
         missing = dict[str, Problem]()
@@ -177,9 +177,9 @@ class _Image:
         if self.facts.aiter is None:
             return None
         root = str(PurePosixPath(self.facts.aiter.root).parent)
-        found = read_image(self.config.reference, root, self.request.host)
-        prefix = f"{self.image} ({found.digest[:19]}) "
-        return replace(found, rows=tuple(replace(row, location=prefix + row.location) for row in found.rows))
+        tables = read_image(self.config.reference, root, self.request.host)
+        prefix = f"{self.image} ({tables.digest[:19]}) "
+        return replace(tables, rows=tuple(replace(row, location=prefix + row.location) for row in tables.rows))
 
 
 EngineSource: TypeAlias = _Release | _Image

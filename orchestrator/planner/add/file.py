@@ -121,8 +121,8 @@ def require_complete(
 
 def _is_reported_missing(problem: Problem, missing: Mapping[str, Problem]) -> bool:
     """Return whether a missing key explains a problem already, by itself or in the same section."""
-    named = problem.message.partition("`")[2].partition("`")[0]
-    return any(key == named or key.startswith(f"{named}.") for key in missing)
+    key_named = problem.message.partition("`")[2].partition("`")[0]
+    return any(key == key_named or key.startswith(f"{key_named}.") for key in missing)
 
 
 def _display_value(value: Data) -> str:

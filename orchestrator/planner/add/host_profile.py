@@ -86,10 +86,10 @@ def profile_on_host(
     try:
         proposal = propose_profile(request, home, name=name)
     except DoesNotFitError as error:
-        if (longest := error.longest // _STEP * _STEP) == 0:
+        if (max_tokens := error.max_tokens // _STEP * _STEP) == 0:
             raise
-        note(f"requests are limited to {longest:,} tokens: the longest that fit")
-        proposal = propose_profile(replace(request, max_context=longest), home, name=name)
+        note(f"requests are limited to {max_tokens:,} tokens: the longest that fit")
+        proposal = propose_profile(replace(request, max_context=max_tokens), home, name=name)
     path = write_proposal(proposal, home)
     return HostProfile(name=name, hardware=hardware, path=path, proposal=proposal, similar=similar)
 

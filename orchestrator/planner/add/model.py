@@ -50,19 +50,19 @@ def add_model(
     keys = [".".join(item.path) for item in parsed]
     if directory is not None:
         outline, section = local_summary(directory, config_only=True), {"source": "local", "path": str(directory)}
-        found, gated = describe(outline, keys), False
+        description, gated = describe(outline, keys), False
         drafts = bool(outline.config.mtp_layers)
         for difference in compare_with_config(outline, drafts=drafts) if outline.has_shards else ():
             warn(difference.message, hint=difference.hint)
     else:
         outline, listing = hub_summary(checkpoint, revision, hub_of(environ))
-        found, gated = describe(outline, keys), listing.gated
+        description, gated = describe(outline, keys), listing.gated
         section = {"source": "hub", "path": checkpoint, "revision": listing.commit}
-    lines = _lines(name, section, found, parsed, gated=gated, has_shards=outline.has_shards)
-    require_complete(lines, found.missing, checkpoint, ModelFile)
-    added = EntryOutput.of(EntryKind.MODEL, name, home, lines, found.notes)
+    lines = _lines(name, section, description, parsed, gated=gated, has_shards=outline.has_shards)
+    require_complete(lines, description.missing, checkpoint, ModelFile)
+    added = EntryOutput.of(EntryKind.MODEL, name, home, lines, description.notes)
     comment = f"{name}, as `deploy add model` read its checkpoint. The comment after each fact is its source."
-    write_entry(added, lines, [comment, *found.notes], ModelFile)
+    write_entry(added, lines, [comment, *description.notes], ModelFile)
     return added
 
 
@@ -80,7 +80,7 @@ def _directory(checkpoint: str) -> Path | None:
 def _lines(
     name: str,
     checkpoint: Mapping[str, Data],
-    found: Description,
+    description: Description,
     overrides: Sequence[Override],
     *,
     gated: bool,
@@ -97,7 +97,7 @@ def _lines(
     }
     if gated:
         lines["gated",] = YamlLine(path=("gated",), value=True, comment="from the hub")
-    for key, fact in found.facts.items():
+    for key, fact in description.facts.items():
         path = tuple(key.split(".", 1))
         if path[0] == "flags":
             setting: Data = {"value": str(fact.value), "origin": "recipe", "source": fact.source}

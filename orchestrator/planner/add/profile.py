@@ -145,12 +145,12 @@ def propose_profile(request: ProfileRequest, home: Home, *, name: str | None, re
     context = request.max_context or profile.model.context_length  # tokens of the longest request
     attempts: list[LayoutAttempt] = []
     for tp in layouts(profile.hardware.gpus):
-        draft, found = _try(base.copy(), profile, tp)
-        attempts.append(found)
-        if not shortfall(found, context):
-            _explain(draft, attempts, context, found.capacity)
+        draft, attempt = _try(base.copy(), profile, tp)
+        attempts.append(attempt)
+        if not shortfall(attempt, context):
+            _explain(draft, attempts, context, attempt.capacity)
             valid = draft.valid()
-            if request.host_memory is not None and found.capacity is not None and found.capacity.memory is None:
+            if request.host_memory is not None and attempt.capacity is not None and attempt.capacity.memory is None:
                 require_host_memory(profile.model, valid.capacity, request.host_memory, name=request.model)
             return Proposal(name=name, text=draft.text(), decisions=tuple(_decided(draft)), valid=valid)
     raise _does_not_fit(request, attempts, context)
@@ -226,24 +226,24 @@ def _engine(
     if request.engine:
         catalog.path(EntryKind.ENGINE, request.engine)
         return request.engine, "as requested"
-    named = like.composed.names["engine"] if like is not None else ""
-    found: list[tuple[Version, bool, str]] = []
+    inherited = like.composed.names["engine"] if like is not None else ""
+    candidates: list[tuple[Version, bool, str]] = []
     for name in catalog.names(EntryKind.ENGINE):
         engine = read_entry(catalog, EntryKind.ENGINE, name, EngineFile)
         usable = engine.requirements or engine.python or (request.containers and engine.image)
         if (
             usable
-            and (name == named or _is_for(request.model, engine, catalog))
+            and (name == inherited or _is_for(request.model, engine, catalog))
             and VENDOR_OF.get(engine.platform) == node.vendor
             and image_arch(engine.image or "") in {None, node.arch}
         ):
-            found.append((Version(engine.version), engine.image is not None, name))
-    if any(name == named for *_, name in found):
-        return named, f"from `{request.base}`"
-    if not found:
+            candidates.append((Version(engine.version), engine.image is not None, name))
+    if any(name == inherited for *_, name in candidates):
+        return inherited, f"from `{request.base}`"
+    if not candidates:
         raise ProfileError(f"no engine found for {node.arch} ({node.vendor})", hint="`deploy profiles` lists engines")
-    *newest, _ = max(found)
-    return min(name for *of, name in found if of == newest), f"the newest in the catalog for {node.arch}"
+    *newest, _ = max(candidates)
+    return min(name for *of, name in candidates if of == newest), f"the newest in the catalog for {node.arch}"
 
 
 def _is_for(model: str, engine: EngineFile, catalog: Catalog) -> bool:
@@ -273,21 +273,21 @@ def _adopt_flags(request: ProfileRequest, draft: _Draft, model: Profile) -> None
         like = read_profile(request.base, catalog=draft.catalog)
         table = draft.copy()
         table.set("layout", "tp", 1, "")
-        known = tuple(table.valid().table.flags)
-        own = [name for name in like.profile.flags if _is_own(like, "flags", name)]
-        left = inherited_flags(like.profile, own, model=model, known=known)
-        for name in own:
-            if name not in left:
+        options = tuple(table.valid().table.flags)
+        base_flags = [name for name in like.profile.flags if _is_own(like, "flags", name)]
+        omitted = inherited_flags(like.profile, base_flags, model=model, options=options)
+        for name in base_flags:
+            if name not in omitted:
                 draft.set("flags", name, _plain(like.profile.flags[name].value), f"from `{request.base}`")
             else:
-                draft.decisions.append(Decision(key=f"flags.{name}", value="left out", reason=left[name]))
+                draft.decisions.append(Decision(key=f"flags.{name}", value="left out", reason=omitted[name]))
         for name in like.profile.env:
             if _is_own(like, "env", name):
                 draft.set("env", name, _plain(like.profile.env[name].value), f"from `{request.base}`")
     for name in PARSERS:
-        if found := model.flags.get(name):
+        if flag := model.flags.get(name):
             draft.decisions.append(
-                Decision(key=f"flags.{name}", value=str(found.value), reason=found.source or "the model's")
+                Decision(key=f"flags.{name}", value=str(flag.value), reason=flag.source or "the model's")
             )
     for meaning, reason in _MEASURED.items():
         draft.settings.setdefault(("flags", meaning.value), (True, reason))
@@ -321,8 +321,8 @@ def _try(draft: _Draft, profile: Profile, tp: int) -> tuple[_Draft, LayoutAttemp
         valid = draft.valid()
     served = valid.capacity.load_fit
     if memory is not None and served is not None and served.concurrent:
-        most = graph_requests(valid.profile, profile_serving(valid.profile))
-        running = min(served.concurrent, most) if most else served.concurrent
+        max_running = graph_requests(valid.profile, profile_serving(valid.profile))
+        running = min(served.concurrent, max_running) if max_running else served.concurrent
         by = "fit" if running == served.concurrent else "sglang captures graphs for"
         draft.set("flags", Meaning.RUNNING_REQUESTS, running, f"as many of `{served.load}` as {by}")
         valid = draft.valid()
@@ -371,14 +371,14 @@ def _does_not_fit(request: ProfileRequest, attempts: Sequence[LayoutAttempt], co
     if common := common_problems(attempts):
         message = f"cannot plan a profile of `{request.model}` on `{request.hardware}`"
         return ProfileError(message, problems=[Problem(item.message, hint=item.hint) for item in common])
-    hint, most = "choose other hardware, or a checkpoint with a smaller quantization", longest_context(attempts)
-    if most:
-        hint = f"limit requests to {most} tokens with `--max-context {most}`; or choose other hardware"
+    hint, max_running = "choose other hardware, or a checkpoint with a smaller quantization", longest_context(attempts)
+    if max_running:
+        hint = f"limit requests to {max_running} tokens with `--max-context {max_running}`; or choose other hardware"
     return DoesNotFitError(
         f"`{request.model}` does not fit on `{request.hardware}`",
         problems=[Problem(f"tp {item.tp}: {shortfall(item, context)}") for item in attempts],
         hint=hint,
-        longest=most,
+        max_tokens=max_running,
     )
 
 

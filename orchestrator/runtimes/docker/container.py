@@ -120,8 +120,8 @@ def ranked(artifacts: Artifacts, rank: int) -> Artifacts:
     spec = spec_of(artifacts)
     argv = rank_argv(artifacts.command.argv, rank=rank, head=spec.head_address)
     address, interface = spec.interfaces[rank] if spec.interfaces else ("", "")
-    found = {HOST_ADDRESS: address, _GLOO_INTERFACE: interface}
-    env = {name: value for name, value in found.items() if value} | dict(artifacts.command.env)  # the plan's wins
+    variables = {HOST_ADDRESS: address, _GLOO_INTERFACE: interface}
+    env = {name: value for name, value in variables.items() if value} | dict(artifacts.command.env)  # the plan's wins
     return replace(artifacts, command=replace(artifacts.command, argv=argv, env=tuple(env.items())))
 
 
@@ -164,8 +164,8 @@ def _needs_of(plan: Plan) -> ContainerRequirements:
     ranks = plan.layout.nodes > 1 and ranks_use_rdma(plan)
     if not ranks and (plan.role is Role.SERVER or not transfer_uses_rdma(plan)):
         return needs
-    own = any(limit.name == _LOCKED.name for limit in needs.ulimits)
-    limits = needs.ulimits if own else (*needs.ulimits, _LOCKED)
+    sets_memlock = any(limit.name == _LOCKED.name for limit in needs.ulimits)
+    limits = needs.ulimits if sets_memlock else (*needs.ulimits, _LOCKED)
     return replace(needs, devices=(*needs.devices, "/dev/infiniband"), ulimits=limits)
 
 

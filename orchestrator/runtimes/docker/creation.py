@@ -75,14 +75,14 @@ def _clear_leftover(host: DockerHost, name: str, labels: Mapping[str, str]) -> b
     return True
 
 
-def _is_rank_without_head(found: Mapping[str, str], labels: Mapping[str, str]) -> bool:
+def _is_rank_without_head(existing: Mapping[str, str], labels: Mapping[str, str]) -> bool:
     """Return whether a container is a rank of an earlier server of this home and name, whose rank 0 was on this host.
 
     A start finds and stops that rank 0 first, with the name locked. On another host of rank 0 a server may still run.
     """
-    if RANK not in labels or any(found.get(item) != labels[item] for item in (RANK, HEAD)):
+    if RANK not in labels or any(existing.get(item) != labels[item] for item in (RANK, HEAD)):
         return False
-    earlier = Path(found.get(RUN_DIR, ""))
+    earlier = Path(existing.get(RUN_DIR, ""))
     return earlier.is_dir() and earlier.resolve().parent == Path(labels[RUN_DIR]).resolve().parent
 
 

@@ -78,11 +78,11 @@ class KernelVolumes:
 
     def _folders(self) -> dict[str, tuple[KernelFolder, str]]:
         """Return the folders that are in a volume."""
-        found = kernel_folders(self.env, home=ROOT_HOME, user="root", aiter_dir=self.artifacts.plan.engine.aiter_dir)
+        folders = kernel_folders(self.env, home=ROOT_HOME, user="root", aiter_dir=self.artifacts.plan.engine.aiter_dir)
         targets = [cache.target for cache in self.spec.caches]
         return {
             folder.name: (folder, path)
-            for folder, path in found
+            for folder, path in folders
             if any(PurePosixPath(path).is_relative_to(target) for target in targets)
         }
 

@@ -94,7 +94,7 @@ class DockerRuntime(Runtime):
     def caches(self) -> Sequence[Cache]:
         """See `Runtime.caches`. Volumes keep compiled kernels: one set per image and gfx."""
         with self._host.errors():
-            found = [
+            volumes = [
                 Cache(
                     kind="compiled kernels",
                     location=volume["Name"],
@@ -106,12 +106,12 @@ class DockerRuntime(Runtime):
                 for volume in self._host.client.df()["Volumes"] or ()
                 if CACHE_LABEL in (volume["Labels"] or {})
             ]
-        return sorted(found, key=lambda cache: (cache.requirements["image"], cache.location))
+        return sorted(volumes, key=lambda cache: (cache.requirements["image"], cache.location))
 
     def _users_of(self, volume: str) -> tuple[str, ...]:
         """Return the containers, running or not, that use a volume."""
-        found = self._host.client.containers.list(all=True, filters={"volume": volume}, ignore_removed=True)
-        return tuple(sorted(str(container.name) for container in found))
+        containers = self._host.client.containers.list(all=True, filters={"volume": volume}, ignore_removed=True)
+        return tuple(sorted(str(container.name) for container in containers))
 
     def _remove_volume(self, volume: str) -> bool:
         ignore_sigpipe()
@@ -157,12 +157,12 @@ class DockerRuntime(Runtime):
         label = NAME if name is None else f"{NAME}={name}"
         with self._host.errors():
             listed = self._host.client.containers.list(all=True, filters={"label": [label, *RECORD]}, sparse=True)
-            known = [(container, container.attrs["Labels"]) for container in listed]
-            units = [self._unit(container, labels) for container, labels in known if is_record(labels)]
+            labeled = [(container, container.attrs["Labels"]) for container in listed]
+            units = [self._unit(container, labels) for container, labels in labeled if is_record(labels)]
 
         def state(unit: Unit) -> ServerState:
-            own = name is not None or self._home.holds(Path(unit.run_dir), unit.name)
-            return self.state(unit if own else replace(unit, rank_hosts=()))
+            is_ours = name is not None or self._home.holds(Path(unit.run_dir), unit.name)
+            return self.state(unit if is_ours else replace(unit, rank_hosts=()))
 
         if name is not None and not units:
             self._note_rank(name)
@@ -184,18 +184,18 @@ class DockerRuntime(Runtime):
         container = self._get(unit)
         if container is None or not unit.rank_hosts or rank_of(Path(unit.run_dir)):
             return NOT_FOUND if container is None else server_state(container.attrs)
-        found = [(self._host.url, self._state_of_rank(unit, 0))]
-        found += [(host, self._state_of_rank(unit, rank)) for rank, host in enumerate(unit.rank_hosts, 1)]
-        return state_of_ranks(found, lambda rank: self.logs(_rank(unit, rank), follow=False))
+        states = [(self._host.url, self._state_of_rank(unit, 0))]
+        states += [(host, self._state_of_rank(unit, rank)) for rank, host in enumerate(unit.rank_hosts, 1)]
+        return state_of_ranks(states, lambda rank: self.logs(_rank(unit, rank), follow=False))
 
     def _state_of_rank(self, unit: Unit, rank: int) -> ServerState:
         """Return the state of a rank on a host that may not answer, with its stopped processes."""
-        own = _rank(unit, rank)
+        rank_unit = _rank(unit, rank)
         try:
-            if (container := self._get(own)) is None:
+            if (container := self._get(rank_unit)) is None:
                 return NOT_FOUND
             state = server_state(container.attrs)
-            stopped = [title for stat, title in self._processes(own) if stat.startswith("T")]
+            stopped = [title for stat, title in self._processes(rank_unit) if stat.startswith("T")]
         except HostError as error:
             return ServerState(status=Status.UNKNOWN, detail=error.message)
         return replace(state, detail=f"a process is stopped (SIGSTOP): {stopped[0]}") if stopped else state
@@ -267,7 +267,7 @@ class DockerRuntime(Runtime):
             container.stop(timeout=math.ceil(grace))
         for rank in range(1, len(unit.rank_hosts) + 1):
             try:
-                self._stop_rank(_rank(unit, rank), within=min(grace, _MAX_STOP_GAP))
+                self._stop_rank(_rank(unit, rank), timeout=min(grace, _MAX_STOP_GAP))
             except HostError as error:
                 host, called = unit.rank_hosts[rank - 1], container_name(unit.name, rank_name(rank))
                 hint = f"`docker --host {host} rm --force {called}` removes it"
@@ -276,7 +276,7 @@ class DockerRuntime(Runtime):
             keep_log(self._home, unit, partial(save_log, container))
             remove(container)
 
-    def _stop_rank(self, rank: Unit, *, within: float) -> None:
+    def _stop_rank(self, rank: Unit, *, timeout: float) -> None:
         """Wait until a rank has followed the first, kill it if it does not, save its log and remove its container."""
         host, container = self._host_of(rank), self._get(rank)
         if container is None:
@@ -285,7 +285,7 @@ class DockerRuntime(Runtime):
             poll_until(
                 lambda state: state.status is not Status.RUNNING,
                 lambda: self.state(rank),
-                timeout=within,
+                timeout=timeout,
                 interval=_INTERVAL,
             )
             container.stop(timeout=0)

@@ -64,13 +64,13 @@ def _prepare_on(artifacts: Artifacts, host_ref: HostRef, on_host: str) -> Prepar
     plan = artifacts.plan
     for text in unexpected_patches(plan, built.receipt):
         warn(text, hint=f"`deploy inspect {built.tag}` lists the patches that the image has")
-    if (found := startup_patches(plan, built.receipt)).ids:
-        artifacts = render(plan, artifacts.build, built.tag, found)
+    if (detected := startup_patches(plan, built.receipt)).ids:
+        artifacts = render(plan, artifacts.build, built.tag, detected)
     return PreparedRun(
         artifacts=artifacts,
         records=records,
         not_needed=built.receipt.handled_at_build(plan.patches),
-        detected_patches=found,
+        detected_patches=detected,
         image=built.config,
         engine=engine_in(docker, built.image_id, artifacts),
     )

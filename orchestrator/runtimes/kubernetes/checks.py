@@ -35,8 +35,8 @@ def _rights(cluster: Cluster, plan: Plan) -> Iterator[Finding]:
         create = Cluster(cluster.context, "default").command_text("create", "namespace", cluster.namespace)
         yield fail("namespace", f"no `{cluster.namespace}` that you can read", cluster.namespace, create)
     elif not cluster.ask("auth", "can-i", "create", "deployments").ok:
-        found, hint = "you are not permitted to create deployments", "ask the cluster's administrator"
-        yield fail("rights", found, "create, patch, delete", hint)
+        value, hint = "you are not permitted to create deployments", "ask the cluster's administrator"
+        yield fail("rights", value, "create, patch, delete", hint)
     else:
         yield info("namespace", cluster.namespace, "you are permitted to create deployments")
         yield from _pod_security(cluster, plan)
@@ -60,17 +60,17 @@ def _nodes(cluster: Cluster, plan: Plan) -> Iterator[Finding]:
         return
     resource, count = max(map(requested_gpus, replica_plans(plan)))
     fitting = sum(int(node["status"].get("allocatable", {}).get(resource, 0)) >= count for node in nodes)
-    found = f"{fitting} of {len(nodes)} nodes" + (f" with `{selector}`" if selector else "")
+    value = f"{fitting} of {len(nodes)} nodes" + (f" with `{selector}`" if selector else "")
     needed = f"{count} {resource} on one node" if count else "a node"
     hint = f"{cluster.command_text('describe', 'nodes')} shows their device plugin, labels and taints"
-    yield info_if(fitting > 0, warn, "nodes", found, needed, hint)
+    yield info_if(fitting > 0, warn, "nodes", value, needed, hint)
 
 
 def _exists(cluster: Cluster, kind: str, name: str) -> Finding:
-    found = cluster.json("get", kind, name, "--ignore-not-found")
-    if not found:
+    item = cluster.json("get", kind, name, "--ignore-not-found")
+    if not item:
         return fail(kind, "not there", name, f"create it in namespace `{cluster.namespace}`")
-    phase = str(found.get("status", {}).get("phase", "there"))
+    phase = str(item.get("status", {}).get("phase", "there"))
     if phase == "Pending":
         return warn(kind, "not bound", name, f"{cluster.command_text('describe', kind, name)} shows why it is pending")
     return info(kind, phase.lower(), name)

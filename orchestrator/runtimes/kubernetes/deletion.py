@@ -43,13 +43,13 @@ class Removal:
         else:
             for unit_name in sorted(unit_names):
                 self._delete(kinds, "--selector", selector(self._name, unit_name))
-        own = [item["name"] for item in about if item["uid"] in self._owned]
-        own.sort(key=lambda called: called == object_name(self._name))
+        names_owned = [item["name"] for item in about if item["uid"] in self._owned]
+        names_owned.sort(key=lambda called: called == object_name(self._name))
         running = [_pod_resource(pod) for pod in pods if replica_of(pod) in unit_names]
-        self._end(*(f"deployment/{called}" for called in own), *running)
-        left = poll_until(lambda found: not found, self._running, timeout=grace + _LATE, interval=_INTERVAL)
-        if left:
-            names, node = [pod["metadata"]["name"] for pod in left], left[0]["spec"].get("nodeName", "no node")
+        self._end(*(f"deployment/{called}" for called in names_owned), *running)
+        remaining = poll_until(lambda pods: not pods, self._running, timeout=grace + _LATE, interval=_INTERVAL)
+        if remaining:
+            names, node = [pod["metadata"]["name"] for pod in remaining], remaining[0]["spec"].get("nodeName", "no node")
             force = self._cluster.command_text("delete", "pod", *names, "--force", "--grace-period=0")
             which = " and ".join(f"pod `{pod}`" for pod in names)
             hint = f"if that node is lost for good: {force}"
@@ -58,7 +58,7 @@ class Removal:
     def _seen(self) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
         """Return the Deployments and the pods of that name."""
         words = ("deployments,pods", "--selector", selector(self._name))
-        items = self._cluster.json("get", *words, within=_REQUEST_TIMEOUT)["items"]
+        items = self._cluster.json("get", *words, timeout=_REQUEST_TIMEOUT)["items"]
         deployments = [item for item in items if item["kind"] == "Deployment"]
         return deployments, [item for item in items if item["kind"] == "Pod"]
 

@@ -63,26 +63,26 @@ class Cluster:
         """Return the command as shell text in backquotes, for messages."""
         return f"`{quote(self.argv(*words))}`"
 
-    def ask(self, *words: str, stdin: str | None = None, within: float = _REQUEST_TIMEOUT) -> CompletedProgram:
-        """Run kubectl to its end, with a timeout of `within` seconds for each request.
+    def ask(self, *words: str, stdin: str | None = None, timeout: float = _REQUEST_TIMEOUT) -> CompletedProgram:
+        """Run kubectl to its end, with a timeout of `timeout` seconds for each request.
 
         Raises HostError if the cluster does not answer. A rejected request is a normal result.
         """
         with _kubectl_needed():
-            done = run(self.argv(_timeout(within), *words), stdin=stdin, timeout=within + _KUBECTL_MARGIN)
+            done = run(self.argv(_timeout(timeout), *words), stdin=stdin, timeout=timeout + _KUBECTL_MARGIN)
         self.require_answer(done)
         return done
 
-    def json(self, *words: str, within: float = _REQUEST_TIMEOUT) -> Mapping[str, Any]:
+    def json(self, *words: str, timeout: float = _REQUEST_TIMEOUT) -> Mapping[str, Any]:
         """Return kubectl's JSON output. Raises HostError if the cluster does not answer or rejects the request."""
-        return self.read(self.ask(*words, *(() if "--raw" in words else ("--output", "json")), within=within))
+        return self.read(self.ask(*words, *(() if "--raw" in words else ("--output", "json")), timeout=timeout))
 
     def read(self, done: CompletedProgram) -> Mapping[str, Any]:
         """Parse the JSON output of an answer. Raises HostError if the cluster rejected the request."""
         if not done.ok:
             raise self.rejection(done)
-        found: Mapping[str, Any] = json.loads(done.stdout) if done.stdout.strip() else {}
-        return found
+        answer: Mapping[str, Any] = json.loads(done.stdout) if done.stdout.strip() else {}
+        return answer
 
     def create(self, made: Mapping[str, Any]) -> CompletedProgram:
         """Create an object as `MANAGER`; fail if it exists. The output is the created object as JSON."""

@@ -21,7 +21,7 @@ _INTERVAL: Final = 0.5  # seconds between two polls, and before a stream that en
 _CHUNK_BYTES: Final = 1 << 16
 _STAMP: Final = rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.(\d{9})(Z|[+-]\d\d:\d\d) "  # of `--timestamps` (kubelet, logs.go)
 _LINE: Final = re.compile(rb"^" + _STAMP + rb"(.*\n)", re.MULTILINE)
-_WITHIN: Final = re.compile(_STAMP)
+_STAMP_INSIDE: Final = re.compile(_STAMP)
 _ENTRY: Final = 16 * 1024  # bytes of a line before a runtime begins another entry; kubelet 1.20 stamps each entry
 
 Probe: TypeAlias = Callable[[], tuple[bool, PodView | None]]  # whether the server exists, and its pod
@@ -63,18 +63,18 @@ class NewLines:
         self._rest = data[end:]
         cut = len(self._rest) > MAX_LINE_BYTES
         if cut:
-            begun = _WITHIN.match(self._rest)  # the timestamp of this line, for the part still to come
+            begun = _STAMP_INSIDE.match(self._rest)  # the timestamp of this line, for the part still to come
             data, end, self._rest = data + b"\n", len(data) + 1, begun[0] if begun else b"-"
         lines = _LINE.findall(data, 0, end)
         if lines and self._torn:
-            lines[0] = (*lines[0][:3], _WITHIN.sub(b"", lines[0][3]))
+            lines[0] = (*lines[0][:3], _STAMP_INSIDE.sub(b"", lines[0][3]))
         self._torn = cut or (self._torn and not end)
         if self._skip_until:
             lines = list(dropwhile(lambda line: _moment(line) <= _moment(self._skip_until), lines))
         if not lines:
             return b""
         self._skip_until, self._last = (), lines[-1][:3]
-        texts = b"".join(text if len(text) <= _ENTRY else _WITHIN.sub(b"", text) for *_, text in lines)
+        texts = b"".join(text if len(text) <= _ENTRY else _STAMP_INSIDE.sub(b"", text) for *_, text in lines)
         return texts.removesuffix(b"\n") if cut else texts  # the line continues: a line end could split a secret
 
 

@@ -83,7 +83,7 @@ def metadata(plan: Plan, name: str, called: str) -> Manifest:
 
 def _quoted(value: object) -> str:
     """Return a value as YAML on one line: JSON with escapes for the characters that YAML folds or rejects."""
-    return re.sub(r"[^ -~]", lambda found: f"\\U{ord(found[0]):08x}", json.dumps(value, ensure_ascii=False))
+    return re.sub(r"[^ -~]", lambda match: f"\\U{ord(match[0]):08x}", json.dumps(value, ensure_ascii=False))
 
 
 def _of_unit(plan: Plan, image: str, name: str, unit_name: str) -> dict[str, object]:
@@ -93,8 +93,8 @@ def _of_unit(plan: Plan, image: str, name: str, unit_name: str) -> dict[str, obj
     ports = gateway.pod_annotations(plan.server.port, bootstrap) if of_role else {}
     is_replica = unit_name not in {"", GATEWAY}  # only the gateway may reach a replica
     beyond = cluster.service_type != "ClusterIP"  # clients outside the cluster have no labels
-    own = selected(name, "" if of_role else GATEWAY)  # the KV cache crosses at ports that sglang chooses
-    clients = own if is_replica else None if beyond else pairs(cluster.allowed_clients)
+    same_server = selected(name, "" if of_role else GATEWAY)  # the KV cache crosses at ports that sglang chooses
+    clients = same_server if is_replica else None if beyond else pairs(cluster.allowed_clients)
     is_open = not unit_name and beyond  # every client may connect, so scrapers need no rule of their own
     return {
         "gateway": unit_name == GATEWAY,
@@ -203,8 +203,8 @@ def _of_server(artifacts: Artifacts) -> dict[str, object]:
 def _command(plan: Plan, command: Command, security: PodSecurity) -> dict[str, object]:
     env = {"PYTHONUNBUFFERED": "1", **security.env, **dict(command.env)}  # else the log arrives in blocks
     words = [_literal(word) for word in (*command.argv, *_config_words(plan))]
-    for known, variable in _OF_GROUP.items():
-        words = [word.replace(_literal(known), variable) for word in words]
+    for value, variable in _OF_GROUP.items():
+        words = [word.replace(_literal(value), variable) for word in words]
     listed: list[Manifest] = [{"name": variable, "value": _literal(env[variable])} for variable in sorted(env)]
     others = plan.layout.nodes > 1 or plan.role is not Role.SERVER  # reach it at its address
     if others and HOST_ADDRESS not in env:

@@ -51,7 +51,7 @@ class ObservationCache:
             return seen
         try:
             words = ("deployments,pods", "--selector", selector(unit.name, replica.unit_name))
-            self.keep(unit, replica, cluster.json("get", *words, within=_REQUEST_TIMEOUT)["items"])
+            self.keep(unit, replica, cluster.json("get", *words, timeout=_REQUEST_TIMEOUT)["items"])
         except HostError as error:
             if time.monotonic() - seen.at > MAX_STALENESS:
                 raise
@@ -74,8 +74,8 @@ class ObservationCache:
 
         If `warnings` is None, the warnings about its pod are requested.
         """
-        own, cluster = (unit.name, replica.unit_name), replica.cluster
-        ours = [item for item in items if (item["metadata"]["labels"][NAME], replica_of(item)) == own]
+        identity, cluster = (unit.name, replica.unit_name), replica.cluster
+        ours = [item for item in items if (item["metadata"]["labels"][NAME], replica_of(item)) == identity]
         deployment = next((item for item in ours if item["metadata"]["uid"] == unit.runtime_id), None)
         view = pod_view([item for item in ours if item["kind"] == "Pod"])
         if view is not None and view.warns:
@@ -95,8 +95,8 @@ class ObservationCache:
 def warnings_of(cluster: Cluster, pod: str = "") -> Sequence[Mapping[str, Any]]:
     """Return the warnings about a pod, or about all objects of the namespace. Raises HostError."""
     about = ",".join(("type=Warning", *([f"involvedObject.name={pod}"] if pod else [])))
-    found: Sequence[Mapping[str, Any]] = cluster.json("get", "events", "--field-selector", about)["items"]
-    return found
+    events: Sequence[Mapping[str, Any]] = cluster.json("get", "events", "--field-selector", about)["items"]
+    return events
 
 
 def _about(view: PodView, warnings: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:

@@ -123,7 +123,7 @@ class KubernetesRuntime(Runtime):
         units, silent = list[Unit](), list[HostError]()
         for cluster, items in zip(locations, answers, strict=True):
             try:
-                units += self._servers(cluster, items, named=name is not None)
+                units += self._servers(cluster, items, by_name=name is not None)
             except HostError as error:
                 silent.append(error)
         if name is not None:
@@ -226,14 +226,14 @@ class KubernetesRuntime(Runtime):
         for tail in self._tails:
             tail.close()
 
-    def _servers(self, cluster: Cluster, items: list[Mapping[str, Any]] | HostError, *, named: bool) -> list[Unit]:
+    def _servers(self, cluster: Cluster, items: list[Mapping[str, Any]] | HostError, *, by_name: bool) -> list[Unit]:
         """Return the servers among the objects of a namespace with their states. Raises HostError."""
         if isinstance(items, HostError):
             raise items
         records = [item for item in items if item["kind"] == "Deployment" and is_record(_labels_of(item))]
         units = [self._unit(cluster, record) for record in records]
         warns = any(PodView(pod=item).warns for item in items if item["kind"] == "Pod")
-        warnings = warnings_of(cluster) if warns and not named else None  # those of all pods at once
+        warnings = warnings_of(cluster) if warns and not by_name else None  # those of all pods at once
         seen = [self._seen.keep(unit, self._replicas[unit.runtime_id], items, warnings) for unit in units]
         listed = zip(units, seen, strict=True)
         return [replace(unit, state=self._report(unit, item.deployment, item.view)) for unit, item in listed]
@@ -273,9 +273,9 @@ class KubernetesRuntime(Runtime):
         """Delete the objects of a failed start. If that fails, only report it: the start's own error is raised."""
         cluster, called = replica.cluster, deployment_name(name, replica.unit_name)
         try:
-            found = cluster.json("get", "deployment", called, "--ignore-not-found")
-            if found and found["metadata"].get("annotations", {}).get(STARTER) == starter:
-                self._end([self._unit(cluster, found)], grace=1)
+            deployment = cluster.json("get", "deployment", called, "--ignore-not-found")
+            if deployment and deployment["metadata"].get("annotations", {}).get(STARTER) == starter:
+                self._end([self._unit(cluster, deployment)], grace=1)
         except DeployError as error:
             selected = selector(name, replica.unit_name)
             hint = f"{cluster.command_text('delete', f'deployments,{OF_SEVERAL}', '--selector', selected)} removes them"
@@ -319,12 +319,12 @@ def known_namespaces(home: Home, name: str | None = None) -> tuple[Cluster, ...]
     """
     if name is not None and not SERVER_NAME.match(name):
         return ()
-    known = runs_by_name(home)
-    newest = (runs[0] for runs in ([known[name]] if name in known else known.values()) if runs)
+    recorded = runs_by_name(home)
+    newest = (runs[0] for runs in ([recorded[name]] if name in recorded else recorded.values()) if runs)
     plans = (run.read_any("plan.json") for run in newest if name is not None or not (run.path / EXIT_FILE).is_file())
-    found = (plan["kubernetes"] for plan in plans if isinstance(plan.get("kubernetes"), dict))
+    sections = (plan["kubernetes"] for plan in plans if isinstance(plan.get("kubernetes"), dict))
     return tuple(
-        sorted({Cluster(text.get("context") or "", text["namespace"]) for text in found if "namespace" in text})
+        sorted({Cluster(text.get("context") or "", text["namespace"]) for text in sections if "namespace" in text})
     )
 
 

@@ -203,9 +203,9 @@ def manifest_files(artifacts: Artifacts, name: str) -> tuple[RenderedFile, ...]:
     plan, image = artifacts.plan, image_of_pods(artifacts)
     replicas = artifacts.named_replicas[: 1 if autoscaling_of(plan) else None]
     parts = (*replicas, ("", artifacts))
-    found = chain.from_iterable(objects_of(item, image.reference, name, part) for part, item in parts)
+    objects = chain.from_iterable(objects_of(item, image.reference, name, part) for part, item in parts)
     head = "".join(f"# {' '.join(printable(line).splitlines())}".rstrip() + "\n" for line in _head(plan, name))
-    documents = "---\n".join(dump_yaml(item, width=1000) for item in found)
+    documents = "---\n".join(dump_yaml(item, width=1000) for item in objects)
     return (text_file("kubernetes.yaml", f"{head}---\n{documents}"),)
 
 
@@ -213,8 +213,8 @@ def image_of_pods(artifacts: Artifacts) -> PodImage:
     """Return the image of artifacts that were rendered for a cluster. Raises ProfileError if no cluster can pull it."""
     plan, image = artifacts.plan, artifacts.spec
     assert isinstance(image, PodImage)  # noqa: S101 - for the type: `render` puts it there
-    named = None if image.is_local_build else image.reference
-    if problems := tuple(image_problems(cluster_of(plan), named)):
+    reference = None if image.is_local_build else image.reference
+    if problems := tuple(image_problems(cluster_of(plan), reference)):
         raise ProfileError(f"cannot render profile `{plan.profile}` for a cluster", problems=problems)
     return image
 

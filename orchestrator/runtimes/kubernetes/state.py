@@ -223,8 +223,8 @@ def _running(view: PodView, since: str) -> ServerState:
 
 def _is_out_of_sight(view: PodView) -> bool:
     """Return whether the node controller has set the pod to not ready, but not its kubelet (MarkPodsNotReady)."""
-    found = {item["type"]: item["status"] for item in view.pod.get("status", {}).get("conditions", ())}
-    return found.get("Ready") == "False" and found.get("ContainersReady") == "True"
+    conditions = {item["type"]: item["status"] for item in view.pod.get("status", {}).get("conditions", ())}
+    return conditions.get("Ready") == "False" and conditions.get("ContainersReady") == "True"
 
 
 def _failed(pod: Seen) -> str:

@@ -39,8 +39,8 @@ def locked_memory(context: CheckContext) -> Iterator[Finding]:
         return
     unlimited = limit == float("inf")
     hint = f"`echo '{context.machine.user} - memlock unlimited' | sudo tee -a /etc/security/limits.conf`"
-    found = "unlimited" if unlimited else gib(limit)
-    yield info_if(unlimited, warn, "memlock", found, "unlimited", f"{hint}, then log in again")
+    value = "unlimited" if unlimited else gib(limit)
+    yield info_if(unlimited, warn, "memlock", value, "unlimited", f"{hint}, then log in again")
 
 
 RULES: Final = (has_interpreter, runs_on_one_node, replicas_join_no_gateway)

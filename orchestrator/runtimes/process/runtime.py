@@ -231,7 +231,7 @@ def _launch(request: StartRequest, environ: Mapping[str, str | None], *, lock: i
 
 def _servers(folder: Path) -> list[Unit]:
     """Return the units of the current runs of a name, then those with an unreadable record."""
-    known, alive, lost = dict[tuple[str, str], RecordedRun](), set[Path](), list[Unit]()
+    recorded, alive, lost = dict[tuple[str, str], RecordedRun](), set[Path](), list[Unit]()
     try:
         run_dirs = subfolders(folder)
     except HostError:
@@ -248,27 +248,27 @@ def _servers(folder: Path) -> list[Unit]:
             alive.add(run_dir)
         if records:
             units = {part: _unit(record, part) for part, record in records.items()}
-            known[next(iter(records.values())).started_at, run_dir.name] = RecordedRun(
+            recorded[next(iter(records.values())).started_at, run_dir.name] = RecordedRun(
                 folder=run_dir,
                 own=units.pop(run_dir, None),
                 replicas=tuple(units.values()),
                 stopped=all(record.stopped for record in records.values()),
             )
-    newest_first = [known[moment] for moment in sorted(known, reverse=True)]
+    newest_first = [recorded[moment] for moment in sorted(recorded, reverse=True)]
     return [*with_roles(unit for run in current_runs(newest_first, alive) for unit in run.units), *lost]
 
 
 def _deleted(runs: Path) -> list[Unit]:
     """Return the running servers with deleted directories below `runs`, by the token of their supervisors."""
-    top, found = runs.resolve(), []
+    top, units = runs.resolve(), []
     for token in sorted(tokens(SUPERVISOR)):
         run_dir = Path(token)
         if not token.isprintable() or run_dir.exists() or not run_dir.is_relative_to(top):
             continue
         folder = run_root(run_dir).parent
         if folder.parent == top and NAME.match(folder.name):
-            found.append(Unit.unreadable("process", folder.name, run_dir))
-    return found
+            units.append(Unit.unreadable("process", folder.name, run_dir))
+    return units
 
 
 def _unit(record: Record, run_dir: Path) -> Unit:

@@ -27,7 +27,7 @@ _AFTER_KILL: Final = 5.0  # seconds for the kernel to end killed processes
 
 def is_serving(markers: ProcessMarkers) -> bool:
     """Return whether a server or its supervisor is running; leftover child processes do not count."""
-    return any(find_process(known) is not None for known in (markers.supervisor, markers.server) if known is not None)
+    return any(find_process(identity) is not None for identity in (markers.supervisor, markers.server) if identity is not None)
 
 
 def runs(markers: ProcessMarkers) -> bool:
@@ -42,10 +42,10 @@ def terminate(name: str, markers: ProcessMarkers, *, grace: float) -> None:
     supervisors = ask(markers, running)
     if poll_until(lambda alive: not alive, lambda: runs(markers), timeout=grace, interval=_POLL):
         for excluded, seconds in ((supervisors, _RECORD_TIMEOUT), ([], _AFTER_KILL)):
-            _kill(markers, excluded, within=seconds)
-    if left := ", ".join(str(process.pid) for process in server_processes(markers)):
+            _kill(markers, excluded, timeout=seconds)
+    if survivors := ", ".join(str(process.pid) for process in server_processes(markers)):
         hint = "`ps -o stat,wchan -p PID` shows what they wait for"
-        raise DeployError(f"cannot stop processes of `{name}`: {left}", hint=hint)
+        raise DeployError(f"cannot stop processes of `{name}`: {survivors}", hint=hint)
 
 
 def ask(markers: ProcessMarkers, running: Sequence[Process]) -> list[Process]:
@@ -57,13 +57,13 @@ def ask(markers: ProcessMarkers, running: Sequence[Process]) -> list[Process]:
     return supervisors
 
 
-def _kill(markers: ProcessMarkers, excluded: Collection[Process], *, within: float) -> None:
+def _kill(markers: ProcessMarkers, excluded: Collection[Process], *, timeout: float) -> None:
     """Send SIGKILL to every process, new ones included, until none is left or the time is up."""
 
-    def kill(left: Collection[Process]) -> None:
-        signal_processes([process for process in left if process not in excluded], signal.SIGKILL)
+    def kill(running: Collection[Process]) -> None:
+        signal_processes([process for process in running if process not in excluded], signal.SIGKILL)
 
-    poll_until(lambda left: not left, lambda: server_processes(markers), timeout=within, interval=_POLL, on_tick=kill)
+    poll_until(lambda running: not running, lambda: server_processes(markers), timeout=timeout, interval=_POLL, on_tick=kill)
 
 
 def record_end(record: Record, run_dir: Path) -> None:

@@ -59,11 +59,11 @@ def _whole_nodes(runner: Runner, plan: Plan, job: SlurmSection) -> Iterator[Find
     rows = re.findall(r"^(.+)\|(\d+)$", runner(_NODES).stdout, re.MULTILINE)  # the default partition has a `*`
     default = next((name for name, _ in rows if name.endswith("*")), "").removesuffix("*")
     ours = {*(job.partition or default).split(",")}
-    found = sum(int(count) for name, count in rows if name.removesuffix("*") in ours)
+    count_found = sum(int(count) for name, count in rows if name.removesuffix("*") in ours)
     needed = whole + (job.gateway_partition in {None, *ours})
-    if found < needed:
-        hint = _PARTITION_HINT if found >= whole else "reduce the number of servers, or `--set slurm.partition=NAME`"
-        yield fail("nodes", str(found), f"{needed}, for servers that take whole nodes, and their gateway", hint)
+    if count_found < needed:
+        hint = _PARTITION_HINT if count_found >= whole else "reduce the number of servers, or `--set slurm.partition=NAME`"
+        yield fail("nodes", str(count_found), f"{needed}, for servers that take whole nodes, and their gateway", hint)
 
 
 def node_interpreter(context: CheckContext) -> Iterator[Finding]:
@@ -102,8 +102,8 @@ def _tested(runner: Runner, check: str, options: Sequence[str]) -> Finding:
     wanted = " ".join(option for option in options if not option.startswith(_ASIDE))
     if not done.ok:
         return fail(check, last_error(done), wanted, REQUEST_HINT)
-    found = _ALLOCATED.search(done.stderr)
-    return info(check, f"{found[2]} of {found[3]}, from {found[1]}" if found else "Slurm accepts the job", wanted)
+    match = _ALLOCATED.search(done.stderr)
+    return info(check, f"{match[2]} of {match[3]}, from {match[1]}" if match else "Slurm accepts the job", wanted)
 
 
 CHECKS: Final = (cluster, node_interpreter)

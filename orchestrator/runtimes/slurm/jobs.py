@@ -18,7 +18,7 @@ from orchestrator.core.polling import poll_until
 from orchestrator.core.secrets import secret_variables
 from orchestrator.core.subprocesses import CompletedProgram, run
 
-_WITHIN: Final = 30.0  # timeout of a command in seconds: a busy controller answers late
+_TIMEOUT: Final = 30.0  # timeout of a command in seconds: a busy controller answers late
 _POLL: Final = 0.5  # seconds between two polls of a job
 _ON_WAIT_INTERVAL: Final = 5.0  # seconds between two calls of `on_wait`
 _RELIABLE_AFTER: Final = 5.0  # seconds after which a reason is reliable: the first one is often not the scheduler's
@@ -115,23 +115,23 @@ def find_job(number: str) -> Job | None:
 
 def read_job(text: str) -> Job:
     """Parse the output of `scontrol show job` for one job. Raises HostError for any other text."""
-    found = re.search(r"JobState=(?P<state>[A-Z_]+)\S* Reason=(?P<reason>.*?) Dependency=", text)
+    match = re.search(r"JobState=(?P<state>[A-Z_]+)\S* Reason=(?P<reason>.*?) Dependency=", text)
     counts = re.search(r"Restarts=(?P<restarts>\d+) .*ExitCode=(?P<code>\d+):(?P<signal>\d+)", text)
     number = re.match(r"JobId=(\d+)", text)
-    if found is None or counts is None or number is None:
+    if match is None or counts is None or number is None:
         hint = "tested with 22.05; `sinfo --version` shows the version"
         raise HostError("cannot parse the output of `scontrol show job`", hint=hint)
     nodes = re.search(r"^\s+NodeList=(\S*)", text, re.MULTILINE)
     node = nodes[1] if nodes and nodes[1] != "(null)" else ""
     begins, ended_at = (_time(re.search(rf"{key}=(\S+)", text)) for key in ("StartTime", "EndTime"))
-    if found["state"] == "NODE_FAIL" and "[" in node:
+    if match["state"] == "NODE_FAIL" and "[" in node:
         done = _run(["sinfo", "--noheader", "--Node", f"--nodes={node}", "--states=down", "--format=%N"])
         node = ",".join(dict.fromkeys(done.stdout.split())) or node  # of all nodes, if those that were down are back
     number_of_signal = int(counts["signal"])
     return Job(
         id=number[1],
-        state=found["state"],
-        reason=found["reason"].replace("_", " "),
+        state=match["state"],
+        reason=match["reason"].replace("_", " "),
         node=node,
         restarts=int(counts["restarts"]),
         exit_code=_SIGNALED + number_of_signal if number_of_signal else int(counts["code"]),
@@ -143,8 +143,8 @@ def read_job(text: str) -> Job:
 def node_address(node: str) -> str:
     """Return the address of a node in the cluster's configuration. Raises HostError."""
     output = _query(["scontrol", "show", "node", node]).stdout
-    found = re.search(r"NodeAddr=(\S+)", output)
-    return found[1] if found else node
+    match = re.search(r"NodeAddr=(\S+)", output)
+    return match[1] if match else node
 
 
 def signal_server(number: str) -> None:
@@ -157,11 +157,11 @@ def cancel(number: str) -> None:
     _cancelled(["scancel", number])
 
 
-def run_in_job_step(number: str, argv: Sequence[str], *, within: float) -> str:
+def run_in_job_step(number: str, argv: Sequence[str], *, timeout: float) -> str:
     """Return the output of a program that runs beside the server on its node; "" if it cannot run there."""
     words = ["srun", f"--jobid={number}", "--overlap", "--nodes=1", "--ntasks=1", "--mpi=none", "--quiet", "--chdir=/"]
     try:
-        done = run([*words, *argv], timeout=within)
+        done = run([*words, *argv], timeout=timeout)
     except HostError:
         return ""
     return done.stdout if done.ok else ""
@@ -178,7 +178,7 @@ def _query(argv: Sequence[str]) -> CompletedProgram:
 
 
 def _run(argv: Sequence[str], env: Mapping[str, str | None] | None = None) -> CompletedProgram:
-    return run(argv, env=env, timeout=_WITHIN)
+    return run(argv, env=env, timeout=_TIMEOUT)
 
 
 def _require(done: CompletedProgram) -> CompletedProgram:
@@ -191,15 +191,15 @@ def _require(done: CompletedProgram) -> CompletedProgram:
 def last_error(done: CompletedProgram) -> str:
     """Return the last line of the error, without the program's name."""
     if done.code == 124:
-        return f"no response within {_WITHIN:.0f} s"
+        return f"no response within {_TIMEOUT:.0f} s"
     lines = done.stderr.strip().splitlines()
     last = re.sub(r"^\w+:? (?:error|fatal): ", "", lines[-1]) if lines else f"exit code {done.code}"
     return last.removeprefix("Batch job submission failed: ").removeprefix("allocation failure: ")
 
 
-def _time(found: re.Match[str] | None) -> str | None:
+def _time(match: re.Match[str] | None) -> str | None:
     try:
-        return datetime.fromisoformat(found[1]).replace(tzinfo=UTC).isoformat() if found else None
+        return datetime.fromisoformat(match[1]).replace(tzinfo=UTC).isoformat() if match else None
     except ValueError:  # Unknown, N/A
         return None
 

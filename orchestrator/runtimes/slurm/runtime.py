@@ -85,12 +85,12 @@ class SlurmRuntime(Runtime):
 
         A replica is only queued: `wait_for_placement` waits for its node.
         """
-        found = self.find(name)
-        require_name_free(run_dir.absolute(), found)
+        units = self.find(name)
+        require_name_free(run_dir.absolute(), units)
         plan, run = artifacts.plan, str(run_dir.absolute())
         comment = JobComment(name=name, profile=plan.profile, plan=plan.digest, port=plan.server.port, run=run)
         try:
-            artifacts = _addressed(artifacts, Path(run), found)
+            artifacts = _addressed(artifacts, Path(run), units)
             with defer_signals():
                 submission = self._submit(artifacts, comment, secrets)
             queued = self._unit(comment, Job(id=submission.job))
@@ -228,8 +228,8 @@ class SlurmRuntime(Runtime):
 
     def _listed(self, comment: JobComment, job: Job) -> Unit:
         """Return a unit with its state. A job that Slurm has forgotten has no state of its own."""
-        known = job if job.state else None
-        return dataclasses.replace(self._unit(comment, job), state=state_of(Path(comment.run), lambda: known))
+        reported = job if job.state else None
+        return dataclasses.replace(self._unit(comment, job), state=state_of(Path(comment.run), lambda: reported))
 
     def _address(self, node: str) -> str:
         if node not in self._addresses:
@@ -242,7 +242,7 @@ def _query_cmdlines(submission: Submission, job: Job) -> tuple[str, ...]:
         "orchestrator.runtimes.slurm.processes", submission.comment.run, python=submission.python
     )
     try:
-        return tuple(map(str, parse_json(jobs.run_in_job_step(job.id, argv, within=_QUERY_TIMEOUT))))
+        return tuple(map(str, parse_json(jobs.run_in_job_step(job.id, argv, timeout=_QUERY_TIMEOUT))))
     except ValueError:
         return ()
 
@@ -264,9 +264,9 @@ def _addressed(artifacts: Artifacts, run_dir: Path, units: Sequence[Unit]) -> Ar
 
 def _end_server(number: str, run_dir: Path, *, grace: float) -> None:
     """Let the supervisor end its server, then kill it, then wait until the job has released the GPUs."""
-    for within in (grace, _RECORD_TIMEOUT):
+    for timeout in (grace, _RECORD_TIMEOUT):
         jobs.signal_server(number)
-        if not poll_until(lambda alive: not alive, lambda: _serves(number, run_dir), timeout=within, interval=_POLL):
+        if not poll_until(lambda alive: not alive, lambda: _serves(number, run_dir), timeout=timeout, interval=_POLL):
             break
     else:
         return

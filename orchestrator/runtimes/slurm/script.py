@@ -81,12 +81,12 @@ def _options(plan: Plan, job: SlurmSection, name: str) -> Iterator[str]:
 
 def _share(plan: Plan) -> Iterator[str]:
     """Yield the CPUs and the memory of a server that shares its node, unless the profile's own options name them."""
-    needs, own = host_needs(plan), job_of(plan).sbatch_options
+    needs, options = host_needs(plan), job_of(plan).sbatch_options
     for start, option in (
         ("--cpus-per", f"--cpus-per-task={needs.max_cpus}"),
         ("--mem", f"--mem={mebibytes(needs.max_memory)}M"),
     ):
-        if not any(item.startswith(start) for item in own):
+        if not any(item.startswith(start) for item in options):
             yield option
 
 

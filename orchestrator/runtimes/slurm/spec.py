@@ -87,8 +87,8 @@ def _contained(plan: Plan, home: str | None) -> Artifacts:
 def files(artifacts: Artifacts, name: str) -> tuple[RenderedFile, ...]:
     """Return the job files of the server, or those of the gateway and of each replica in its folder."""
     plan = artifacts.plan
-    own = (script_file(SCRIPT, job_script(plan, job_name(name, plan))), *supervisor.launcher_files(artifacts, name))
-    return own + tuple(
+    job_files = (script_file(SCRIPT, job_script(plan, job_name(name, plan))), *supervisor.launcher_files(artifacts, name))
+    return job_files + tuple(
         script_file(f"{folder}/{SCRIPT}", job_script(named_replica.plan, job_name(name, named_replica.plan, folder)))
         for folder, named_replica in artifacts.named_replicas
     )

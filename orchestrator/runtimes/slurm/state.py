@@ -128,8 +128,8 @@ def found_units(home: Home, name: str | None, handle_of: Callable[[JobComment, J
             continue
         if (job := jobs.find_job(number)) is not None and not job.is_over:
             live.setdefault(comment.name, {})[Path(comment.run)] = handle_of(comment, job)
-    known = {name} if name is not None else {*live, *known_names(home)}
-    folders = [home.runs.absolute() / FileName(item) for item in sorted(known) if NAME.match(item)]
+    names = {name} if name is not None else {*live, *known_names(home)}
+    folders = [home.runs.absolute() / FileName(item) for item in sorted(names) if NAME.match(item)]
     return [unit for folder in folders for unit in _units_of_name(folder, live.get(folder.name, {}), handle_of)]
 
 
@@ -173,5 +173,5 @@ def _read_run(
             job = None if submission.stopped else jobs.find_job(submission.job)
             parts[part] = handle_of(submission.comment, job or Job(id=submission.job))
             stopped = stopped and submission.stopped
-    own = parts.pop(top, None)
-    return RecordedRun(folder=top, own=own, replicas=tuple(parts.values()), stopped=stopped), unreadable
+    main_unit = parts.pop(top, None)
+    return RecordedRun(folder=top, own=main_unit, replicas=tuple(parts.values()), stopped=stopped), unreadable

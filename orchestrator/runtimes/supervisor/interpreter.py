@@ -47,8 +47,8 @@ def interpreter(context: CheckContext) -> Iterator[Finding]:
     if versions is None:
         lines = (result.stderr or result.stdout).strip().splitlines()
         last = f": {lines[-1][:200]}" if lines else ""
-        found = f"`{python}` {'is not a Python' if result.ok else 'does not run'}{last}"
-        yield fail("interpreter", found, "a Python that has sglang", "choose another: `--set engine.python=PATH`")
+        value = f"`{python}` {'is not a Python' if result.ok else 'does not run'}{last}"
+        yield fail("interpreter", value, "a Python that has sglang", "choose another: `--set engine.python=PATH`")
         return
     text = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     hint = "the plan is for another version: `--set engine.version=…`, or choose another interpreter"
@@ -71,8 +71,8 @@ def compiler(context: CheckContext) -> Iterator[Finding]:
     if context.plan.hardware.vendor != "nvidia":
         return
     path = context.access.runner(("sh", "-c", _NVCC)).stdout.strip().rpartition("\n")[2]
-    found, needed = path or "neither on the PATH nor in CUDA_HOME", "to compile kernels at their first use"
-    yield info_if(bool(path), warn, "nvcc", found, needed, "install the CUDA toolkit, or `export CUDA_HOME=…`")
+    value, needed = path or "neither on the PATH nor in CUDA_HOME", "to compile kernels at their first use"
+    yield info_if(bool(path), warn, "nvcc", value, needed, "install the CUDA toolkit, or `export CUDA_HOME=…`")
 
 
 def _torch(context: CheckContext, versions: Mapping[str, str | None]) -> Iterator[Finding]:
@@ -84,12 +84,12 @@ def _torch(context: CheckContext, versions: Mapping[str, str | None]) -> Iterato
     elif vendor in _TOOLKIT:
         toolkit, built = VENDORS[vendor].toolkit, versions[_TOOLKIT[vendor]]
         carried = inventory.toolkit if inventory else None
-        found = f"torch {versions['torch']} for {toolkit} {built}" if built else f"torch {versions['torch']}"
+        value = f"torch {versions['torch']} for {toolkit} {built}" if built else f"torch {versions['torch']}"
         needed = f"{toolkit}, at most {carried}" if carried else toolkit
         if built is None:
-            yield fail("torch", f"{found}, without {toolkit}", needed, f"install a torch for {toolkit}")
+            yield fail("torch", f"{value}, without {toolkit}", needed, f"install a torch for {toolkit}")
         elif carried is not None and not carries(vendor, carried, ".".join(built.split(".")[:2])):
             hint = f"install a driver for {toolkit} {built}, or a torch for {toolkit} {carried}"
-            yield fail("torch", found, needed, hint)
+            yield fail("torch", value, needed, hint)
         else:
-            yield info("torch", found, needed)
+            yield info("torch", value, needed)

@@ -225,9 +225,9 @@ def _collect_orphans(server: Program) -> None:
 
 def _end_children(server: Program, markers: ProcessMarkers) -> None:
     """Kill the remaining processes of the server, in whatever session they are."""
-    own = os.getpid()
-    while left := [process for process in server_processes(markers) if process.pid != own]:
-        signal_processes(left, signal.SIGKILL)
+    pid = os.getpid()
+    while running := [process for process in server_processes(markers) if process.pid != pid]:
+        signal_processes(running, signal.SIGKILL)
         time.sleep(0.02)
         _collect_orphans(server)
 

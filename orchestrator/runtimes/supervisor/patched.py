@@ -85,11 +85,11 @@ def patched_copy(python: str, sources: SourcePatches, packages: Path) -> Patched
     for a patch that cannot be applied, BuildError if the sources are missing or cannot be copied.
     """
     _require_sglang(sources)
-    found = find_sources(python)
-    if "sglang" not in found:
+    installed = find_sources(python)
+    if "sglang" not in installed:
         hint = "choose an interpreter that has sglang: `--set engine.python=…`; or `--set runtime=docker`"
         raise BuildError(f"`{python}` has no sglang to patch", hint=hint)
-    folder = packages / FileName(_digest(python, sources, found)[:16])
+    folder = packages / FileName(_digest(python, sources, installed)[:16])
     if (receipt := receipt_of(folder)) is not None:
         return PatchedCopy(folder=folder, receipt=receipt, made=False)
     progress = Progress()
@@ -98,7 +98,7 @@ def patched_copy(python: str, sources: SourcePatches, packages: Path) -> Patched
             return PatchedCopy(folder=folder, receipt=receipt, made=False)
         try:
             remove_tree(folder, within=packages)
-            receipt = _make(folder, python, sources, found)
+            receipt = _make(folder, python, sources, installed)
         except OSError as error:
             raise BuildError(f"cannot write `{folder}`: {error.strerror or error}") from error
         finally:
@@ -107,9 +107,9 @@ def patched_copy(python: str, sources: SourcePatches, packages: Path) -> Patched
     return PatchedCopy(folder=folder, receipt=receipt, made=True)
 
 
-def _make(folder: Path, python: str, sources: SourcePatches, found: Mapping[str, Any]) -> ImageReceipt:
+def _make(folder: Path, python: str, sources: SourcePatches, installed: Mapping[str, Any]) -> ImageReceipt:
     package = folder / "python" / "sglang"
-    copy_tree(Path(found["sglang"]["root"]), package, linked=True)
+    copy_tree(Path(installed["sglang"]["root"]), package, linked=True)
     locations = {destination: table_in(folder, destination) for destination in sources.tables}
     for destination, content in sources.tables.items():
         atomic_write(Path(locations[destination]), content)
@@ -120,11 +120,11 @@ def _make(folder: Path, python: str, sources: SourcePatches, found: Mapping[str,
     done = _run(python, *argv, stdin=sources.manifest(locations), path=path)
     if not done.ok:
         message = f"a patch does not apply to the sources that `{python}` imports"
-        hint = _MISFIT.format(found["sglang"]["root"])
+        hint = _MISFIT.format(installed["sglang"]["root"])
         raise PatchError(message, details=done.stderr.strip().removeprefix("error: "), hint=hint)
     data = parse_json(record.read_text(encoding="utf-8"))
     remove_file(record)
-    data["sources"]["sglang"]["commit"] = found["sglang"]["commit"]  # the copy is no git checkout
+    data["sources"]["sglang"]["commit"] = installed["sglang"]["commit"]  # the copy is no git checkout
     receipt = parse_receipt(json.dumps(data))
     _require_tables(python, sources, receipt)
     atomic_write(folder / _RECEIPT, json.dumps(data, indent=2) + "\n")
@@ -169,8 +169,8 @@ def sources_identity(python: str) -> str | None:
 
     Raises BuildError, HostError.
     """
-    found = find_sources(python)
-    return _sources_digest(python, found).hexdigest() if "sglang" in found else None
+    installed = find_sources(python)
+    return _sources_digest(python, installed).hexdigest() if "sglang" in installed else None
 
 
 def _run(
@@ -180,19 +180,19 @@ def _run(
     return run([python, "-B", str(program_paths()[0]), *arguments], env=env, stdin=stdin, timeout=timeout)
 
 
-def _digest(python: str, sources: SourcePatches, found: Mapping[str, Any]) -> str:
+def _digest(python: str, sources: SourcePatches, installed: Mapping[str, Any]) -> str:
     """Return a digest of the patches, the applier, and the sources with each file's size and time."""
-    total = _sources_digest(python, found)
+    total = _sources_digest(python, installed)
     programs = (path.read_bytes() for path in program_paths())
     for content in (sources.manifest({}).encode(), *programs, *sources.tables.values()):
         total.update(f"{len(content)}\0".encode() + content)
     return total.hexdigest()
 
 
-def _sources_digest(python: str, found: Mapping[str, Any]) -> "hashlib._Hash":
+def _sources_digest(python: str, installed: Mapping[str, Any]) -> "hashlib._Hash":
     """Hash the location of sglang's sources, and each file's size and time."""
-    total = hashlib.sha256(f"{python}\0{json.dumps(found, sort_keys=True)}\0".encode())
-    for stamp in sorted(_stamps(found["sglang"]["root"])):
+    total = hashlib.sha256(f"{python}\0{json.dumps(installed, sort_keys=True)}\0".encode())
+    for stamp in sorted(_stamps(installed["sglang"]["root"])):
         total.update(stamp.encode("utf-8", "surrogateescape"))
     return total
 

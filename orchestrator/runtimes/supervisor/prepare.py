@@ -148,10 +148,10 @@ def prepare(
     script = (f"[ -e {shlex.quote(copy.python_path)}/sglang ] || {{ echo '{gone}' >&2; exit 1; }}",)
     for text in unexpected_patches(plan, copy.receipt):
         warn(text, hint=f"`{copy.folder}` has the details")
-    found = startup_patches(plan, copy.receipt)
+    detected = startup_patches(plan, copy.receipt)
 
     def command(server: Plan) -> Command:
-        started = _started_by(python, _command(server, host, found))
+        started = _started_by(python, _command(server, host, detected))
         return replace(started, env=_env(started, sources, copy), script=script)
 
     made = commanded(artifacts, host_ref.home, command, host)
@@ -159,7 +159,7 @@ def prepare(
         artifacts=made,
         records={"patches.json": asdict(copy.receipt)},
         not_needed=copy.receipt.handled_at_build(plan.patches),
-        detected_patches=found,
+        detected_patches=detected,
         engine=_engine_python(python, made, host_ref.home, identity=f"{python} {copy.folder}"),
     )
 
@@ -223,8 +223,8 @@ def launcher_files(artifacts: Artifacts, name: str) -> tuple[RenderedFile, ...]:
 def aiter_tables(plan: Plan, home: Home) -> tuple[Path, ...]:
     """Return the tables that the interpreter's aiter reads by default. Raises KernelsError if it has none."""
     python = engine_python(plan.engine, home)
-    found = find_sources(python).get("aiter")
-    if found is None or not (tables := tables_below(Path(found["root"]) / "configs")):
+    source = find_sources(python).get("aiter")
+    if source is None or not (tables := tables_below(Path(source["root"]) / "configs")):
         raise KernelsError(f"`{python}` has no aiter with tuned tables", hint="use the interpreter of a ROCm image")
     return tables
 

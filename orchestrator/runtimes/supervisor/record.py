@@ -59,10 +59,10 @@ def record_dirs(run_dir: Path) -> tuple[Path, ...]:
     """Return the directories of the records of a run and of its replicas, in their order."""
     try:
         with os.scandir(run_dir) as entries:
-            found = [entry.name for entry in entries if is_replica(entry.name)]
+            names = [entry.name for entry in entries if is_replica(entry.name)]
     except OSError:
-        found = []
-    return (run_dir, *(run_dir / FileName(name) for name in sorted(found, key=in_order)))
+        names = []
+    return (run_dir, *(run_dir / FileName(name) for name in sorted(names, key=in_order)))
 
 
 def run_marker(run_dir: Path) -> str:
@@ -133,7 +133,7 @@ def _checked(data: dict[str, Any], *, owner: str) -> Record:
             raise TypeError(name)
     if record.name != owner or not all(map(str.isprintable, (record.profile, record.plan_digest, record.url))):
         raise ValueError(record.name)
-    if not all(is_identity(known) for known in (record.supervisor, record.server) if known is not None):
+    if not all(is_identity(identity) for identity in (record.supervisor, record.server) if identity is not None):
         raise ValueError(record.supervisor)
     if not os.fsencode(record.token).startswith(b"/") or "\0" in record.token:
         raise ValueError(record.token)

@@ -103,8 +103,8 @@ def count_other_models(gateway: RunningServer) -> int:
     if (plan := gateway.plan) is None or not (Path(gateway.log_dir) / _FILE).is_file():
         return 0
     with suppress(HostError):
-        found = saved_workers(gateway).workers()
-        return sum(item.ready and item.model not in {"", plan.model.served_name} for item in found)
+        workers = saved_workers(gateway).workers()
+        return sum(item.ready and item.model not in {"", plan.model.served_name} for item in workers)
     return 0
 
 
@@ -151,16 +151,16 @@ class GatewayWorkers:
 
         def poll() -> bool:
             nonlocal idle_polls
-            left = self._of(url)
-            idle_polls = 0 if any(item.ready or item.requests for item in left) else idle_polls + 1
-            return not left or idle_polls > 1
+            workers = self._of(url)
+            idle_polls = 0 if any(item.ready or item.requests for item in workers) else idle_polls + 1
+            return not workers or idle_polls > 1
 
         poll_until(bool, poll, timeout=self.drain_seconds + _CHANGE_TIMEOUT, interval=_POLL_INTERVAL)
 
     def uncordon(self, url: str, new: RunningServer, _: int = 0) -> None:
         """Register a healthy replica and wait until it is routed. Raises NotReadyError."""
         poll_until(
-            lambda found: all(server.ready for server in found),  # none of them still drains
+            lambda workers: all(server.ready for server in workers),  # none of them still drains
             lambda: self._of(url),
             timeout=self.drain_seconds + _CHANGE_TIMEOUT,
             interval=_POLL_INTERVAL,
@@ -214,8 +214,8 @@ class DiscoveredWorkers:
         if not was_counted and not ready:
             return
         poll = partial(count_workers, self.url)
-        left = poll_until(lambda count: count < before, poll, timeout=_CHANGE_TIMEOUT, interval=_POLL_INTERVAL)
-        if was_counted and left >= before:
+        remaining = poll_until(lambda count: count < before, poll, timeout=_CHANGE_TIMEOUT, interval=_POLL_INTERVAL)
+        if was_counted and remaining >= before:
             which = f"`{Path(old.run_dir).name}` after {_CHANGE_TIMEOUT:.0f} s"
             warn(f"the gateway still routes to {which}; requests may fail")
 

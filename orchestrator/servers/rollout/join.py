@@ -41,9 +41,9 @@ def _open_gateway(servers: Servers, plan: Plan, gateway: str, name: str) -> Serv
         raise StartError(f"{what}: the gateway and this server use different API keys", hint=hint)
     if (ended := exit_problem(gateway, other.runtime.state(other.handle))) is not None:
         raise StartError(f"{what}: {ended.message}", hint=ended.hint)
-    own = {plan.server.port, *(old.plan.server.port for old in servers.find(name) if old.plan)}
+    own_ports = {plan.server.port, *(old.plan.server.port for old in servers.find(name) if old.plan)}
     listed = saved_workers(other.handle).workers()
-    others = {item.model for item in listed if item.ready and urlsplit(item.url).port not in own}
+    others = {item.model for item in listed if item.ready and urlsplit(item.url).port not in own_ports}
     if plan.model.served_name in {theirs.model.served_name, *others}:
         hint = "`--set model.served_name=NAME` sets another"
         raise StartError(f"{what}: the gateway already routes another model `{plan.model.served_name}`", hint=hint)

@@ -84,17 +84,17 @@ class ReplicatedStart:
         gateway, secrets = replace(self.start.artifacts, replicas=()), self.start.secrets
         if not self.runtime.runtime.gateway_discovery:  # otherwise the gateway finds the replicas
             secrets[CONTROL_KEY] = make_control_key(self.run.path, self.home)
-        own = self.runtime.start(gateway, name=self.start.name, run_dir=self.run.path, secrets=secrets)
+        unit = self.runtime.start(gateway, name=self.start.name, run_dir=self.run.path, secrets=secrets)
         count = len(self._servers)
-        wait_for_gateway(own.url, servers=count, state=lambda: self.runtime.state(own))
+        wait_for_gateway(unit.url, servers=count, state=lambda: self.runtime.state(unit))
         if CONTROL_KEY in secrets:
-            require_own_gateway(own.url, secrets[CONTROL_KEY])
+            require_own_gateway(unit.url, secrets[CONTROL_KEY])
         note_gateway(self.run, self._seconds)
-        whole = replace(own, replicas=(*self._servers,))
+        whole = replace(unit, replicas=(*self._servers,))
         if self._plan.roles:
             self._checks += run_smoke_test(whole, self.runtime, plan=self._plan, key=self.start.key).checks
         else:
-            self._checks += gateway_checks(target_of(self._plan, url=own.url, api_key=self.start.key), count)
+            self._checks += gateway_checks(target_of(self._plan, url=unit.url, api_key=self.start.key), count)
         return whole
 
     def _state(self, server: RunningServer) -> ServerState:

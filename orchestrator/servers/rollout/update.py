@@ -293,8 +293,8 @@ class _RollingUpdate:
         for number, server in self._running.items():
             if number not in self._checks:
                 plan = self._artifacts(number).plan
-                found = run_smoke_test(server, self.runtime, plan=plan, key=self.start.key)
-                self._checks[number] = prefix_replica(self._plan.server_names[number - 1], found)
+                results = run_smoke_test(server, self.runtime, plan=plan, key=self.start.key)
+                self._checks[number] = prefix_replica(self._plan.server_names[number - 1], results)
         url, server = self.workers.url, self.servers.open(self.start.name).handle
         if self._plan.roles:
             return [*run_smoke_test(server, self.runtime, plan=self._plan, key=self.start.key).checks]
@@ -303,20 +303,20 @@ class _RollingUpdate:
 
     def report(self, more: Sequence[CheckResult] = ()) -> SmokeReport:
         """Return the results of all checks, in the order of the replicas, then `more`."""
-        checks = [check for _, found in sorted(self._checks.items()) for check in found]
+        checks = [check for _, results in sorted(self._checks.items()) for check in results]
         return SmokeReport(url=self.workers.url, served_name=self._plan.model.served_name, checks=(*checks, *more))
 
     def result(self, report: SmokeReport) -> UpResult:
         """Return the running server."""
-        found = self.servers.open(self.start.name).handle
-        return UpResult(handle=found, served_name=self._plan.model.served_name, smoke=report, seconds=self.seconds)
+        handle = self.servers.open(self.start.name).handle
+        return UpResult(handle=handle, served_name=self._plan.model.served_name, smoke=report, seconds=self.seconds)
 
     def record_ended_runs(self) -> None:
         """Record the exit of each old run that has no replica left."""
-        left = {run_dir_of(server) for server in (*self._running.values(), *self.surplus)}
-        for path in self._old_runs - left:
+        current = {run_dir_of(server) for server in (*self._running.values(), *self.surplus)}
+        for path in self._old_runs - current:
             record_exit(RunDir(path), _REPLACED)
-        self._old_runs &= left
+        self._old_runs &= current
 
     def explain(self, error: BaseException) -> None:
         """Add progress and next commands to the hint of an error; record the exit of a run without replicas.

@@ -38,8 +38,8 @@ def engine_files(plan: Plan, host_ref: HostRef, *, fetch: bool) -> dict[str, str
     """
     source = plan.model.checkpoint
     with suppress(HostError):  # later steps report a problem of the checkpoint
-        if (found := known_checkpoint(plan.model, host_ref)) is not None:
-            return found.engine_files()
+        if (checkpoint := known_checkpoint(plan.model, host_ref)) is not None:
+            return checkpoint.engine_files()
         if fetch and source.source == "hub":
             hub = hub_of(os.environ)
             return Checkpoint(HubFiles(list_files(source.path, source.revision, hub), hub)).engine_files()

@@ -46,9 +46,9 @@ def preflight_fabric(
     )
     findings = [*fabric_findings(fabric)]
     if save and fabric.unmeasured:
-        found = f"no baseline recorded: {', '.join(fabric.unmeasured)} not measured"
+        value = f"no baseline recorded: {', '.join(fabric.unmeasured)} not measured"
         hint = f"fix the problems that the network checks found; `{save}` is unchanged"
-        findings.append(fail("baseline", found, "a measurement of every NIC and of all-reduce", hint))
+        findings.append(fail("baseline", value, "a measurement of every NIC and of all-reduce", hint))
     elif save:
         atomic_write(save, fabric.metrics.model_dump_json(indent=2) + "\n")
         findings.append(info("baseline", f"recorded in `{save}`; compare later: `--baseline {save}`"))

@@ -157,9 +157,9 @@ def image_with_kernels(docker: DockerCli, built: BuiltImage, plan: Plan, host_re
     """
     reference = plan.engine.compiled_kernels or ""
     archive, digest = archive_of(reference, host_ref), reference.rpartition("@")[2]
-    names, own = {built.tag, *known_digests(docker, built.tag)}, archive.receipt
-    image = own.engine["image"] if own.engine.get("image") in names else built.tag
-    use = KernelUse(arch=plan.hardware.arch, driver=own.driver, engine={"image": image}, plan=kernel_plan(plan))
+    names, receipt = {built.tag, *known_digests(docker, built.tag)}, archive.receipt
+    image = receipt.engine["image"] if receipt.engine.get("image") in names else built.tag
+    use = KernelUse(arch=plan.hardware.arch, driver=receipt.driver, engine={"image": image}, plan=kernel_plan(plan))
     _require_match(archive, use)
     env = {**(built.config.env if built.config else {}), **{item.name: item.value for item in plan.env}}
     folders = kernel_folders(env, home=ROOT_HOME, user="root", aiter_dir=plan.engine.aiter_dir)
@@ -199,8 +199,8 @@ def require_archive(plan: Plan, host_ref: HostRef, *, of_run: bool = False, offl
     if reference is None or reference.startswith(OCI) or plan.prebuilt_image or in_container:
         return
     archive = archive_of(reference, host_ref)
-    own = archive.receipt
-    use = KernelUse(arch=plan.hardware.arch, driver=own.driver, engine=own.engine, plan=next(iter(own.plans), ""))
+    receipt = archive.receipt
+    use = KernelUse(arch=plan.hardware.arch, driver=receipt.driver, engine=receipt.engine, plan=next(iter(receipt.plans), ""))
     _require_match(archive, use)
 
 
@@ -211,13 +211,13 @@ def _require_in_image(plan: Plan, reference: str, *, offline: bool) -> None:
         note(f"`{image}` is on the nodes only; its kernels are not compared with `{reference}`")
         return
     try:
-        found = local_config(image) if offline else read_config(image)
+        config = local_config(image) if offline else read_config(image)
     except BuildError as error:
         warn(f"cannot check that the image has the kernels of `{reference}`: {error.message}", hint=error.hint)
         return
-    if found is None:
+    if config is None:
         note(f"`{image}` is not known here; `deploy up` checks that it has the kernels of `{reference}`")
-    elif found.labels.get(_LABEL) != reference.rpartition("@")[2]:
+    elif config.labels.get(_LABEL) != reference.rpartition("@")[2]:
         message = f"a pod takes compiled kernels from its image; `{image}` does not have those of `{reference}`"
         setting = f"engine.compiled_kernels={reference}"
         build = quote(["deploy", "build", plan.profile, "--set", setting, "--tag", "NAME", "--push"])
@@ -246,9 +246,9 @@ def _downloaded(reference: str, home: Home) -> KernelArchive:
     """
     folder, manifest = home.compiled_kernels / "oci", reference.rpartition(":")[2]
     try:
-        for known in folder.glob(f"{manifest}-*{SUFFIX}"):
-            archive = read_archive(known)
-            if known.name == f"{manifest}-{archive.digest.removeprefix('sha256:')}{SUFFIX}":
+        for file in folder.glob(f"{manifest}-*{SUFFIX}"):
+            archive = read_archive(file)
+            if file.name == f"{manifest}-{archive.digest.removeprefix('sha256:')}{SUFFIX}":
                 return archive
         content = Registry(timeout=_DOWNLOAD).artifact(reference)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

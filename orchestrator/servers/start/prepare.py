@@ -82,7 +82,7 @@ def known_checkpoint(model: Model, host_ref: HostRef) -> Checkpoint | None:
 
 def known_experts(model: Model, host_ref: HostRef) -> MoeCheckpoint | None:
     """Return how a checkpoint stores its experts; None if unknown."""
-    return read_experts(found) if (found := known_checkpoint(model, host_ref)) is not None else None
+    return read_experts(checkpoint) if (checkpoint := known_checkpoint(model, host_ref)) is not None else None
 
 
 def plan_to_build(

@@ -77,9 +77,9 @@ class UpRequest:
             locked = lock_source(Path(self.lock), home)
             locked.valid.note_deprecated()
             return locked
-        found = profile_source(self.profile, self.overrides, home, image=self.image)
-        found.valid.note_deprecated()
-        return found
+        profile = profile_source(self.profile, self.overrides, home, image=self.image)
+        profile.valid.note_deprecated()
+        return profile
 
 
 @dataclass(frozen=True, kw_only=True)

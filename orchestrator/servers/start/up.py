@@ -134,8 +134,8 @@ def _replicated_server(servers: Servers, name: str, *, by_watch: bool) -> Runnin
 
     A hung gateway accepts no changes: `deploy watch` (`by_watch`) stops all its replicas, as if it had died.
     """
-    found = [handle for handle in servers.find(name) if handle.replicas]
-    running = (handle for handle in found if servers.runtime(handle).state(handle).status is Status.RUNNING)
+    handles = [handle for handle in servers.find(name) if handle.replicas]
+    running = (handle for handle in handles if servers.runtime(handle).state(handle).status is Status.RUNNING)
     return next((handle for handle in running if not by_watch or is_alive(handle.url)), None)
 
 

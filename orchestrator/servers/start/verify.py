@@ -57,16 +57,16 @@ def is_healthy(handle: RunningServer) -> bool:
     return _healthy_replicas(handle) == (len(handle.replicas) or 1)
 
 
-def _healthy_replicas(handle: RunningServer, *, tries: int = 2, within: float = inf) -> int:
-    """Return the number of healthy replicas (0 or 1 without a gateway); a try ends after `within` seconds."""
+def _healthy_replicas(handle: RunningServer, *, tries: int = 2, timeout: float = inf) -> int:
+    """Return the number of healthy replicas (0 or 1 without a gateway); a try ends after `timeout` seconds."""
     if handle.has_roles:  # the gateway still answers 200 after one has died
-        roles = [_healthy_replicas(server, tries=tries, within=within) for server in handle.replicas]
+        roles = [_healthy_replicas(server, tries=tries, timeout=timeout) for server in handle.replicas]
         return min(sum(roles), count_workers(handle.url)) if generates(handle.url) else 0
     if handle.replicas:
         return count_workers(handle.url) - count_other_models(handle)
     try:
         with EngineClient(handle.url, key=None) as server:
-            return int(server.health(tries=tries, within=within) == httpx.codes.OK)
+            return int(server.health(tries=tries, timeout=timeout) == httpx.codes.OK)
     except (NoResponseError, UnexpectedResponseError):
         return 0
 
@@ -82,21 +82,21 @@ def await_healthy(handle: RunningServer, runtime: ServerGroup, *, deadline: floa
 
     def probe() -> tuple[int, str]:
         state = runtime.state(handle)
-        if ended := state.exit_summary if state.status is not Status.RUNNING else dead_processes(runtime, handle):
-            return 0, ended
-        left = max(began + deadline - time.monotonic(), _MIN_TIMEOUT)
-        return _healthy_replicas(handle, tries=1, within=left), ""
+        if failure := state.exit_summary if state.status is not Status.RUNNING else dead_processes(runtime, handle):
+            return 0, failure
+        timeout = max(began + deadline - time.monotonic(), _MIN_TIMEOUT)
+        return _healthy_replicas(handle, tries=1, timeout=timeout), ""
 
-    def show(seen: tuple[int, str]) -> None:
+    def show(result: tuple[int, str]) -> None:
         elapsed = f"{time.monotonic() - began:.0f} s"
-        progress.update(f"waiting for `{handle.name}`: {seen[0]} of {replicas} {kind} healthy", transient=elapsed)
+        progress.update(f"waiting for `{handle.name}`: {result[0]} of {replicas} {kind} healthy", transient=elapsed)
 
     with Progress() as progress:
-        healthy, ended = poll_until(
+        healthy, failure = poll_until(
             lambda seen: bool(seen[1]) or seen[0] == replicas, probe, timeout=deadline, interval=_INTERVAL, on_tick=show
         )
-    if ended:
-        raise NotReadyError(ended)
+    if failure:
+        raise NotReadyError(failure)
     if healthy != replicas:
         raise NotReadyError(f"{healthy} of {replicas} {kind} healthy after {deadline:g} s")
 
@@ -355,5 +355,5 @@ def explain_failure(runtime: ServerGroup, handle: RunningServer, detail: str) ->
             matches = diagnose(log).matches
     except (DeployError, OSError, KeyboardInterrupt) as error:
         return f"diagnosis: cannot read the log: {str(error) or 'interrupted'}"
-    parts = [*(found.to_text() for found in matches), legend(matches)] if matches else []
+    parts = [*(match.to_text() for match in matches), legend(matches)] if matches else []
     return "\n\n".join(parts) or "diagnosis: no known signature in the log"

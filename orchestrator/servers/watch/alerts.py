@@ -112,9 +112,9 @@ class Alerts:
     def close(self) -> list[tuple[str, str]]:
         """End every delivery after a short wait; return server and reason of each that failed."""
         end = self.clock() + _CLOSE_TIMEOUT
-        left, failures = list(self._running), list[tuple[str, str]]()
+        deliveries, failures = list(self._running), list[tuple[str, str]]()
         try:
-            for delivery in left:
+            for delivery in deliveries:
                 delivery.program.wait_for(max(end - self.clock(), 0))
             failures = list(self.failed())
         finally:

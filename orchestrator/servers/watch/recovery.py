@@ -91,9 +91,9 @@ def other_host(runtime: str, host: str | None) -> str:
 def _replica_urls(plan: Plan, handle: RunningServer | None) -> Iterator[str]:
     """Yield the URLs of the replicas: as found, else as planned."""
     replicas = handle.replicas if handle else ()
-    found = {Path(server.run_dir).name: server.service_url or server.url for server in replicas}
+    urls = {Path(server.run_dir).name: server.service_url or server.url for server in replicas}
     for unit in plan.servers:
-        yield found.get(unit.name) or unit.plan.server.url
+        yield urls.get(unit.name) or unit.plan.server.url
 
 
 def require_watchable(home: Home, names: Sequence[str]) -> None:
@@ -119,9 +119,9 @@ def require_not_cluster_managed(plan: Plan, name: str) -> None:
 
 def newest(servers: Servers, name: str) -> tuple[RunDir | None, RunningServer | None]:
     """Return the newest run of a name with its server; if it has none, an older run that has one."""
-    run, found = latest_run(servers.home, name), servers.find(name)
-    of_run = (handle for handle in found if run is not None and Path(handle.run_dir).name == run.path.name)
-    handle = next(of_run, next(iter(found), None))
+    run, handles = latest_run(servers.home, name), servers.find(name)
+    of_run = (handle for handle in handles if run is not None and Path(handle.run_dir).name == run.path.name)
+    handle = next(of_run, next(iter(handles), None))
     if handle is not None and servers.home.holds(Path(handle.run_dir), name):
         return RunDir(Path(handle.run_dir)), handle
     return run, handle

@@ -70,10 +70,10 @@ class _Worker(Generic[T]):
         words: Sequence[str],
         read: Callable[[dict[str, Any]], T],
         broken: Callable[[str], T],
-        within: float | None,
+        timeout: float | None,
     ) -> None:
         self._parse, self._broken = read, broken
-        self._end = None if within is None else time.monotonic() + within
+        self._end = None if timeout is None else time.monotonic() + timeout
         argv = python_module_argv("orchestrator.servers.watch.worker", *words)
         self.program: Program = start(argv, env=os.environ, output=PIPE, errors=2 if words[0] == "restart" else DEVNULL)
 
@@ -116,9 +116,9 @@ class LiveBackend:
         if rank == GATEWAY:
             ask = partial(self._client(snapshot).probe_gateway, timeout=_SNAPSHOT_TIMEOUT)
         else:
-            server, own = divmod(rank, snapshot.ranks // max(len(snapshot.replica_urls), 1))
+            server, local_rank = divmod(rank, snapshot.ranks // max(len(snapshot.replica_urls), 1))
             timeout = max(snapshot.unhealthy_after, _SNAPSHOT_TIMEOUT)
-            ask = partial(self._client(snapshot, server).probe_rank, own, timeout=timeout)
+            ask = partial(self._client(snapshot, server).probe_rank, local_rank, timeout=timeout)
 
         def status() -> int | str:
             try:
@@ -177,21 +177,21 @@ class LiveBackend:
 
         A new snapshot ends those that it needs no more. It has reached the host, so an ssh that ended is started again.
         """
-        known = self._forwards.get(snapshot.name, _Forwards())
-        if known.snapshot is not snapshot:
+        forwards = self._forwards.get(snapshot.name, _Forwards())
+        if forwards.snapshot is not snapshot:
             needed = {(snapshot.host, server_url) for server_url in (snapshot.url, *snapshot.replica_urls)}
-            running = {key: forward for key, forward in known.of.items() if key in needed and forward.runs}
-            for key in known.of.keys() - running:
-                known.of[key].close()
-            known = self._forwards[snapshot.name] = _Forwards(snapshot, running)
-        if snapshot.host and (snapshot.host, url) not in known.of:
-            known.of[snapshot.host, url] = SshForward(snapshot.host, int(url.rpartition(":")[2]))
-        return known.of.get((snapshot.host, url))
+            running = {key: forward for key, forward in forwards.of.items() if key in needed and forward.runs}
+            for key in forwards.of.keys() - running:
+                forwards.of[key].close()
+            forwards = self._forwards[snapshot.name] = _Forwards(snapshot, running)
+        if snapshot.host and (snapshot.host, url) not in forwards.of:
+            forwards.of[snapshot.host, url] = SshForward(snapshot.host, int(url.rpartition(":")[2]))
+        return forwards.of.get((snapshot.host, url))
 
     def close(self) -> None:
         """End all forwards."""
-        for known in self._forwards.values():
-            for forward in known.of.values():
+        for forwards in self._forwards.values():
+            for forward in forwards.of.values():
                 forward.close()
 
 
@@ -321,8 +321,8 @@ def _parse_snapshot(data: dict[str, Any]) -> ServerSnapshot | SnapshotFailure:
 
 def _parse_restart(data: dict[str, Any]) -> RestartResult:
     """Parse a result; an outcome that only a newer version has is a failure. The next snapshot shows what it did."""
-    known = data["outcome"] in [*RestartOutcome]
-    outcome = RestartOutcome(data["outcome"]) if known else RestartOutcome.FAILED
+    is_known = data["outcome"] in [*RestartOutcome]
+    outcome = RestartOutcome(data["outcome"]) if is_known else RestartOutcome.FAILED
     return _parse(RestartResult, {**data, "outcome": outcome})
 
 

@@ -226,8 +226,8 @@ class Watcher:
         rejection = next(filter(None, (rank.rejection for rank in self._ranks)), "")
         if problem := snapshot.dead or self._stall_summary(now) or rejection:
             stalled_since = min((rank.stalled_since for rank in self._ranks if rank.problem), default=inf)
-            left = min(_UNHEALTHY_INTERVAL, stalled_since + snapshot.unhealthy_after - now)  # until it counts as dead
-            self._next_snapshot = now + (_RECHECK if snapshot.dead else max(_RECHECK, left))
+            until_dead = min(_UNHEALTHY_INTERVAL, stalled_since + snapshot.unhealthy_after - now)  # until it counts as dead
+            self._next_snapshot = now + (_RECHECK if snapshot.dead else max(_RECHECK, until_dead))
             yield from self._report_unhealthy(problem, now)
             return
         self._next_snapshot = now + _HEALTHY_INTERVAL

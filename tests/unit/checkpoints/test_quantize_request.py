@@ -83,7 +83,7 @@ def test_worker_count_is_limited_by_cores_shards_memory(
 ) -> None:
     monkeypatch.setattr(command, "available_memory", lambda: free)
     source = read_source(request_.source)
-    assert command._workers(request_, source, cores=cores, left=2) == workers
+    assert command._workers(request_, source, cores=cores, shards=2) == workers
 
 
 def test_insufficient_memory_for_one_worker_is_rejected(
@@ -92,7 +92,7 @@ def test_insufficient_memory_for_one_worker_is_rejected(
     monkeypatch.setattr(command, "available_memory", lambda: 500_000_000)
     source = read_source(request_.source)
     with pytest.raises(HostError, match=r"a worker needs about [0-9.]+ MB of memory, and 500.0 MB are free"):
-        command._workers(request_, source, cores=2, left=2)
+        command._workers(request_, source, cores=2, shards=2)
 
 
 def test_missing_fact_skips_model_entry_with_hint(
@@ -121,6 +121,6 @@ def test_container_workers_are_limited_to_gpu_count(
     monkeypatch.setattr(command, "quark_version", lambda _: "0.13")
     on_gpus = replace(request_, plan=plan_of("mi355x-tp8"), workers=requested)
     folder = WorkDir(request_.target)
-    pool = command._pool(on_gpus, read_source(request_.source), folder, home, left=282)
+    pool = command._pool(on_gpus, read_source(request_.source), folder, home, shards=282)
     assert len(pool.commands) == len(pool.containers) == containers
     assert {"--device", "/dev/kfd"} <= {*pool.commands[0]}
