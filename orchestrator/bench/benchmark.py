@@ -325,9 +325,9 @@ async def _points(runner: PointRunner, completed: tuple[Point, ...]) -> AsyncIte
             yield point, load_result, warm.description
         if point.end_reason is not EndReason.COMPLETE:
             return
-        climb = workload.ramp
-        if not rates and climb and point.sustained and round(rate + climb.step_rps, 6) <= climb.max_rps:
-            rates.append(round(rate + climb.step_rps, 6))
+        ramp = workload.ramp
+        if not rates and ramp and point.sustained and round(rate + ramp.step_rps, 6) <= ramp.max_rps:
+            rates.append(round(rate + ramp.step_rps, 6))
 
 
 def _without_secrets(facts: EndpointFacts) -> EndpointFacts:

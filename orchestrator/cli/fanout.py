@@ -72,7 +72,7 @@ def parse_hosts(words: Iterable[str]) -> tuple[Node, ...]:
     return tuple(nodes.values())
 
 
-def require_machine(word: str, *, location: str = "") -> None:
+def require_host_url(word: str, *, location: str = "") -> None:
     """Raise UsageError, with the nearest valid form, for a word that is not the URL of a host."""
     scheme, separator, rest = word.partition("://")
     if separator and scheme in _SCHEMES:
@@ -85,7 +85,7 @@ def require_machine(word: str, *, location: str = "") -> None:
 
 def _urls(word: str) -> Iterator[str]:
     if not word.startswith(FROM_FILE):
-        require_machine(word)
+        require_host_url(word)
         yield word
         return
     path = Path(word.removeprefix(FROM_FILE))
@@ -98,7 +98,7 @@ def _urls(word: str) -> Iterator[str]:
         raise UsageError(f"no host found in `{path}`", hint="write one host per line: ssh://user@node")
     for number, line in enumerate(lines, start=1):
         if line:
-            require_machine(line, location=f"{path}:{number}")
+            require_host_url(line, location=f"{path}:{number}")
             yield line
 
 

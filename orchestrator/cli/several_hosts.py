@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import PurePath
 from typing import Any, Final, NoReturn
 
-from orchestrator.cli.fanout import FROM_FILE, Node, outcome_table, parse_hosts, require_machine, run_on_hosts
+from orchestrator.cli.fanout import FROM_FILE, Node, outcome_table, parse_hosts, require_host_url, run_on_hosts
 from orchestrator.core.console import info, print_data, print_json, terminal_width
 from orchestrator.core.errors import DeployError, HostError, UsageError
 from orchestrator.core.streams import ignore_sigpipe
@@ -43,7 +43,7 @@ def several_hosts(hosts: Sequence[str]) -> bool:
     if len(hosts) > 1 or any(host.startswith(FROM_FILE) for host in hosts):
         return True
     for host in hosts:
-        require_machine(host)
+        require_host_url(host)
     return False
 
 

@@ -279,21 +279,21 @@ def atomic_write_all(files: Iterable[tuple[Path, str | bytes | Iterable[bytes], 
     """
     complete: dict[Path, Path] = {}
     # A second Ctrl-C would otherwise interrupt the removal that follows the first.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     try:
         for path, content, mode in files:
             # A failed write names no file or the temporary one, which the user does not know.
             with _naming_only(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                beside = complete[path] = path.with_name(f".{path.name}.{os.getpid()}")
-                _write_durably(beside, content, mode)
-        for path, beside in complete.items():
+                temporary = complete[path] = path.with_name(f".{path.name}.{os.getpid()}")
+                _write_durably(temporary, content, mode)
+        for path, temporary in complete.items():
             with _naming_only(path):
-                beside.replace(path)
+                temporary.replace(path)
     finally:
-        for beside in complete.values():
-            beside.unlink(missing_ok=True)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for temporary in complete.values():
+            temporary.unlink(missing_ok=True)
+        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
 
 
 def _write_durably(path: Path, content: str | bytes | Iterable[bytes], mode: int) -> None:

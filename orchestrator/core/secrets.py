@@ -226,8 +226,8 @@ def _known_spans(text: str) -> Iterator[Span]:
         start = text.find(spelling)
         while start >= 0:
             end = start + len(spelling)
-            beside = text[max(start - 1, 0) : start] + text[end : end + 1]
-            if len(spelling) >= SAFE_LENGTH or not _ALPHANUMERIC.search(beside):
+            neighbors = text[max(start - 1, 0) : start] + text[end : end + 1]
+            if len(spelling) >= SAFE_LENGTH or not _ALPHANUMERIC.search(neighbors):
                 yield start, end
             start = text.find(spelling, start + 1)
 

@@ -122,12 +122,12 @@ def split_secrets(secrets: Mapping[str, Secret], *, api_key_env: str | None) -> 
     return SecretDelivery(config=Secret.around(json.dumps(config) + "\n"), env=others)  # JSON is YAML
 
 
-def process_names(titles: Iterable[str]) -> tuple[str, ...]:
+def process_names(process_titles: Iterable[str]) -> tuple[str, ...]:
     """Return readable names of sglang's processes, sorted: `rank DP1 TP0`, `detokenizer`.
 
     `titles` are the titles that processes set with `setproctitle`; titles of other programs are ignored.
     """
-    words = (title.split()[0].removeprefix(_OURS) for title in titles if title.startswith(_OURS))
+    words = (title.split()[0].removeprefix(_OURS) for title in process_titles if title.startswith(_OURS))
     return tuple(sorted(_readable(word) for word in words))
 
 

@@ -109,7 +109,7 @@ def read_work(content: bytes | bytearray) -> RankProgress:
     decoded: dict[int, float] = {}
     for _, labels, value in samples(content, {RANK_TOKENS}):
         match = _DP_RANK.search(labels)
-        rank = int(match[1]) if metrics_named else 0
+        rank = int(match[1]) if match else 0
         done[rank] = done.get(rank, 0.0) + value
         if _DECODED in labels:
             decoded[rank] = decoded.get(rank, 0.0) + value

@@ -60,7 +60,7 @@ class ProfileSource:
         return moe is not None and moe.shared_experts > 0 and self.valid.profile.hardware.vendor != "cpu"
 
     @property
-    def image_on_node(self) -> bool:
+    def image_is_on_nodes(self) -> bool:
         """Return whether the nodes of a cluster already have the image."""
         cluster = runtime_class(self.runtime).settings(self.valid.profile).kubernetes
         return cluster is not None and cluster.image_pull_policy == "Never"

@@ -267,5 +267,5 @@ def _measured_layout(index: int, comparison: Comparison, published: Published) -
         note="" if comparison.comparable else "not comparable",
     )
     key = _match(row, published)
-    beside = [line.output_tok_s for line in published.layouts if (line.system, line.layout) == key]
-    return replace(row, change=tok_s / max(beside) - 1) if beside and comparison.comparable else row
+    published_tok_s = [line.output_tok_s for line in published.layouts if (line.system, line.layout) == key]
+    return replace(row, change=tok_s / max(published_tok_s) - 1) if published_tok_s and comparison.comparable else row

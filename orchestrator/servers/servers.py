@@ -284,10 +284,10 @@ def dead_processes(runtime: ServerGroup, handle: RunningServer) -> str:
     if handle.replicas:
         return "; ".join(_missing_servers(runtime, handle))
     noted = handle.run.read(PROCESSES_FILE).get("processes")
-    titles = runtime.process_cmdlines(handle) if noted else ()
-    if not titles or not isinstance(noted, Sequence):
+    process_titles = runtime.process_cmdlines(handle) if noted else ()
+    if not process_titles or not isinstance(noted, Sequence):
         return ""
-    running = process_names(titles)
+    running = process_names(process_titles)
     lost = [str(part) for part in noted if part not in running]
     if not running and (again := _started_again(runtime.state(handle), handle.run)):
         return again

@@ -68,8 +68,8 @@ def wait_until_ready(
         attempt = _Wait(server, client=client, clock=clock, end=inf if timeout is None else clock() + timeout)
 
         def on_tick(_: object) -> None:
-            doing, stage = attempt.activity(server.about)
-            text.update(doing, stage=stage, transient=f"{attempt.elapsed:.0f} s")
+            activity, stage = attempt.activity(server.about)
+            text.update(activity, stage=stage, transient=f"{attempt.elapsed:.0f} s")
             attempt.give_up_after(progress_deadline=progress_deadline, timeout=timeout)
 
         poll_until(bool, attempt.is_ready, timeout=inf, interval=POLL_SECONDS, on_tick=on_tick, sleep=sleep)
@@ -121,14 +121,14 @@ class _Wait:
         return f"{self.reader.text}{late}", f"{stage}{late}"
 
     def give_up_after(self, *, progress_deadline: float, timeout: float | None) -> None:
-        doing = self.reader.text
+        activity = self.reader.text
         quiet = self._clock() - self._moved
         answer = f"; {self._answer}" if self._answer else ""
         if quiet >= progress_deadline:
             hint = "raise `timeouts.progress_deadline` in the profile to wait longer"
-            raise self._error(f"no progress for {quiet:.0f} s while {doing}{answer}", hint=hint)
+            raise self._error(f"no progress for {quiet:.0f} s while {activity}{answer}", hint=hint)
         if timeout is not None and self.elapsed >= timeout:
-            what = f"not ready within {timeout:g} s: still {doing}{answer}"
+            what = f"not ready within {timeout:g} s: still {activity}{answer}"
             raise self._error(what, hint="raise `--timeout`, or omit it")
 
     def _read_log(self) -> None:
@@ -170,15 +170,15 @@ class _Wait:
         return ProfileError(f"sglang rejected arguments of `{self._server.served_name}`", problems=[problem])
 
     def _require_alive(self, state: ServerState) -> None:
-        doing = self.reader.text
+        activity = self.reader.text
         reason = f" ({state.detail})" if state.detail else ""
         if state.restarts:
-            raise self._error(f"the server died while {doing} and was restarted{reason}")
+            raise self._error(f"the server died while {activity} and was restarted{reason}")
         if state.status is Status.NOT_FOUND:
-            raise self._error(f"the server was removed by another program while {doing}")
+            raise self._error(f"the server was removed by another program while {activity}")
         if state.status not in {Status.RUNNING, Status.PENDING}:
             code = "" if state.exit_code is None else f" with code {state.exit_code}"
-            raise self._error(f"the server exited{code} while {doing}, after {self.elapsed:.0f} s{reason}")
+            raise self._error(f"the server exited{code} while {activity}, after {self.elapsed:.0f} s{reason}")
 
     def _is_healthy(self) -> bool:
         try:

@@ -46,13 +46,13 @@ def install(folder: Path, requirements: Path, progress: Progress, *, torch: str 
     run = partial(_run, requirements=requirements, progress=progress, cwd=cwd, env=env)
     run("creating", [uv, "venv", "--python", sys.executable, str(folder)])
     if torch is not None:
-        doing = f"installing {torch}"
+        step = f"installing {torch}"
         try:
-            run(doing, [*add, torch])
+            run(step, [*add, torch])
         except BuildError as error:
             if "no version of torch" not in error.details:
                 raise
-            run(doing, [*add, "--index", torch_index, torch])
+            run(step, [*add, "--index", torch_index, torch])
     run("installing the pinned packages", [*add, "-r", str(requirements)])
 
 
@@ -81,7 +81,7 @@ def pip_settings_for_uv(listed: str, environ: Mapping[str, str] = os.environ) ->
 
 
 def _run(
-    doing: str, argv: list[str], requirements: Path, progress: Progress, *, cwd: Path, env: Mapping[str, str]
+    step: str, argv: list[str], requirements: Path, progress: Progress, *, cwd: Path, env: Mapping[str, str]
 ) -> None:
     """Run one step and show its last line. Raises BuildError with the last lines of its output if it fails."""
     last: deque[str] = deque(maxlen=_TAIL_LINES)
@@ -89,12 +89,12 @@ def _run(
 
     def collect(line: str) -> None:
         last.append(line)
-        progress.update(f"{name}: {doing}", transient=line.strip()[:60])
+        progress.update(f"{name}: {step}", transient=line.strip()[:60])
 
-    progress.update(f"{name}: {doing}")
+    progress.update(f"{name}: {step}")
     if subprocesses.follow(argv, collect, cwd=cwd, env=env) != 0:
         text = "\n".join(last)
-        message = f"cannot build {name}: {doing} failed"
+        message = f"cannot build {name}: {step} failed"
         raise BuildError(message, location=str(requirements), hint=hint(text), details=text)
 
 

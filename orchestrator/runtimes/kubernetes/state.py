@@ -25,7 +25,7 @@ _WAIT_REASONS: Final[Mapping[str, str]] = {
     "StartError": "cannot start its container",
 }
 _REFUSED: Final = 3  # exit code of the program that validates the arguments
-_AGAIN: Final = "CrashLoopBackOff"
+_CRASH_LOOP: Final = "CrashLoopBackOff"
 _MOUNTS: Final = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
 _SANDBOX: Final = ("FailedCreatePodSandBox",)
 _LIVENESS: Final = "Liveness probe failed: "  # the prefix of a probe's message (kubelet, prober.go)
@@ -239,7 +239,7 @@ def _between(view: PodView) -> ServerState:
     """Return the state between two runs: Kubernetes restarts the container with increasing delays."""
     last = _last_end(view.container) or {}
     again = "restart pending"
-    if view.container.get("state", {}).get("waiting", {}).get("reason") == _AGAIN:
+    if view.container.get("state", {}).get("waiting", {}).get("reason") == _CRASH_LOOP:
         again = "restarted with increasing delays (CrashLoopBackOff)"
     return ServerState(
         status=Status.EXITED,

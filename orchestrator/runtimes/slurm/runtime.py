@@ -124,8 +124,8 @@ class SlurmRuntime(Runtime):
 
     def logs(self, unit: Unit, *, follow: bool) -> Iterator[str]:
         """See `Runtime.logs`. The supervisor has stored the log without secrets, on the shared file system."""
-        looks = 5  # polls of the log, which cost nothing, per query of the job, which costs a program
-        return supervised_log(unit, lambda: self.state(unit), follow=follow, polls_per_query=looks)
+        polls = 5  # polls of the log, which cost nothing, per query of the job, which costs a program
+        return supervised_log(unit, lambda: self.state(unit), follow=follow, polls_per_query=polls)
 
     def tail(self, unit: Unit) -> Callable[[], Iterator[str]]:
         return LogTail(Path(unit.run_dir, LOG))
@@ -145,7 +145,7 @@ class SlurmRuntime(Runtime):
             _note_stopped(run_dir)
 
     def ask_to_end(self, unit: Unit) -> None:
-        if unit.runtime_id and _serves(unit.runtime_id, Path(unit.run_dir)):
+        if unit.runtime_id and _server_runs(unit.runtime_id, Path(unit.run_dir)):
             jobs.signal_server(unit.runtime_id)
 
     def caches(self) -> Sequence[Cache]:
@@ -266,7 +266,7 @@ def _end_server(number: str, run_dir: Path, *, grace: float) -> None:
     """Let the supervisor end its server, then kill it, then wait until the job has released the GPUs."""
     for timeout in (grace, _RECORD_TIMEOUT):
         jobs.signal_server(number)
-        if not poll_until(lambda alive: not alive, lambda: _serves(number, run_dir), timeout=timeout, interval=_POLL):
+        if not poll_until(lambda alive: not alive, lambda: _server_runs(number, run_dir), timeout=timeout, interval=_POLL):
             break
     else:
         return
@@ -283,7 +283,7 @@ def _end_server(number: str, run_dir: Path, *, grace: float) -> None:
         poll_until(lambda job: job is None or not job.runs, find, timeout=_DRAINS, interval=_POLL, on_tick=on_tick)
 
 
-def _serves(number: str, run_dir: Path) -> bool:
+def _server_runs(number: str, run_dir: Path) -> bool:
     """Return whether the server of a job is running; the job of an ended server may still wait for VRAM."""
     job = jobs.find_job(number)
     if job is None or not job.runs:

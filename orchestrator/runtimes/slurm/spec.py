@@ -40,7 +40,7 @@ def rendered(plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
         command = gateway_command(plan, host=_EVERYWHERE, metrics_host=_EVERYWHERE)
         return Artifacts(plan=plan, command=command, build=None)
 
-    return render_units(plan, lambda item: _contained(item, None), gateway)
+    return render_units(plan, lambda item: _container_artifacts(item, None), gateway)
 
 
 def prepare(artifacts: Artifacts, host_ref: HostRef) -> PreparedRun:
@@ -53,7 +53,7 @@ def prepare(artifacts: Artifacts, host_ref: HostRef) -> PreparedRun:
         return supervisor.prepare(artifacts, host_ref, host_ref.home.job_packages, _EVERYWHERE)
     note(f"`{job_of(plan).image}` is used unchanged; the smoke test shows missing patches")
     home = str(host_ref.home.root)
-    made = supervisor.commanded(artifacts, host_ref.home, lambda item: _contained(item, home).command, _EVERYWHERE)
+    made = supervisor.commanded(artifacts, host_ref.home, lambda item: _container_artifacts(item, home).command, _EVERYWHERE)
     return PreparedRun(artifacts=made, records={})
 
 
@@ -78,7 +78,7 @@ def external_image(plan: Plan) -> ExternalImage | None:
     )
 
 
-def _contained(plan: Plan, home: str | None) -> Artifacts:
+def _container_artifacts(plan: Plan, home: str | None) -> Artifacts:
     command = server_command(plan, model_path=supervisor.model_path(plan), host=_EVERYWHERE, in_home=True)
     argv, script = (*container_words(plan, home), *command.argv), () if home else container_script(plan)
     return Artifacts(plan=plan, command=replace(command, argv=argv, script=script), build=None)

@@ -209,8 +209,8 @@ class _RollingUpdate:
     def _stop_old(self, number: int, step: "_Step") -> None:
         plan, old = self._artifacts(number).plan, self._running.get(number)
         routed = self._is_routed(number)
-        doing = "starting" if old is None else "draining" if routed else "unhealthy, stopping"
-        info(f"{self._plan.label_of(number)}: {doing}")
+        action = "starting" if old is None else "draining" if routed else "unhealthy, stopping"
+        info(f"{self._plan.label_of(number)}: {action}")
         step.draining = True
         with Drain(self.runtime, old, seconds=_drain_seconds(self.start)) as drain:
             self.workers.drain(self._address(number), old, self._others(old) if old is not None else 0)

@@ -67,7 +67,7 @@ def _known_image(source: PlanSource, host_ref: HostRef, *, offline: bool) -> Pre
     """Return the prebuilt image of a profile without a pull; None if it is unknown."""
     if not isinstance(source, ProfileSource) or source.image is None:
         return None
-    if source.image_on_node:
+    if source.image_is_on_nodes:
         note(f"`{source.image}` is on the nodes only; its receipt is not compared with the plan")
         return None
     pulled_here = not runtime_class(source.runtime).cluster_managed

@@ -36,16 +36,16 @@ def restart_dead(home: Home, name: str, dead: str, reason: str) -> RestartResult
     except Interrupted:
         raise
     except (DeployError, OSError) as error:
-        no_room = _disk_full(home, name)
-        if no_room and begun:
+        disk_full = _disk_full(home, name)
+        if disk_full and begun:
             _forget_attempt(home, name, dead)
-        if no_room or (not begun and isinstance(error, (HostError, OSError))):
+        if disk_full or (not begun and isinstance(error, (HostError, OSError))):
             outcome = RestartOutcome.POSTPONED
         elif begun:
             outcome = RestartOutcome.FAILED
         else:
             outcome = RestartOutcome.SUPERSEDED if isinstance(error, NameTakenError) else RestartOutcome.REFUSED
-        return RestartResult(outcome=outcome, message=no_room or str(error))
+        return RestartResult(outcome=outcome, message=disk_full or str(error))
     seconds = "" if done.seconds is None else f", ready after {done.seconds:.1f} s"
     server = done.handle
     host = other_host(server.runtime, requested_host(home, name))
