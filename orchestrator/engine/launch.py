@@ -125,7 +125,7 @@ def split_secrets(secrets: Mapping[str, Secret], *, api_key_env: str | None) -> 
 def process_names(process_titles: Iterable[str]) -> tuple[str, ...]:
     """Return readable names of sglang's processes, sorted: `rank DP1 TP0`, `detokenizer`.
 
-    `titles` are the titles that processes set with `setproctitle`; titles of other programs are ignored.
+    Processes set `process_titles` with `setproctitle`; titles of other programs are ignored.
     """
     words = (title.split()[0].removeprefix(_OURS) for title in process_titles if title.startswith(_OURS))
     return tuple(sorted(_readable(word) for word in words))

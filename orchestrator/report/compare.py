@@ -132,10 +132,10 @@ def compare(result: BenchResult, published: Published | None, prices: PriceBook)
     terms = ComparisonTerms(tolerance=published.tolerance if published else 0.0, comparable=not reasons)
     closed = any(point.concurrency is not None for point in result.points)
     single = any(point.concurrency == 1 for point in result.points)
-    beside = published.rates if published and not caveats and _is_of(result, published.workload.name) else ()
+    rates_published = published.rates if published and not caveats and _is_of(result, published.workload.name) else ()
     knee = terms.compare(
         result.knee_rps,
-        published.knee.rate_rps if published and beside else None,
+        published.knee.rate_rps if published and rates_published else None,
         note=published.knee.caveat if published else "",
     )
     return Comparison(
@@ -145,7 +145,7 @@ def compare(result: BenchResult, published: Published | None, prices: PriceBook)
         result=result,
         reasons=reasons,
         caveats=(*caveats, *_checkpoint_caveat(result, published)),
-        rows=_rows(result, beside, price=price, terms=terms),
+        rows=_rows(result, rates_published, price=price, terms=terms),
         knee_rps=None if closed else knee,
         knee_reached=result.knee_reached,
         ttft_limit_s=_ttft_limit(result),

@@ -15,7 +15,7 @@ from orchestrator.runtimes.kubernetes.record import deployment_name
 if TYPE_CHECKING:  # the rules of plans are slow to import, and a listing does not need them
     from orchestrator.plan.rules import RuleContext
 
-REPLICA: Final = "replica"  # the pods of one Deployment have no numbers
+ANY_REPLICA: Final = "replica"  # the pods of one Deployment have no numbers
 # Seconds that the load must stay low before a replica is removed: three of the default windows of the
 # HorizontalPodAutoscaler (300 s, kubernetes.io/docs/tasks/run-application/horizontal-pod-autoscale).
 _STABILIZATION: Final = 900
@@ -39,7 +39,7 @@ def scaled_object(plan: Plan, name: str) -> dict[str, Any] | None:
 
     down = {"stabilizationWindowSeconds": _STABILIZATION}
     return {
-        "scaleTargetRef": {"name": deployment_name(name, REPLICA)},
+        "scaleTargetRef": {"name": deployment_name(name, ANY_REPLICA)},
         "minReplicaCount": section.floor,
         "maxReplicaCount": section.max,
         "pollingInterval": _POLLING,

@@ -22,7 +22,7 @@ from orchestrator.plan.replicas import LOOPBACK, replica_plans
 from orchestrator.plan.units import Role
 from orchestrator.profiles.kubernetes import KubernetesSection
 from orchestrator.render.artifacts import Artifacts, Command, gateway_command
-from orchestrator.runtimes.kubernetes.autoscaling import REPLICA, autoscaling_of, scaled_object
+from orchestrator.runtimes.kubernetes.autoscaling import ANY_REPLICA, autoscaling_of, scaled_object
 from orchestrator.runtimes.kubernetes.liveness import (
     FOLDER,
     GATEWAY_LIMIT,
@@ -67,7 +67,7 @@ _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 def objects_of(artifacts: Artifacts, image: str, name: str, unit_name: str = "") -> list[Manifest]:
     """Return the objects that one start applies: those of a server, of the replica `unit_name`, or of the gateway."""
     plan = artifacts.plan
-    unit_name = GATEWAY if plan.gateway else REPLICA if unit_name and autoscaling_of(plan) else unit_name
+    unit_name = GATEWAY if plan.gateway else ANY_REPLICA if unit_name and autoscaling_of(plan) else unit_name
     context = _of_unit(artifacts.plan, image, name, unit_name)
     context |= _of_gateway(artifacts.plan, name) if unit_name == GATEWAY else _of_server(artifacts)
     text = Path(__file__).with_name("unit.yaml.j2").read_text(encoding="utf-8")
@@ -125,7 +125,7 @@ def _of_unit(plan: Plan, image: str, name: str, unit_name: str) -> dict[str, obj
         "image": image,
         "pull_policy": cluster.image_pull_policy,
         "key_secret": secret_name(plan, name),
-        "scaled_object": scaled_object(plan, name) if unit_name == REPLICA else None,
+        "scaled_object": scaled_object(plan, name) if unit_name == ANY_REPLICA else None,
     }
 
 
