@@ -140,9 +140,9 @@ async def discover(
     server = replicas[0] if replicas else connections
     try:
         await _get_json(connections, address, endpoints.MODELS)
-        listed = await _get_json(server, address, endpoints.MODELS)
-        models = read_models(listed)
-        engine = engine or other_engines.read_engine(listed)
+        document = await _get_json(server, address, endpoints.MODELS)
+        models = read_models(document)
+        engine = engine or other_engines.read_engine(document)
         info = await _server_info(server, address)
     except UnexpectedResponseError as error:
         raise BenchError(f"cannot discover the endpoint: {error}", location=address.url) from error
@@ -187,11 +187,11 @@ def check_fits(workload: Workload, endpoint: Endpoint, longest: tuple[int, int] 
     if facts.api == Api.GENERATE and other_engines.is_other_engine(facts.engine):
         message = f"{facts.engine} has no `{endpoints.GENERATE}`, which is sglang's own API"
         raise BenchError(message, location=facts.url, hint="omit `--api generate`")
-    prompt, whole = longest or (workload.input_tokens, workload.input_tokens + workload.output_tokens)
+    prompt, request_tokens = longest or (workload.input_tokens, workload.input_tokens + workload.output_tokens)
     message_head, load = f"`{facts.served_model}` has a context of", "the workload needs"
     for has, needs, needed, limit, meaning in (
-        (message_head, load, whole, facts.context_length, Meaning.CONTEXT),
-        ("the server has a KV cache of", load, whole, endpoint.cache_tokens, Meaning.CACHE_TOKENS),
+        (message_head, load, request_tokens, facts.context_length, Meaning.CONTEXT),
+        ("the server has a KV cache of", load, request_tokens, endpoint.cache_tokens, Meaning.CACHE_TOKENS),
         ("prompts are limited to", "the workload has", prompt, endpoint.prompt_tokens, Meaning.CONTEXT),
     ):
         if limit is not None and needed > limit:

@@ -85,14 +85,14 @@ def energy_between(before: EnergyReading, after: EnergyReading, *, output_tokens
     Invalid if the readings cover different GPUs, or if a counter decreased (driver reset) or did not change.
     """
     seconds = after.at_s - before.at_s
-    used = [b - a for a, b in zip(before.joules, after.joules, strict=False)]
+    joules_used = [b - a for a, b in zip(before.joules, after.joules, strict=False)]
     if len(before.joules) != len(after.joules) or before.source != after.source:
         return Energy(valid=False, source=after.source, reason="the readings cover different GPUs")
-    if not used or min(used) < 0:
+    if not joules_used or min(joules_used) < 0:
         return Energy(valid=False, source=after.source, reason="an energy counter decreased")
-    if min(used) == 0 or seconds <= 0:
+    if min(joules_used) == 0 or seconds <= 0:
         return Energy(valid=False, source=after.source, reason="an energy counter did not change")
-    joules = sum(used)
+    joules = sum(joules_used)
     return Energy(
         valid=True,
         source=after.source,

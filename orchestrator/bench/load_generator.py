@@ -180,8 +180,8 @@ class _Sender:
             response.fail("timeout", f"no complete response within {self._load.timeout_s:g} s")
         usage = _check_length(planned, response)
         self._finish(index, planned, (scheduled, started, loop.time()), response, usage)
-        lost = response.failure is not None and response.failure[0] in {"refused", "unreachable", "reset"}
-        self._consecutive_losses = self._consecutive_losses + 1 if lost else 0
+        connection_lost = response.failure is not None and response.failure[0] in {"refused", "unreachable", "reset"}
+        self._consecutive_losses = self._consecutive_losses + 1 if connection_lost else 0
         if self._consecutive_losses >= _MAX_CONSECUTIVE_LOSSES:
             raise _EndpointStopped
         return response.answer_ids if response.failure is None else b""
@@ -233,8 +233,8 @@ def _check_length(planned: PlannedRequest, response: StreamedResponse) -> Usage 
     """Return the token counts of the server; fail a response of another length than requested."""
     usage, requested = response.finish(), (planned.input_tokens, planned.output_tokens)
     if usage is not None and (usage.prompt_tokens, usage.output_tokens) != requested:
-        counted = f"{usage.prompt_tokens} in / {usage.output_tokens} out"
-        response.fail("wrong-length", f"{counted} tokens; requested {requested[0]} in / {requested[1]} out")
+        counts = f"{usage.prompt_tokens} in / {usage.output_tokens} out"
+        response.fail("wrong-length", f"{counts} tokens; requested {requested[0]} in / {requested[1]} out")
     return usage
 
 

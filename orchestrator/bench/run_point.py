@@ -108,10 +108,10 @@ class PointRunner:
     async def _warm(self, planned: PlannedRequest, prompts: Sequence[tuple[Sequence[bytes], int | None]]) -> None:
         """Send prompts to their ranks: one after the other on each, all ranks at the same time."""
 
-        def sessions(of: int | None) -> list[SinglePrompt]:
-            chosen = (prompt for prompt, rank in prompts if rank == of)
+        def sessions(rank_number: int | None) -> list[SinglePrompt]:
+            chosen = (prompt for prompt, rank in prompts if rank == rank_number)
             return [
-                SinglePrompt(planned, self.endpoint.request(item, self.workload, tokens=planned.output_tokens, rank=of))
+                SinglePrompt(planned, self.endpoint.request(item, self.workload, tokens=planned.output_tokens, rank=rank_number))
                 for item in chosen
             ]
 

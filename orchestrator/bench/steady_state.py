@@ -156,9 +156,9 @@ def unjudgeable_rates(workload: Workload) -> tuple[str, ...]:
     rates_by_reason: dict[str, list[str]] = {}
     for rate in workload.request_rates:
         requests = workload.requests_at(rate)
-        seconds, counted = (requests - 1) / rate, requests - requests // 2
-        if counted < _MIN_REQUESTS:
-            rates_by_reason.setdefault(_too_few(counted, requests), []).append(f"{rate:g}")
+        seconds, requests_counted = (requests - 1) / rate, requests - requests // 2
+        if requests_counted < _MIN_REQUESTS:
+            rates_by_reason.setdefault(_too_few(requests_counted, requests), []).append(f"{rate:g}")
         elif seconds < _MIN_WINDOW_S:
             rates_by_reason.setdefault(_too_short(seconds, _MIN_WINDOW_S), []).append(f"{rate:g}")
     return tuple(f"cannot judge {', '.join(rates)} rps: {reason}" for reason, rates in rates_by_reason.items())

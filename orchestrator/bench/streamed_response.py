@@ -81,7 +81,7 @@ class StreamedResponse:
 
     def finish(self) -> Usage | None:
         """Parse the usage at the end; None, with `failure` set, if the response is incomplete."""
-        counted, last = self._counted, self._last
+        event, last = self._counted, self._last
         self._counted = self._last = b""  # free memory: events of sglang's own API hold the whole text
         if self.framing.status != 200:
             self.fail(*self._http_error())
@@ -92,12 +92,12 @@ class StreamedResponse:
         if self.failure is not None:
             return None
         try:
-            return read_usage(counted, last)
+            return read_usage(event, last)
         except AbortedResponseError as error:
             self.fail("aborted", str(error))
             return None
         except UnexpectedResponseError as error:
-            self.fail("no-usage", f"the last event has no token counts: {counted!r} ({error})")
+            self.fail("no-usage", f"the last event has no token counts: {event!r} ({error})")
             return None
 
     def _http_error(self) -> tuple[str, str]:

@@ -46,8 +46,8 @@ async def count_words(endpoint: Endpoint, text: str, *, timeout_s: float) -> Wor
     """
     first = await _count(endpoint, FIRST_WORD, timeout_s)
     candidates = _CANDIDATES.split()
-    counted = await _count_all(endpoint, [f"{FIRST_WORD} {word}" for word in candidates], timeout_s)
-    single = tuple(word for word, count in zip(candidates, counted, strict=True) if count == first + 1)
+    counts = await _count_all(endpoint, [f"{FIRST_WORD} {word}" for word in candidates], timeout_s)
+    single = tuple(word for word, count in zip(candidates, counts, strict=True) if count == first + 1)
     if len(single) < _MIN_WORDS:
         raise BenchError(
             f"cannot make prompts of an exact length: of {len(candidates)} words {len(single)} have one token",

@@ -111,8 +111,8 @@ def _format_names(names: Iterable[str]) -> str:
     texts = [
         f"`{group[0]}`" + (f" and {len(group) - 1:,} like it" if len(group) > 1 else "") for group in groups.values()
     ]
-    more = f", and {len(texts) - _MAX_EXAMPLES} more kinds" if len(texts) > _MAX_EXAMPLES else ""
-    return ", ".join(texts[:_MAX_EXAMPLES]) + more
+    suffix = f", and {len(texts) - _MAX_EXAMPLES} more kinds" if len(texts) > _MAX_EXAMPLES else ""
+    return ", ".join(texts[:_MAX_EXAMPLES]) + suffix
 
 
 def _count(names: list[str]) -> str:
@@ -155,8 +155,8 @@ def _storage_of(checkpoint: _Checkpoint, module: str) -> StorageScheme | None:
     storage = checkpoint.schemes.storage_of(module)
     for inner in ("language_model.", "model.language_model."):
         if storage is not None and module.startswith(inner):
-            rest = module.removeprefix(inner)
-            storage = checkpoint.schemes.storage_of(rest if rest.startswith("model.") else f"model.{rest}")
+            name = module.removeprefix(inner)
+            storage = checkpoint.schemes.storage_of(name if name.startswith("model.") else f"model.{name}")
     return storage
 
 
@@ -252,10 +252,10 @@ def _missing_experts(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
     if incomplete:
         layer = min(incomplete)
         present = ", ".join(f"{count} of `{projection}`" for projection, count in incomplete[layer].items()) or "none"
-        others = f"; {len(incomplete) - 1} more layers lack some" if len(incomplete) > 1 else ""
+        suffix = f"; {len(incomplete) - 1} more layers lack some" if len(incomplete) > 1 else ""
         yield Mismatch(
             message=f"layer {layer} lacks some of {required.number} experts of `{required.source}`: "
-            f"found {present}{others}",
+            f"found {present}{suffix}",
             hint="`deploy stage PROFILE` downloads missing files; otherwise the checkpoint was not saved completely",
             fatal=any(map(checkpoint.loads, incomplete)),
         )

@@ -146,8 +146,8 @@ class _FactReader:
     def _required(self, key: str, fact: ConfigFact | None, *names: str) -> ConfigFact | None:
         if fact is not None:
             return replace(fact, source=f"{CONFIG}: {fact.source}")
-        tried = " and no ".join(f"`{name}`" for name in names or NAMES.get(key, ()))
-        self._report_missing(key, f"cannot read `{key}`: {CONFIG} has no {tried}")
+        keys = " and no ".join(f"`{name}`" for name in names or NAMES.get(key, ()))
+        self._report_missing(key, f"cannot read `{key}`: {CONFIG} has no {keys}")
         return None
 
     def _report_missing(self, key: str, message: str, example: str = "N") -> None:
@@ -250,10 +250,10 @@ class _FactReader:
         if self.known is not None:
             self.notes.append(f"`{self.name}` has {self.kind.reason}: the size of its KV cache is not estimated")
             return
-        near = closest_match(self.name, ARCHITECTURES)
+        suggestion = closest_match(self.name, ARCHITECTURES)
         message = f"unknown architecture `{self.name}`" if self.name else f"{CONFIG} names no architecture"
         message += ": the size of its KV cache per token is unknown"
-        message += f"; the most similar known name is `{near}`" if near else ""
+        message += f"; the most similar known name is `{suggestion}`" if suggestion else ""
         hint = (
             "`--set kv_cache.head_dim=N` for MHA or GQA, `--set kv_cache.kv_lora_rank=N --set "
             "kv_cache.qk_rope_head_dim=N` for MLA, `--set kv_cache=null` for no capacity estimate"
@@ -271,7 +271,7 @@ class _FactReader:
                 f"`--set flags.{Meaning.CHECKPOINT_CODE}=true` runs that code"
             )
         return {
-            f"flags.{parser.flag}": (lambda parser=parser: ConfigFact(value=parser.value, source=parser.source))  # type: ignore[misc]
+            f"flags.{parser.flag}": (lambda item=parser: ConfigFact(value=item.value, source=item.source))  # type: ignore[misc]
             for parser in parsers
         }
 
@@ -302,9 +302,9 @@ def _impossible_counts(facts: dict[str, ConfigFact]) -> Iterator[str]:
         if whole in facts and part in facts:
             many, few = facts[whole], facts[part]
             if few.number < 1 or few.number > many.number or (divides and many.number % few.number):
-                how = "does not divide" if divides else "is more than"
+                relation = "does not divide" if divides else "is more than"
                 few_name, many_name = (fact.source.removeprefix(f"{CONFIG}: ") for fact in (few, many))
-                yield f"`{few_name}` {few.value} {how} `{many_name}` {many.value}"
+                yield f"`{few_name}` {few.value} {relation} `{many_name}` {many.value}"
     for key, fact in facts.items():
         if type(fact.value) is int and fact.value < (0 if key in _MAY_BE_ZERO else 1):
             yield f"`{fact.source.removeprefix(f'{CONFIG}: ')}` is {fact.value}"

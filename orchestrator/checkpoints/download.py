@@ -55,8 +55,8 @@ def stage_checkpoint(
     directory.mkdir(parents=True, exist_ok=True)
     config, path = listing.files.get(CONFIG), directory / CONFIG
 
-    def show_and_check(seen: DownloadProgress) -> None:  # a config that does not match ends the download
-        progress(seen)
+    def show_and_check(state: DownloadProgress) -> None:  # a config that does not match ends the download
+        progress(state)
         if config is not None and path.is_file() and path.stat().st_size == config.size:
             require_profile_match(directory, model)
 

@@ -41,15 +41,15 @@ def generate_model(model: Model, generator: Path, *, python: Path, home: Home, p
             remove_tree(leftover, within=home.models)
         # a new directory: the generator of a killed command may still write into the old one
         with tempfile.TemporaryDirectory(dir=home.models, prefix=f".{model.name}.making-") as temporary:
-            made = Path(temporary, FileName(model.name))
+            checkpoint = Path(temporary, FileName(model.name))
             progress.update(f"model `{model.name}`: generating")
             try:
-                _generate(model, generator, python=python, folder=made)
+                _generate(model, generator, python=python, folder=checkpoint)
             finally:
                 progress.done()
-            atomic_write(made / _MARKER, _digest(generator))
+            atomic_write(checkpoint / _MARKER, _digest(generator))
             remove_tree(target, within=home.models)
-            move(made, target)  # with its marker: a directory without it counts as the user's
+            move(checkpoint, target)  # with its marker: a directory without it counts as the user's
     return target
 
 

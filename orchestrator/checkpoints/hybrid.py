@@ -111,12 +111,12 @@ def _compressed(config: CheckpointConfig, layers: int) -> Facts:
 def _blocks(config: CheckpointConfig, _: int) -> Facts:
     """Read the layers of MiniMax-M3 that choose blocks (model_config.py, `get_minimax_sparse_layer_ids`)."""
     section = config.text.get("sparse_attention_config")
-    which = section.get("sparse_attention_freq") if isinstance(section, dict) else None
-    if not isinstance(section, dict) or not isinstance(which, list):
+    frequencies = section.get("sparse_attention_freq") if isinstance(section, dict) else None
+    if not isinstance(section, dict) or not isinstance(frequencies, list):
         raise MissingKeyError("sparse_attention_freq")
     return {
         "kv_cache.index_head_dim": _fact(_number(section, "sparse_index_dim"), "sparse_index_dim"),
-        "kv_cache.index_layers": _fact(sum(item != 0 for item in which), "sparse_attention_freq"),
+        "kv_cache.index_layers": _fact(sum(item != 0 for item in frequencies), "sparse_attention_freq"),
     }
 
 

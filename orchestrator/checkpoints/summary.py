@@ -143,7 +143,7 @@ def _add_shard(
 def missing_tensors(checkpoint: Checkpoint, shard: CheckpointFile, names: set[str]) -> Iterator[Problem]:
     """Yield a problem if the shard lacks tensors of the index."""
     if missing := sorted(names - checkpoint.header(shard).keys()):
-        shown = ", ".join(f"`{name}`" for name in missing[:_MAX_EXAMPLES])
-        more = f", … ({len(missing) - _MAX_EXAMPLES} more)" if len(missing) > _MAX_EXAMPLES else ""
+        examples = ", ".join(f"`{name}`" for name in missing[:_MAX_EXAMPLES])
+        suffix = f", … ({len(missing) - _MAX_EXAMPLES} more)" if len(missing) > _MAX_EXAMPLES else ""
         location = f"{checkpoint.location}/{shard}"
-        yield Problem(f"`{shard}` lacks {len(missing)} tensors of the index: {shown}{more}", location)
+        yield Problem(f"`{shard}` lacks {len(missing)} tensors of the index: {examples}{suffix}", location)

@@ -150,8 +150,8 @@ def _check_files(checkpoint: Checkpoint, options: VerifyOptions) -> tuple[int, t
     """
     problems = list(_sizes(checkpoint, options.sizes))
     reported = {problem.location for problem in problems}  # one problem per file
-    more = [*_readable(checkpoint, CONFIG), *_tokenizer(checkpoint)]
-    problems += [problem for problem in more if problem.location not in reported]
+    file_problems = [*_readable(checkpoint, CONFIG), *_tokenizer(checkpoint)]
+    problems += [problem for problem in file_problems if problem.location not in reported]
     index, layer = checkpoint.index, options.layer
     problems += index.problems
     has_mtp = any(_is_of_mtp(name, layer) for names in index.shards.values() for name in names)

@@ -25,6 +25,6 @@ def command(
     json: Json = False,
 ) -> None:
     """Compare results. Shows what differs, and by how much."""
-    made = make_report(find_results(results), published=published or "none", prices=price or ())
-    OUTPUT.show_or_print(made, lambda: comparison_text(made), json=json)
-    warn_incomparable(made)
+    report = make_report(find_results(results), published=published or "none", prices=price or ())
+    OUTPUT.show_or_print(report, lambda: comparison_text(report), json=json)
+    warn_incomparable(report)

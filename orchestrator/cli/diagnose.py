@@ -85,8 +85,8 @@ def _log_of(subject: str, home: Home, host: str | None) -> Iterator[tuple[Iterat
                 state = runtime.state(handles[0])
                 ended = exit_problem(subject, state)
                 detail = "" if ended else state.detail
-                seen = filter(None, [dead_processes(runtime, handles[0]), detail])
-                yield chain(runtime.logs(handles[0], follow=False), seen), ended.message if ended else ""
+                extra_lines = filter(None, [dead_processes(runtime, handles[0]), detail])
+                yield chain(runtime.logs(handles[0], follow=False), extra_lines), ended.message if ended else ""
             elif (saved := saved_log(servers, subject)) is not None:
                 yield saved, ""
             else:

@@ -116,11 +116,11 @@ def command(
     if dry_run:
         return
     with ExitStack() as stack:  # an ssh tunnel stays open until the last question is answered
-        reach = partial(resolve_target, stack=stack, home=home, host=host, api_key_env=api_key_env)
+        resolve = partial(resolve_target, stack=stack, home=home, host=host, api_key_env=api_key_env)
         if request.prints_commands:
-            print_data(tau2_commands(request, home, reach), end="")
+            print_data(tau2_commands(request, home, resolve), end="")
         else:
-            _show_scores(run_suites(request, home, reach, info), several=request.is_all_published, json=json)
+            _show_scores(run_suites(request, home, resolve, info), several=request.is_all_published, json=json)
 
 
 def _show_scores(scored: Sequence[SuiteScore], *, several: bool, json: bool) -> None:

@@ -86,9 +86,9 @@ def _require_output() -> None:
         raise OutputError(f"cannot write the result to standard output: {reason}")
 
 
-def _answer(ctrl_c: _Handler, others: _Handler) -> None:
+def _answer(interrupt: _Handler, termination: _Handler) -> None:
     """Set the handlers of termination signals, except for signals that are ignored."""
-    for number, handler in ((signal.SIGINT, ctrl_c), (signal.SIGTERM, others), (signal.SIGHUP, others)):
+    for number, handler in ((signal.SIGINT, interrupt), (signal.SIGTERM, termination), (signal.SIGHUP, termination)):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handler)
 
@@ -129,10 +129,10 @@ def _of_the_machine(error: OSError) -> HostError:
 def _of_this_tool(error: Exception) -> DeployError:
     """Return the error for a bug of this tool; the traceback goes into a file."""
     last = traceback.extract_tb(error.__traceback__)[-1]
-    whole = redact("".join(traceback.format_exception(error)))
+    text = redact("".join(traceback.format_exception(error)))
     try:
         with tempfile.NamedTemporaryFile("w", prefix="deploy-fault-", suffix=".txt", delete=False) as file:
-            file.write(whole)
+            file.write(text)
         hint = f"please report it with `{file.name}`"
     except OSError as unwritable:  # a full or read-only disk
         hint = f"please report it; the traceback cannot be saved: {unwritable.strerror or unwritable}"
@@ -147,10 +147,10 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _interrupt_again(lost: "sys.UnraisableHookArgs") -> None:
+def _interrupt_again(unraisable: "sys.UnraisableHookArgs") -> None:
     """Repeat an interrupt that Python dropped because it was raised in one of its own callbacks (importlib)."""
-    if not isinstance(lost.exc_value, KeyboardInterrupt):
-        sys.__unraisablehook__(lost)
+    if not isinstance(unraisable.exc_value, KeyboardInterrupt):
+        sys.__unraisablehook__(unraisable)
         return
     once_more = threading.Timer(_SOON, os.kill, (os.getpid(), signal.SIGTERM))  # a signal now would be lost
     while once_more.ident is None:

@@ -13,9 +13,9 @@ def published_option(default: str) -> Any:  # noqa: ANN401 - as typer declares i
     return entry_option("PUBLISHED", "--published", help=what, metavar="NAME|FILE|none")
 
 
-def warn_incomparable(made: Report) -> None:
+def warn_incomparable(report: Report) -> None:
     """Warn of each result that is not comparable, with the reasons."""
-    for comparison in made.comparisons:
+    for comparison in report.comparisons:
         if not comparison.comparable:
             kinds = ", ".join(dict.fromkeys(reason.kind for reason in comparison.reasons))
             warn(f"NOT COMPARABLE: {comparison.label}, {comparison.result.run.workload_name}: {kinds}")

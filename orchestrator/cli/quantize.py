@@ -71,11 +71,11 @@ def command(
         plan=load(profile_).plan if profile_ else None,
         image=image,
     )
-    made = run_quantization(request, home)
+    result = run_quantization(request, home)
     if json:
-        OUTPUT.show(QuantizeOutput(target=made.target, shards=made.shards, bytes=made.size, model=made.model))
+        OUTPUT.show(QuantizeOutput(target=result.target, shards=result.shards, bytes=result.size, model=result.model))
         return
-    info(f"`{made.target}` is complete: {made.shards} shards, {made.size:,} bytes from {made.source_size:,}")
-    if made.model is not None:
-        info(f"wrote {made.model.path}")
-        info(f"next: `deploy add profile --model {made.model.name} --hardware HARDWARE`")
+    info(f"`{result.target}` is complete: {result.shards} shards, {result.size:,} bytes from {result.source_size:,}")
+    if result.model is not None:
+        info(f"wrote {result.model.path}")
+        info(f"next: `deploy add profile --model {result.model.name} --hardware HARDWARE`")

@@ -41,9 +41,9 @@ def command(
     benchmarks = find_results(results, required=not evals)
     hint = "`--node-watts 13500` or `--node-watts MI355X=13500`"
     watts = parse_by_gpu(node_watts or (), what="power", hint=hint)
-    made = make_report(benchmarks, published=published, prices=price or (), evals=evals, watts=watts)
-    written = write_report(made, output or (results[0] if results[0].is_dir() else results[0].parent))
+    report_made = make_report(benchmarks, published=published, prices=price or (), evals=evals, watts=watts)
+    written = write_report(report_made, output or (results[0] if results[0].is_dir() else results[0].parent))
     if json:
-        OUTPUT.show(made)
-    warn_incomparable(made)
+        OUTPUT.show(report_made)
+    warn_incomparable(report_made)
     note(f"wrote `{written[0]}`, and the same report as `.json`")

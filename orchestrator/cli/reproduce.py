@@ -116,7 +116,7 @@ def command(
 
     The same command resumes an interrupted measurement.
     """
-    _check(tune=tune, host=host, running=from_ is not None, others=bool(checkpoint or ablation))
+    _check(tune=tune, host=host, running=from_ is not None, needs_start=bool(checkpoint or ablation))
     published = load_published(name)
     running = (from_, _running_plan(from_, host)) if from_ is not None else None
     directory = output or Path("results") / FileName(published.name)
@@ -153,14 +153,14 @@ def command(
         note(f"wrote `{directory / 'report.html'}`")
 
 
-def _check(*, tune: bool, host: str | None, running: bool, others: bool) -> None:
+def _check(*, tune: bool, host: str | None, running: bool, needs_start: bool) -> None:
     """Raise UsageError for options that exclude each other; `others` apply to servers that are not started yet."""
     if tune and host is not None:
         raise UsageError(
             "cannot use `--tune` with `--host`: it measures kernels on this host",
             hint=f"run `deploy reproduce` on {host}",
         )
-    if running and (tune or others):
+    if running and (tune or needs_start):
         raise UsageError("`--tune`, `--checkpoint` and `--ablation` do not apply to a running server")
 
 
@@ -177,12 +177,12 @@ def _show(notes: Sequence[str], bill: CostEstimate, todo: Sequence[StepOutput], 
 def _unmeasured(planned: ReproducePlan, bill: CostEstimate, name: str) -> Iterator[str]:
     """Yield the baselines that are not measured, each with its command, time and price."""
     for baseline in planned.unmeasured:
-        again = quote(["deploy", "reproduce", name, "--ablation", baseline.ablation.name])
+        rerun = quote(["deploy", "reproduce", name, "--ablation", baseline.ablation.name])
         model, cost = baseline.model, bill.format_cost(baseline.seconds)
         suites = ", ".join(baseline.ablation.suites)
         yield (
             f"not measured: the baseline of {suites}, as `{model.checkpoint.path}` is not on the host; "
-            f"`{again}` measures it too, in about {format_duration(baseline.seconds)} more, {cost} USD"
+            f"`{rerun}` measures it too, in about {format_duration(baseline.seconds)} more, {cost} USD"
         )
 
 
@@ -234,8 +234,8 @@ def _running_plan(name: str, host: str | None) -> Plan:
 
 def _note_checkpoint(planned: ReproducePlan, published: Published) -> None:
     """Print the checkpoint, and whether it matches the published one."""
-    model, wanted = planned.servers[0].plan.model, published.reproduce.published_model
-    kind = wanted.describe(model.name) if wanted else ""
+    model, published_model = planned.servers[0].plan.model, published.reproduce.published_model
+    kind = published_model.describe(model.name) if published_model else ""
     note(f"checkpoint: `{model.name}`, {model.checkpoint.path}{', ' if kind else ''}{kind}")
 
 

@@ -24,18 +24,18 @@ _OF_ALL: Final = ("--baseline", "--save-baseline")  # options for all hosts toge
 
 def split_hosts(args: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split the words into the values of `--host` and all other words."""
-    hosts, others, words = list[str](), list[str](), iter(args)
+    hosts, rest, words = list[str](), list[str](), iter(args)
     for word in words:
         if word == "--":
-            others += [word, *words]
+            rest += [word, *words]
         elif word == _HOST:
             value = next(words, None)
-            (others if value is None else hosts).append(word if value is None else value)
+            (rest if value is None else hosts).append(word if value is None else value)
         elif word.startswith(f"{_HOST}="):
             hosts.append(word.partition("=")[2])
         else:
-            others.append(word)
-    return hosts, others
+            rest.append(word)
+    return hosts, rest
 
 
 def several_hosts(hosts: Sequence[str]) -> bool:

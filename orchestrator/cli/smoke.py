@@ -45,12 +45,12 @@ def command(
 ) -> None:
     """Run the smoke test against a server. A check fails if a feature of the plan is missing."""
     target = resolve_server_name(target, Home.from_environment(), profile_, api_key_env, engine, host, strict_kernels)
-    ours = {"--strict-kernels": strict_kernels, "--host": host}
+    server_options = {"--strict-kernels": strict_kernels, "--host": host}
     require_kind(
         target,
         url=is_url(target),
         of_url={"--profile": profile_, "--api-key-env": api_key_env, "--engine": engine},
-        of_server=ours,
+        of_server=server_options,
     )
     if is_url(target):
         plan = load(profile_).plan if profile_ else None

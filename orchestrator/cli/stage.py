@@ -41,8 +41,8 @@ def command(
     """
     plan, home = load(profile, overrides=overridden(set_, revision=revision)).plan, Home.from_environment()
     if (remote := resolve_host_ref(plan.runtime, home, host).remote) is not None:
-        there = str(directory or remote_directory(plan))
-        verified = staging.stage_remote(plan, there, remote, allow_mismatch=allow_mismatch)
+        path = str(directory or remote_directory(plan))
+        verified = staging.stage_remote(plan, path, remote, allow_mismatch=allow_mismatch)
     else:
         target = (directory or checkpoint_directory(plan.model, home)).absolute()
         verified = staging.download(plan, target, allow_mismatch=allow_mismatch)

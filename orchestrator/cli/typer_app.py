@@ -57,23 +57,23 @@ class ProfileCommand(TyperCommand):
 
     def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
         """Parse as click does, with `--profile` as an argument, and several hosts set aside for `invoke`."""
-        taken = {parameter.name for parameter in self.params}
-        if "profile" in taken:
+        parameters = {parameter.name for parameter in self.params}
+        if "profile" in parameters:
             args = list(_by_location(args))
-        expect_json("json" in taken and "--json" in args)  # before parsing: an error in the words is JSON too
-        if "host" in taken and not ctx.resilient_parsing:
+        expect_json("json" in parameters and "--json" in args)  # before parsing: an error in the words is JSON too
+        if "host" in parameters and not ctx.resilient_parsing:
             args = self._take_nodes(ctx, args)
         with _in_our_words(ctx):
             return super().parse_args(ctx, args)
 
     def _take_nodes(self, ctx: "Context", args: list[str]) -> list[str]:
         """Save several hosts, and the words without them, for `invoke`; return the words to parse."""
-        hosts, others = split_hosts(args)
+        hosts, rest = split_hosts(args)
         if not several_hosts(hosts):
             return args
         verb = ctx.command_path.partition(" ")[2]
-        ctx.meta[_NODES] = accepted_nodes(verb, hosts), verb, tuple(others)
-        return others
+        ctx.meta[_NODES] = accepted_nodes(verb, hosts), verb, tuple(rest)
+        return rest
 
     def invoke(self, ctx: "Context") -> object:
         """Invoke as click does; save the invocation for commands in messages."""
@@ -193,10 +193,10 @@ class Group(TyperGroup):
 
     def shell_complete(self, ctx: "Context", incomplete: str) -> "list[CompletionItem]":  # noqa: ARG002
         """Complete commands from the table, without importing them."""
-        listed = TyperGroup(name=self.name, params=self.params)
+        group = TyperGroup(name=self.name, params=self.params)
         for _, word, text in listed_below(self._words):
-            listed.add_command(TyperCommand(word, help=text))
-        return listed.shell_complete(listed.make_context(self.name, [], resilient_parsing=True), incomplete)
+            group.add_command(TyperCommand(word, help=text))
+        return group.shell_complete(group.make_context(self.name, [], resilient_parsing=True), incomplete)
 
     def format_commands(self, ctx: "Context", formatter: "HelpFormatter") -> None:  # noqa: ARG002
         """Write the commands by section."""
@@ -215,21 +215,21 @@ def _in_our_words(ctx: "Context") -> Iterator[None]:
     except Misused as error:
         if ctx.resilient_parsing:
             raise  # while the shell completes a line
-        message, _, more = _QUOTED.sub(r"`\1`", error.format_message().rstrip(".")).partition(". ")
+        message, _, details = _QUOTED.sub(r"`\1`", error.format_message().rstrip(".")).partition(". ")
         option = getattr(error, "option_name", None) or ""
         renamed = RENAMED_OPTIONS.get(ctx.command_path.partition(" ")[2], {}).get(option)
         matches = get_close_matches(option, getattr(error, "possibilities", None) or (), n=1, cutoff=_NEAR_OPTION)
-        near = f"did you mean `{matches[0]}`?" if matches else ""
+        suggestion = f"did you mean `{matches[0]}`?" if matches else ""
         help_ = f"`{ctx.command_path} -h` shows arguments and options"
         message = ": ".join(_begun_small(part) for part in message.partition(" (Possible")[0].split(": "))
         if renamed:
-            near = f"did you mean `{renamed}`?"
+            suggestion = f"did you mean `{renamed}`?"
         elif (key := get_close_matches(option, PROFILE_KEYS, n=1, cutoff=_NEAR_KEY)) and (
             get_close_matches(option, [*matches, *key], n=1) == key
         ):
             sets = any("--set" in param.opts for param in ctx.command.params)
-            near = f"`--set {PROFILE_KEYS[key[0]]}=VALUE`{'' if sets else ', for commands with `--set`'}"
-        raise UsageError(message, hint=near or _begun_small(more) or help_) from error
+            suggestion = f"`--set {PROFILE_KEYS[key[0]]}=VALUE`{'' if sets else ', for commands with `--set`'}"
+        raise UsageError(message, hint=suggestion or _begun_small(details) or help_) from error
 
 
 def _begun_small(text: str) -> str:

@@ -143,9 +143,9 @@ def command(
         show_up(up(request, home), json=json)
 
 
-def _require_one_source(model: str | None, others: Sequence[object], gpus: int | None) -> None:
+def _require_one_source(model: str | None, other_sources: Sequence[object], gpus: int | None) -> None:
     """Raise UsageError for `--model` beside a profile, a run or a lockfile, and for `--gpus` without `--model`."""
-    if model is not None and any(others):
+    if model is not None and any(other_sources):
         raise UsageError("`--model` takes no profile, run or lockfile", hint=f"`deploy up --model {quote([model])}`")
     if model is None and gpus is not None:
         raise UsageError("`--gpus` needs `--model`", hint="`--set hardware.gpus=N` for a profile")
@@ -161,7 +161,8 @@ def profile_of_model(model: str, home: Home, *, gpus: int | None, host: str | No
         raise UsageError(f"`--model` reads the GPUs of a host; `{runtime}` chooses one later", hint=hint)
     runner = runner_for(resolve_host_ref(runtime or "docker", home, host))
     profile = profile_on_host(model, home, runner, environ, gpus=gpus)
-    info(f"hardware: {profile.hardware.name}, {profile.hardware.gpus or 'no'} GPU{'s' * (profile.hardware.gpus != 1)} found")
+    hardware = profile.hardware
+    info(f"hardware: {hardware.name}, {hardware.gpus or 'no'} GPU{'s' * (hardware.gpus != 1)} found")
     if profile.proposal is None:
         info(f"profile `{profile.name}`: {profile.path}")
     else:

@@ -52,10 +52,10 @@ def show_up(done: UpResult, *, json: bool) -> None:
         server, smoke = ServerOutput.fields(done.handle), done.smoke
         UP.show(UpOutput(**server, already_up=smoke is None, ready_seconds=done.seconds, smoke=smoke))
         return
-    handle, already = done.handle, "already " if done.smoke is None else ""
+    handle, prefix = done.handle, "already " if done.smoke is None else ""
     if done.smoke is not None:
         info(done.smoke.to_table(width=terminal_width(sys.stderr)))
     url = f"{handle.service_url}, inside its network" if handle.service_url else handle.url
-    info(f"`{handle.name}` is {already}up at {url} (model `{done.served_name}`)")
+    info(f"`{handle.name}` is {prefix}up at {url} (model `{done.served_name}`)")
     if handle.forward_command:
         note(f"to reach it from this host: `{handle.forward_command}`")

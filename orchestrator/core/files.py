@@ -109,11 +109,11 @@ def open_unbuffered(path: Path, opener: Callable[[str, int], int]) -> FileIO:
 
 def unpack(archive: ZipFile, names: Iterable[str], folder: Path) -> None:
     """Unpack files of an archive below `folder`. Raises UnsafeValueError for an unsafe path or more than 2 GiB."""
-    wanted = [archive.getinfo(RelativePath(name)) for name in names if not name.endswith("/")]
-    if sum(member.file_size for member in wanted) > _MAX_UNPACKED:
+    members = [archive.getinfo(RelativePath(name)) for name in names if not name.endswith("/")]
+    if sum(member.file_size for member in members) > _MAX_UNPACKED:
         raise UnsafeValueError(f"its unpacked size exceeds {_MAX_UNPACKED} bytes")
     with naming(folder):
-        archive.extractall(folder, wanted)
+        archive.extractall(folder, members)
 
 
 def remove_file(path: Path) -> None:

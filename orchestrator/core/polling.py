@@ -36,7 +36,7 @@ def poll_until(
     def seen(state: "RetryCallState") -> T:
         return cast("T", state.outcome.result()) if state.outcome else probe()
 
-    again = Retrying(
+    retrying = Retrying(
         retry=retry_if_result(lambda result: not done(result)),
         stop=lambda _: clock() - began >= timeout,
         wait=wait_fixed(interval),
@@ -44,4 +44,4 @@ def poll_until(
         retry_error_callback=seen,
         sleep=sleep,
     )
-    return again(probe)
+    return retrying(probe)

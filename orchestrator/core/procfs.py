@@ -109,8 +109,8 @@ def server_processes(markers: ProcessMarkers) -> tuple[Process, ...]:
     members = {process.pid for process in (leader, server) if process is not None}
     members |= {pid for pid, process in processes.items() if leader is not None and process.session == leader.pid}
     members |= {pid for pid, process in processes.items() if process.started >= first and _has_marker(pid, markers)}
-    while more := {pid for pid, process in processes.items() if process.parent in members} - members:
-        members |= more
+    while children := {pid for pid, process in processes.items() if process.parent in members} - members:
+        members |= children
     return tuple(processes[pid] for pid in sorted(members & processes.keys()))
 
 

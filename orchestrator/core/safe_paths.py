@@ -255,8 +255,8 @@ class NamedFile(io.FileIO):
 
 def open_to_append(path: Path) -> IO[bytes]:
     """Open a regular file for reading, and for writing at its end. Raises OSError, also for a link or a FIFO."""
-    more = os.O_NOFOLLOW | os.O_NONBLOCK
-    file = NamedFile(path, "a+b", opener=lambda name, flags: os.open(name, flags | more, 0o666))
+    extra_flags = os.O_NOFOLLOW | os.O_NONBLOCK
+    file = NamedFile(path, "a+b", opener=lambda name, flags: os.open(name, flags | extra_flags, 0o666))
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise OSError(f"`{path}` is not a file")

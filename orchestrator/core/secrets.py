@@ -166,7 +166,7 @@ def redact_data(data: object) -> object:
 
 
 def excerpt(text: str | bytes, max_characters: int) -> str:
-    """Return the first `max_characters` characters of `text`, redacted before the cut, so that no secret is cut in two."""
+    """Return the first `max_characters` of `text`, redacted before the cut, so that no secret is cut in two."""
     text = text[: max_characters + MAX_SPELLING]
     return redact(text.decode(errors="replace") if isinstance(text, bytes) else text)[:max_characters]
 

@@ -17,6 +17,6 @@ def closest_match(name: str, names: Iterable[str]) -> str | None:
 def did_you_mean(name: str, names: Iterable[str]) -> str:
     """Return a hint with the most similar name, or with all names if they are few; else an empty one."""
     candidates = sorted(set(names))
-    if near := closest_match(name, candidates):
-        return f"did you mean `{near}`?"
+    if closest := closest_match(name, candidates):
+        return f"did you mean `{closest}`?"
     return f"known: {', '.join(f'`{candidate}`' for candidate in candidates)}" if 0 < len(candidates) <= _FEW else ""

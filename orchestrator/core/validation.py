@@ -226,9 +226,9 @@ def _written(details: ErrorDetails, data: Any) -> KeyPath:  # noqa: ANN401
     """Return the steps of an error's location that are keys or indexes of `data`, and the missing key if it is one."""
     path: KeyPath = ()
     for step in details["loc"]:
-        inside = isinstance(data, dict) and step in data
-        inside = inside or (isinstance(data, list) and isinstance(step, int) and step < len(data))
-        if inside:
+        is_inside = isinstance(data, dict) and step in data
+        is_inside = is_inside or (isinstance(data, list) and isinstance(step, int) and step < len(data))
+        if is_inside:
             path, data = (*path, step), data[step]
     return (*path, details["loc"][-1]) if details["type"] == "missing" else path
 

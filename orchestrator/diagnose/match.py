@@ -62,9 +62,9 @@ class _SignatureState:
         signature = self.signature
         if other_engine and signature.other_engine_hint is None:
             return None
-        about = signature.model_dump(include={"id", "effect", "cause", "source"})
+        described = signature.model_dump(include={"id", "effect", "cause", "source"})
         hint = expand_commands((signature.other_engine_hint if other_engine else "") or signature.hint)
-        return Match(**about, hint=hint, count=self.count, evidence=tuple(self.evidence))
+        return Match(**described, hint=hint, count=self.count, evidence=tuple(self.evidence))
 
 
 class _Search:
@@ -82,15 +82,15 @@ class _Search:
         after = before + len(of_lines)
         if not (concerned := self._concerned(b"\n".join(dict.fromkeys(of_lines)))):
             return after
-        lines, judged = text.split("\n"), dict[bytes, list[tuple[_SignatureState, _Matched]]]()
+        lines, by_kind = text.split("\n"), dict[bytes, list[tuple[_SignatureState, _Matched]]]()
         for index, kind in enumerate(of_lines):
             if kind not in concerned:
                 continue
             line = lines[index]
-            if kind not in judged:
+            if kind not in by_kind:
                 matched = [] if echoes_user_input(line) else [(item, item.match_line(line)) for item in concerned[kind]]
-                judged[kind] = [(item, matches) for item, matches in matched if item.numbered or any(matches)]
-            for watch, of_kind in judged[kind]:
+                by_kind[kind] = [(item, matches) for item, matches in matched if item.numbered or any(matches)]
+            for watch, of_kind in by_kind[kind]:
                 hits = watch.match_line(line) if watch.numbered else of_kind
                 if any(hits):
                     watch.see(before + index + 1, line, hits)
@@ -117,9 +117,9 @@ def diagnose(lines: Iterable[str]) -> Diagnosis:
     for batch in batches(lines):
         total = search.see(batch, before=total)
         tail.extend(line[:_MAX_LINE_CHARACTERS] for line in last_lines(batch, TAIL_LINES))
-    seen = [watch for watch in watches if watch.count]
-    other_engine = any(watch.signature.id == OTHER_ENGINE for watch in seen)
-    matches = filter(None, (watch.match(other_engine=other_engine) for watch in seen))
+    matched = [watch for watch in watches if watch.count]
+    other_engine = any(watch.signature.id == OTHER_ENGINE for watch in matched)
+    matches = filter(None, (watch.match(other_engine=other_engine) for watch in matched))
     return Diagnosis(
         matches=tuple(sorted(matches, key=Match.order)),
         lines=total,

@@ -36,10 +36,10 @@ class Match:
 
     def to_text(self, *, brief: bool = False) -> str:
         """Format the match with its evidence; `brief` omits cause, hint and source."""
-        more = f" ({self.count} times)" if self.count > 1 else ""
+        count = f" ({self.count} times)" if self.count > 1 else ""
         quotes = [f"line {evidence.line}: {evidence.text}" for evidence in self.evidence]
-        about = [] if brief else [f"cause: {self.cause}", f"hint: {self.hint}", f"source: {self.source}"]
-        return "\n  ".join([f"{self.effect}: {self.id}{more}", *quotes, *about])
+        explanation = [] if brief else [f"cause: {self.cause}", f"hint: {self.hint}", f"source: {self.source}"]
+        return "\n  ".join([f"{self.effect}: {self.id}{count}", *quotes, *explanation])
 
 
 def legend(matches: Iterable[Match]) -> str:

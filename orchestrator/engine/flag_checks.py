@@ -192,11 +192,11 @@ def _backend_has_kernels(server: ServerFlags) -> Iterator[Problem]:
     The parser lists the backends of all platforms (0.5.14, server_args.py:120-260, `ATTENTION_BACKEND_CHOICES` and the
     lists next to it; layers/attention/attention_registry.py imports the backends).
     """
-    others = _OTHER_VENDOR_BACKENDS.get(server.platform)
-    for name in server.flags if others else ():
+    unsupported = _OTHER_VENDOR_BACKENDS.get(server.platform)
+    for name in server.flags if unsupported else ():
         first = server.table.first_name(name)
         value = server.text(first) or ""
-        if others and first.endswith("-backend") and others.match(value):
+        if unsupported and first.endswith("-backend") and unsupported.match(value):
             message = f"`--{name} {value}` has no kernels for {server.platform}"
             yield Problem(message, name, f"remove `{name}`: sglang then chooses a backend with kernels")
 

@@ -251,5 +251,5 @@ def _near(name: str, table: FlagTable) -> str:
     if last := table.removed.get(name):
         return f"remove it: sglang {last} has it, newer versions neither have nor replace it"
     renamed = RENAMED.get(name)
-    near = renamed if renamed in table.flags else closest_match(name, table.flags)
-    return f"did you mean `{near}`?" if near else "see `python3 -m sglang.launch_server --help` of that version"
+    closest = renamed if renamed in table.flags else closest_match(name, table.flags)
+    return f"did you mean `{closest}`?" if closest else "see `python3 -m sglang.launch_server --help` of that version"

@@ -94,8 +94,9 @@ def gateway_problems(name: str, value: FlagValue, location: str) -> Iterator[Pro
     if name in _RESERVED:
         yield Problem(f"`gateway.{name}` cannot be set", location, f"set `{_RESERVED[name]}` instead")
     elif (spec := OPTIONS.get(name)) is None:
-        near = closest_match(name, OPTIONS)
-        hint = f"did you mean `{near}`?" if near else f"one of {', '.join(f'`{option}`' for option in sorted(OPTIONS))}"
+        closest = closest_match(name, OPTIONS)
+        options = ", ".join(f"`{option}`" for option in sorted(OPTIONS))
+        hint = f"did you mean `{closest}`?" if closest else f"one of {options}"
         yield Problem(f"the gateway has no option `{name}`", location, hint)
     else:
         yield from value_problems(f"`--{name}` of the gateway", value, spec, location)

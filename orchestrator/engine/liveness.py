@@ -119,8 +119,8 @@ def read_work(content: bytes | bytearray) -> RankProgress:
 
 def makes_progress(rank: int, before: RankProgress | None, work: RankProgress) -> bool:
     """Return whether a rank without a response has made progress between two readings, and output is emitted."""
-    was, is_now = (before.done.get(rank) if before else None), work.done.get(rank)
-    return None not in (was, is_now) and was != is_now and not output_stalled(before, work)
+    earlier, current = (before.done.get(rank) if before else None), work.done.get(rank)
+    return None not in (earlier, current) and earlier != current and not output_stalled(before, work)
 
 
 def output_stalled(before: RankProgress | None, work: RankProgress) -> bool:

@@ -174,10 +174,10 @@ def token_bytes(needs: KvCacheSpec) -> TokenBytes:
     else:
         held = attention.held(needs.element, raw=needs.raw)
         planned = held if Version(needs.version) >= _COUNTS_SCALES else attention.planned(needs.element)
-    drafts, counted = needs.draft_layers, needs.counted_drafts
+    drafts, counted_drafts = needs.draft_layers, needs.counted_drafts
     keys = 0 if needs.indexer is None else needs.indexer.bytes * (needs.indexer.layers + drafts)
     return TokenBytes(
-        planned=int(planned * layers * (1 + counted / layers)) + keys, held=held * (layers + drafts) + keys, keys=keys
+        planned=int(planned * layers * (1 + counted_drafts / layers)) + keys, held=held * (layers + drafts) + keys, keys=keys
     )
 
 
@@ -187,8 +187,8 @@ def _with_windows(needs: KvCacheSpec, windows: SlidingWindow) -> TokenBytes:
         raise TypeError("a latent has no sliding windows here")
     item = needs.attention.bytes(needs.element, ranks=needs.ranks)
     full, share = needs.layers - windows.layers, windows.ratio * item * windows.layers
-    counted = full + (needs.draft_layers if Version(needs.version) >= _COUNTS_WINDOW_DRAFTS else 0)
-    return TokenBytes(planned=item * counted + share, held=item * (full + needs.draft_layers) + share)
+    counted_layers = full + (needs.draft_layers if Version(needs.version) >= _COUNTS_WINDOW_DRAFTS else 0)
+    return TokenBytes(planned=item * counted_layers + share, held=item * (full + needs.draft_layers) + share)
 
 
 def cache_type(kind: str | None, *, sparse: bool, arch: str, dtype: str | None) -> tuple[str, int] | None:
@@ -267,15 +267,15 @@ def default_chunk(vram: int) -> int:
     return next((size for above, size in _CHUNKS if vram >= above), 2048)
 
 
-def default_mem_fraction(working: ActivationSpec) -> float:
+def default_mem_fraction(spec: ActivationSpec) -> float:
     """Return sglang's default static memory fraction (server_args.py:4054; 0.5.14:3276)."""
-    reserved = 512 * MIB + working.chunk_tokens * 1.5 * MIB + working.ranks * 128 * MIB + working.graphs
-    if working.vram > 60 * GIB:
+    reserved = 512 * MIB + spec.chunk_tokens * 1.5 * MIB + spec.ranks * 128 * MIB + spec.graphs
+    if spec.vram > 60 * GIB:
         reserved = max(reserved, _MIN_RESERVE)
-    return round(max(working.vram - reserved, 0) / max(working.vram, 1), 3)
+    return round(max(spec.vram - reserved, 0) / max(spec.vram, 1), 3)
 
 
-def activation_bytes(working: ActivationSpec, *, hidden: int | None, experts: int) -> int:
+def activation_bytes(spec: ActivationSpec, *, hidden: int | None, experts: int) -> int:
     """Estimate the bytes that startup and a full prefill chunk need in addition to weights and cache.
 
     `hidden` is the model's hidden size, None if unknown; `experts` is the number of experts per token.
@@ -289,7 +289,7 @@ def activation_bytes(working: ActivationSpec, *, hidden: int | None, experts: in
     """
     by_rule = 1.5 * MIB
     token = by_rule if hidden is None else min(by_rule, (3 * experts + 4) * hidden * 2)
-    constant = 512 * MIB + working.ranks * 128 * MIB + working.graphs
-    if working.vram > 60 * GIB:
+    constant = 512 * MIB + spec.ranks * 128 * MIB + spec.graphs
+    if spec.vram > 60 * GIB:
         constant = max(constant, _MIN_RESERVE)
-    return int(constant + working.chunk_tokens * token)
+    return int(constant + spec.chunk_tokens * token)

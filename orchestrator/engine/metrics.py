@@ -108,12 +108,12 @@ def quantile(before: Buckets, after: Buckets, share: float) -> float | None:
     The value is interpolated within its bucket, as in Prometheus (promql/quantile.go); in the last, infinite bucket it
     is the lower bound. None if there were no observations or if a count decreased.
     """
-    counted = [(end, count - before.get(end, 0.0)) for end, count in after.items()]
-    total = counted[-1][1] if counted else 0.0
-    if total <= 0 or any(count < 0 for _, count in counted):
+    counts = [(end, count - before.get(end, 0.0)) for end, count in after.items()]
+    total = counts[-1][1] if counts else 0.0
+    if total <= 0 or any(count < 0 for _, count in counts):
         return None
     begin, below = 0.0, 0.0
-    for end, count in counted:
+    for end, count in counts:
         if count >= share * total:
             position = (share * total - below) / (count - below) if count > below else 0.0
             return begin if math.isinf(end) else begin + (end - begin) * position

@@ -62,9 +62,9 @@ def pinned(engine: str, body: Mapping[str, object]) -> tuple[dict[str, object], 
     """Return body and headers of a request: sglang takes a data-parallel rank in the body, vLLM in a header."""
     if engine == "sglang":
         return dict(body), {}
-    rest = {key: value for key, value in body.items() if key != RANK_FIELD}
+    without_rank = {key: value for key, value in body.items() if key != RANK_FIELD}
     rank, header = body.get(RANK_FIELD), RANK_HEADER.get(engine)
-    return rest, {header: str(rank)} if header and rank is not None else {}
+    return without_rank, {header: str(rank)} if header and rank is not None else {}
 
 
 def read_ranks(metrics: str) -> int:

@@ -125,8 +125,8 @@ class CompressedCache:
 
     def requests(self, *, running: int, drafts: int) -> RequestMemory:
         """Return the memory of the running requests."""
-        taken = self._fixed_bytes(running=running, drafts=drafts)
-        return RequestMemory(per_request=taken // (running + 1), slots=running, requests=running, bytes=taken)
+        fixed = self._fixed_bytes(running=running, drafts=drafts)
+        return RequestMemory(per_request=fixed // (running + 1), slots=running, requests=running, bytes=fixed)
 
     def _fixed_bytes(self, *, running: int, drafts: int) -> int:
         """Return the bytes of rings and compressors for `running` requests and one slot more.
@@ -180,12 +180,12 @@ class SourceCache:
         """Return the memory of the running requests."""
         slots, ring = running + 1, 1 << (drafts + 1).bit_length() if drafts else 2
         rows = -(-(slots * ring + ring + 1) // 2) * 2
-        taken = rows * 2 * self.head_dim * _FLOAT * self.sources.get(2, 0)
+        total = rows * 2 * self.head_dim * _FLOAT * self.sources.get(2, 0)
         if self.ratio is None:
-            taken += int(
+            total += int(
                 self._window_tokens(running, drafts) * self.window_row * self.layers * _inflation(self.layers, drafts)
             )
-        return RequestMemory(per_request=taken // slots, slots=running, requests=running, bytes=taken)
+        return RequestMemory(per_request=total // slots, slots=running, requests=running, bytes=total)
 
     def _window_tokens(self, running: int, drafts: int) -> int:
         """Return the tokens of windows (`compute_swa_request_cap`; `_resolve_swa_cap_tokens` for the prefix cache)."""

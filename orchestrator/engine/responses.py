@@ -216,8 +216,8 @@ def read_server_info(data: Json) -> ServerInfo | None:
 def _cache_bytes(states: object) -> Iterator[float]:
     """Yield the bytes of each rank's cache, rounded to 0.01 GiB (0.5.14, `get_internal_state`)."""
     for state in states if isinstance(states, list) else ():
-        used = state.get("memory_usage") if isinstance(state, dict) else None
-        size = used.get("kvcache") if isinstance(used, dict) else None
+        usage = state.get("memory_usage") if isinstance(state, dict) else None
+        size = usage.get("kvcache") if isinstance(usage, dict) else None
         yield (size + 0.01) * (1 << 30) if type(size) is float and 0 <= size < MAX_COUNT else 0.0
 
 

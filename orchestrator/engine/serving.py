@@ -131,7 +131,7 @@ def serving_facts(
     page = DSV4_PAGE if deepseek_v4 else 1  # 0.5.20, 0.5.21, arg_groups/model_overrides/deepseek_v4.py
     window_ratio = reader.number("swa-full-tokens-ratio")
     chunk, drafts = reader.count("chunked-prefill-size"), _drafts(reader)
-    whole = reader.number("chunked-prefill-size") == -1
+    whole_prompts = reader.number("chunked-prefill-size") == -1
     grammar = reader.text("grammar-backend")
     batch = reader.count("cuda-graph-max-bs-decode") or reader.count("cuda-graph-max-bs")
     return ServingFacts(
@@ -139,7 +139,7 @@ def serving_facts(
         running_set=reader.count("max-running-requests"),
         running_default=_OF_DEEPSEEK_V4 if deepseek_v4 else _RUNNING_WITH_DRAFTS if drafts is not None else None,
         prefill_chunk=chunk,
-        prefill_batch=reader.count("max-prefill-tokens") or _MAX_PREFILL_TOKENS if whole else chunk,
+        prefill_batch=reader.count("max-prefill-tokens") or _MAX_PREFILL_TOKENS if whole_prompts else chunk,
         cache_tokens=reader.count("max-total-tokens"),
         kv_dtype=reader.text("kv-cache-dtype"),
         dtype=reader.text("dtype"),
@@ -149,7 +149,7 @@ def serving_facts(
         window_ratio=_window_ratio(reader),
         window_pool_option=_window_pool_option(reader),
         # 0.5.21, model_executor/pool_configurator.py, `_resolve_swa_cap_tokens`
-        source_windows=window_ratio or (_SOURCE_WINDOWS if whole else None),
+        source_windows=window_ratio or (_SOURCE_WINDOWS if whole_prompts else None),
         source_window_option=next((f"`{window}`" for window in _SIZE_SOURCE_WINDOWS if reader.has(window)), ""),
         sparse_backends=(reader.text("dsa-prefill-backend"), reader.text("dsa-decode-backend")),
         drafts=drafts,

@@ -68,9 +68,9 @@ class SseParser:
         if b"\r" in data:
             data = data.replace(b"\r", b"")  # a carriage return inside JSON is escaped
         if self._rest:
-            seen = len(self._rest) - 1  # earlier bytes contain no end of an event: search each byte only once
+            searched = len(self._rest) - 1  # earlier bytes contain no end of an event: search each byte only once
             self._rest += data
-            if self._rest.find(b"\n\n", max(seen, 0)) < 0:
+            if self._rest.find(b"\n\n", max(searched, 0)) < 0:
                 self._require_end()
                 return []
             data = bytes(self._rest)

@@ -62,10 +62,10 @@ class EvalResult:
     def answers(self) -> Mapping[QuestionKey, tuple[bool, ...]]:
         """Whether each answer was correct, by question."""
         correct = defaultdict[QuestionKey, list[bool]](list)
-        seen = defaultdict[tuple[int | None, str, str], int](int)
+        counts = defaultdict[tuple[int | None, str, str], int](int)
         for item in self.items:
-            seen[item.seed, item.group, item.id] += 1
-            nth = seen[item.seed, item.group, item.id]
+            counts[item.seed, item.group, item.id] += 1
+            nth = counts[item.seed, item.group, item.id]
             correct[QuestionKey(group=item.group, id=item.id, nth=nth)].append(item.correct)
         return {question: tuple(answers) for question, answers in correct.items()}
 

@@ -72,14 +72,14 @@ def forecast_eval(request: EvalOptions, home: Home, *, planned: bool) -> EvalFor
     for run in request.runs:
         seconds, full = (item and item * sides for item in (run.seconds(pace), replace(run, limit=None).seconds(pace)))
         expected = expected_score(run.suite.name, saved.get(run.suite.name))
-        tells = describe_sensitivity(run.suite, limit=run.limit, expected=expected, seeds=run.seeds)
+        sensitivity = describe_sensitivity(run.suite, limit=run.limit, expected=expected, seeds=run.seeds)
         suites.append(
             SuiteForecast(
                 suite=run.suite.name,
                 questions=run.answers // run.seeds,
                 seeds=run.seeds,
                 max_tokens=run.suite.max_tokens,
-                detects=f"{tells}, in about {format_duration(full)}" if full and full != seconds else tells,
+                detects=f"{sensitivity}, in about {format_duration(full)}" if full and full != seconds else sensitivity,
                 about_s=seconds,
                 cost=bill.cost_of(seconds) if seconds is not None else None,
             )

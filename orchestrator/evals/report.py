@@ -188,8 +188,8 @@ def measured_evals(
         judgment = _compare_with_published(line, score, candidate)
         row = _measured(candidate, judgment, label=f"{score.label}, published", baseline=score.score)
         ablation = published.reproduce.baseline_of(candidate.suite) if score is line.baseline else None
-        again = f"`deploy reproduce {published.name} --ablation {ablation.name}`" if ablation else ""
-        yield replace(row, caveat=f"{row.caveat}; {score.label} not measured: {again}") if again else row
+        command = f"`deploy reproduce {published.name} --ablation {ablation.name}`" if ablation else ""
+        yield replace(row, caveat=f"{row.caveat}; {score.label} not measured: {command}") if command else row
 
 
 def _measured(candidate: EvalResult, judgment: SignificanceTest | None, *, label: str, baseline: float) -> EvalRow:

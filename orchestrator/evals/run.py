@@ -221,8 +221,8 @@ def _earlier_result(file: Path, options: EvalOptions) -> EvalResult | None:
         ("--max-tokens", result.max_tokens, options.resolved_suite.max_tokens),
     ):
         if before != now:
-            used = f"`{option} {before}`" if before is not None else f"no `{option}`"
-            raise UsageError(f"the previous run used {used}", location=str(file), hint="choose another `--output`")
+            previous = f"`{option} {before}`" if before is not None else f"no `{option}`"
+            raise UsageError(f"the previous run used {previous}", location=str(file), hint="choose another `--output`")
     return result
 
 

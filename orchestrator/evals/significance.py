@@ -113,9 +113,9 @@ def sign_flip(groups: Sequence[Sequence[Fraction]]) -> float:
     if not shares:
         return 1.0
     unit = math.lcm(*(share.denominator for share in shares))
-    whole = [int(share * unit) for share in shares]
-    unit = math.gcd(*whole)
-    sizes, observed = [abs(item) // unit for item in whole], abs(sum(whole)) // unit
+    units = [int(share * unit) for share in shares]
+    unit = math.gcd(*units)
+    sizes, observed = [abs(item) // unit for item in units], abs(sum(units)) // unit
     if sum(sizes) > _MAX_STEPS:
         return 2 * NormalDist().cdf(-observed / math.sqrt(sum(size * size for size in sizes)))
     # Subset sums by dynamic programming in one integer: slot i has `width` bytes and counts the subsets with sum i.

@@ -113,11 +113,11 @@ def read_simulations(folder: Path, name: str, command: str, *, require_name: boo
     simulations = [
         (run.info.environment_info.domain_name, simulation) for run in results for simulation in run.simulations
     ]
-    ran = [(domain, simulation) for domain, simulation in simulations if simulation.termination_reason != _NEVER_RAN]
-    if not ran:
+    completed = [(domain, simulation) for domain, simulation in simulations if simulation.termination_reason != _NEVER_RAN]
+    if not completed:
         raise BenchError("no tau2 simulation was run", location=str(folder))
     info = results[0].info
-    domains = ", ".join(sorted({domain for domain, _ in ran}))
+    domains = ", ".join(sorted({domain for domain, _ in completed}))
     result = EvalResult(
         schema_version=EVAL_RESULT_SCHEMA,
         suite=NAME,
@@ -128,10 +128,10 @@ def read_simulations(folder: Path, name: str, command: str, *, require_name: boo
         command=command,
         items=tuple(
             AnsweredQuestion(id=item.task_id, correct=_succeeded(item), seed=item.trial, group=domain)
-            for domain, item in sorted(ran, key=lambda pair: (pair[0], pair[1].task_id, pair[1].trial or 0))
+            for domain, item in sorted(completed, key=lambda pair: (pair[0], pair[1].task_id, pair[1].trial or 0))
         ),
     )
-    return Tau2Runs(result=result, skipped=len(simulations) - len(ran))
+    return Tau2Runs(result=result, skipped=len(simulations) - len(completed))
 
 
 def _succeeded(simulation: _Simulation) -> bool:
@@ -160,12 +160,12 @@ def _read(file: Path) -> _Results:
 
 def _require_one_evaluation(files: Sequence[Path], results: Sequence[_Results]) -> None:
     """Raise BenchError unless all runs belong to one evaluation."""
-    used: dict[str, set[str | None]] = {
+    values: dict[str, set[str | None]] = {
         "models": {run.info.agent_info.llm for run in results},
         "simulated users": {run.info.user_info.llm for run in results},
         "versions of tau2": {run.info.git_commit for run in results},
     }
-    for what, names in used.items():
+    for what, names in values.items():
         if len(names) > 1:
             listed = ", ".join(sorted(f"`{name}`" for name in names))
             raise BenchError(f"the runs use different {what}: {listed}", location=str(files[0].parent.parent))

@@ -104,14 +104,14 @@ def plan_steps(published: Published, directory: Path, request: ReproduceRequest)
         measured = tuple(step for step in own_steps if step.stage not in {"up", "down"})
         return ReproducePlan(steps=measured, skipped=tuple(_results_without_step(published, servers)), servers=servers)
     stages = _EARLY_STAGES_WITH_TUNING if request.tune else _EARLY_STAGES
-    early = [(stage, server, _skip_reason(stage, server.plan, request.host)) for stage in stages for server in servers]
-    needed = [(stage, server) for stage, server, reason in early if reason is None]
+    candidates = [(stage, server, _skip_reason(stage, server.plan, request.host)) for stage in stages for server in servers]
+    needed = [(stage, server) for stage, server, reason in candidates if reason is None]
     steps, baselines = list(_prepare(needed, request)), dict[str, Path]()
     for server in servers:
         if server.is_baseline:
             baselines |= {suite: directory / FileName(server.name) / eval_result_file(suite) for suite in server.suites}
         steps += _serve(server, directory, published=published, request=request, baselines=baselines)
-    skipped = [f"no step `{stage}` for `{server.name}`: {reason}" for stage, server, reason in early if reason]
+    skipped = [f"no step `{stage}` for `{server.name}`: {reason}" for stage, server, reason in candidates if reason]
     skipped += _results_without_step(published, servers)
     unmeasured = tuple(_unmeasured(published, directory, request))
     return ReproducePlan(steps=tuple(steps), skipped=tuple(skipped), servers=servers, unmeasured=unmeasured)
@@ -161,11 +161,11 @@ def _running_server(servers: Sequence[MeasuredServer], name: str, plan: Plan) ->
     compared = [(differences((_measured_keys(server.plan), _measured_keys(plan))), server) for server in servers]
     changed, closest = min(compared, key=lambda pair: len(pair[0]))
     if changed:
-        listed = "; ".join(
+        differences_text = "; ".join(
             f"{item.key}: {item.values[1] or 'none'}, not {item.values[0] or 'none'}" for item in changed
         )
         raise UsageError(
-            f"`{name}` runs another plan than `{closest.name}`: {listed}",
+            f"`{name}` runs another plan than `{closest.name}`: {differences_text}",
             hint="pass the same `--set` options as to `up`, or restart the profile without them",
         )
     return replace(closest, name=name)
@@ -241,7 +241,7 @@ def _prepare(needed: Sequence[tuple[str, MeasuredServer]], request: ReproduceReq
         host = host_option(request.host) if stage in {"preflight", "stage"} else ()
         options = (tuning_options(server.plan) or ()) if stage == "tune" else ()
         command = (*_COMMANDS.get(stage, (stage,)), "--profile", server.profile, *options, *_settings(server), *host)
-        yield _step(stage, server.name, *command, more=0.0 if item in done else seconds)
+        yield _step(stage, server.name, *command, extra_seconds=0.0 if item in done else seconds)
         done.add(item)
 
 
@@ -272,7 +272,7 @@ def _serve(
 ) -> Iterator[Step]:
     name, host = server.name, host_option(request.host)
     up = ("up", "--profile", server.profile, "--name", name, *_settings(server), *host)
-    yield _step("up", name, *up, more=startup_seconds(server.plan) + (PULL if request.host else 0.0))
+    yield _step("up", name, *up, extra_seconds=startup_seconds(server.plan) + (PULL if request.host else 0.0))
     yield _step("smoke", name, "smoke", name, *host)
     for workload in server.workloads:
         output = directory / FileName(name) / FileName(workload_name(workload))
@@ -331,9 +331,9 @@ def _results_without_step(published: Published, servers: Sequence[MeasuredServer
         yield f"no step `eval` for `{tau2.NAME}`: {tau2_note(name)}"
 
 
-def _step(stage: str, server: str, *argv: str, more: float = 0.0) -> Step:
+def _step(stage: str, server: str, *argv: str, extra_seconds: float = 0.0) -> Step:
     """Return a step of a server; `more` adds seconds to its usual duration."""
-    seconds = STEP_SECONDS.get(stage, 0.0) + more
+    seconds = STEP_SECONDS.get(stage, 0.0) + extra_seconds
     return Step(id=f"{server}/{stage}", stage=stage, server=server, argv=argv, seconds=seconds)
 
 

@@ -192,7 +192,8 @@ def _network_hint(fabric: Fabric) -> str:
     if not detected or plan.hardware.vendor != "amd" or {*detected.rccl_env} & {item.name for item in plan.env}:
         return ""
     name = next(name for name, network in fabric.networks.items() if network is detected)
-    return f"`--set hardware.network={name}` sets the environment of the ranks for these NICs" if detected.rccl_env else ""
+    hint = f"`--set hardware.network={name}` sets the environment of the ranks for these NICs"
+    return hint if detected.rccl_env else ""
 
 
 def gid_rows(plan: Plan, nics_by_node: Mapping[str, Mapping[str, Nic]]) -> Iterator[Finding]:
@@ -313,16 +314,16 @@ def _compared(
     """Return how the figures compare with the baseline; without one, with the published sample, which is no limit."""
     text = _metrics_text(measured, unit)
     if expected is not None:
-        low = [
+        slower = [
             f"{name} {measured[name]:.4g} of {before:.4g}"
             for name, before in expected.items()
             if name in measured and measured[name] < before * _SHARE
         ]
         only = [f"{name} only in the baseline" for name in expected if name not in measured]
         only += [f"{name} not in the baseline" for name in measured if name not in expected]
-        needed, first = f"{_SHARE:.0%} of the baseline", f"{', '.join(low)} {unit}" if low else text
-        quiet = "measure again on an idle network; then compare link, firmware and PCIe of these NICs"
-        return info_if(not low + only, warn, check, "; ".join([first, *only]), needed, quiet if low else _RECORD)
+        needed, first = f"{_SHARE:.0%} of the baseline", f"{', '.join(slower)} {unit}" if slower else text
+        hint = "measure again on an idle network; then compare link, firmware and PCIe of these NICs"
+        return info_if(not slower + only, warn, check, "; ".join([first, *only]), needed, hint if slower else _RECORD)
     if sample:
         return info(check, text, f"no baseline; {sample.value:g} {unit} elsewhere ({sample.source})")
     return info(check, text, "no baseline: `--save-baseline FILE` records it")

@@ -33,8 +33,8 @@ def gpus_present(context: CheckContext) -> Iterator[Finding]:
     needed = f"{len(context.plan.gpus)} x {hardware.arch}"
     if inventory is None:
         other = "; ".join(f"{len(i.gpus)} of {VENDORS[i.vendor].name}" for i in context.machine.inventories)
-        more = f" ({other})" if other else "; found neither `amd-smi` nor `nvidia-smi`"
-        value = f"no {VENDORS[hardware.vendor].name} GPU{more}"
+        suffix = f" ({other})" if other else "; found neither `amd-smi` nor `nvidia-smi`"
+        value = f"no {VENDORS[hardware.vendor].name} GPU{suffix}"
         yield fail("gpus", value, needed, "choose a profile for this host: `deploy profiles`")
         return
     module = {"amd": "amdgpu", "nvidia": "nvrm"}[inventory.vendor]
@@ -89,8 +89,8 @@ def vram_size(context: CheckContext) -> Iterator[Finding]:
         return
     sizes = [gpu.vram_bytes or 0 for gpu in reporting]
     hint = "choose a profile for these GPUs, or undo their partition"
-    enough = min(sizes) >= needed * _VRAM_TOLERANCE
-    yield info_if(enough, fail, "vram", _items(reporting, [gib(size) for size in sizes]), gib(needed), hint)
+    is_enough = min(sizes) >= needed * _VRAM_TOLERANCE
+    yield info_if(is_enough, fail, "vram", _items(reporting, [gib(size) for size in sizes]), gib(needed), hint)
 
 
 def vram_use(context: CheckContext) -> Iterator[Finding]:
@@ -103,8 +103,8 @@ def vram_use(context: CheckContext) -> Iterator[Finding]:
         yield warn(VRAM_IN_USE, f"not reported by {inventory.tool}", needed, hint)
         return
     if busy := busy_gpus(context.gpus):
-        who = "; ".join(holders(inventory, (gpu.index for gpu in busy))) or "no visible process"
-        value = f"{describe_use(busy)}; used by {who}"
+        users = "; ".join(holders(inventory, (gpu.index for gpu in busy))) or "no visible process"
+        value = f"{describe_use(busy)}; used by {users}"
         hint = f"{_stop(inventory, busy)}, or wait: VRAM drains for minutes after a kill"
         yield fail(VRAM_IN_USE, value, needed, hint)
     else:
@@ -118,13 +118,13 @@ def driver(context: CheckContext) -> Iterator[Finding]:
         return
     toolkit = VENDORS[inventory.vendor].toolkit
     value = f"{inventory.driver or 'unknown driver'}, {toolkit} {inventory.toolkit or 'of unknown version'}"
-    wanted = image_toolkit(context.plan)
-    if wanted is None or inventory.toolkit is None:
+    image_version = image_toolkit(context.plan)
+    if image_version is None or inventory.toolkit is None:
         yield info("driver", value)
     else:
-        hint = f"install a driver for {toolkit} {wanted}, or choose an image for {toolkit} {inventory.toolkit}"
-        supported = carries(inventory.vendor, inventory.toolkit, wanted)
-        yield info_if(supported, warn, "driver", value, f"{toolkit} {wanted} in the image", hint)
+        hint = f"install a driver for {toolkit} {image_version}, or choose an image for {toolkit} {inventory.toolkit}"
+        supported = carries(inventory.vendor, inventory.toolkit, image_version)
+        yield info_if(supported, warn, "driver", value, f"{toolkit} {image_version} in the image", hint)
 
 
 def busy_gpus(gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:

@@ -25,11 +25,11 @@ def devices(context: CheckContext) -> Iterator[Finding]:
     if context.plan.hardware.vendor != "amd":
         return
     nodes = context.machine.devices
-    listed = ", ".join(f"{device.path} ({device.group} {device.gid})" for device in nodes[:2])
-    more = f" and {len(nodes) - 2} more" if len(nodes) > 2 else ""
+    names = ", ".join(f"{device.path} ({device.group} {device.gid})" for device in nodes[:2])
+    suffix = f" and {len(nodes) - 2} more" if len(nodes) > 2 else ""
     has_kfd = any(device.path == "/dev/kfd" for device in nodes) and len(nodes) > 1
     needed = "/dev/kfd and /dev/dri/renderD*"
-    yield info_if(has_kfd, fail, "devices", listed + more or "none", needed, "`sudo modprobe amdgpu`")
+    yield info_if(has_kfd, fail, "devices", names + suffix or "none", needed, "`sudo modprobe amdgpu`")
 
 
 def memory(context: CheckContext) -> Iterator[Finding]:
@@ -149,8 +149,8 @@ def ports(context: CheckContext) -> Iterator[Finding]:
         if port in context.access.freed:
             yield info(f"port {port}", "in use by the server to be replaced", purpose)
             continue
-        others = (*range(port + 1, 1 << 16), *range(1024, port))
-        free = next(other for other in others if other not in context.machine.listening)
+        candidates = (*range(port + 1, 1 << 16), *range(1024, port))
+        free = next(other for other in candidates if other not in context.machine.listening)
         hint = f"`--set server.port={free}`" if purpose == "server" else f"change `{purpose}`"
         if name := context.access.server_on(port):
             yield fail(f"port {port}", f"in use by your server `{name}`", purpose, f"`deploy down {name}`, or {hint}")

@@ -32,8 +32,8 @@ class PortHolder:
 
 def _short(command: str) -> str:
     """Shorten a command line to the name of the program and as many arguments as fit."""
-    program, _, rest = command.partition(" ")
-    return shorten(f"{PurePath(program).name} {rest}".rstrip(), _MAX_SHOWN, placeholder=" …")
+    program, _, arguments = command.partition(" ")
+    return shorten(f"{PurePath(program).name} {arguments}".rstrip(), _MAX_SHOWN, placeholder=" …")
 
 
 def plan_ports(plan: Plan, *, rank: int = 0) -> tuple[tuple[str, int], ...]:

@@ -36,18 +36,18 @@ def wait_for_vram_release(
     )
     if busy:
         waited = time.monotonic() - start
-        who = "; ".join(holders(inventory, (gpu.index for gpu in busy))) or "no visible process"
+        users = "; ".join(holders(inventory, (gpu.index for gpu in busy))) or "no visible process"
         hint = "`deploy preflight PROFILE` names the processes that use it; if there are none, reset the GPUs"
-        raise HostError(f"VRAM is still in use after {waited:.0f} s: {describe_use(busy)}; used by {who}", hint=hint)
+        raise HostError(f"VRAM is still in use after {waited:.0f} s: {describe_use(busy)}; used by {users}", hint=hint)
 
 
 def _vram_in_use(inventory: GpuInventory | None, gpus: Sequence[int]) -> tuple[GpuInventory, Sequence[Gpu]]:
     """Return one reading, and its GPUs that are still busy. Raises HostError if VRAM use cannot be read."""
     listed = inventory.gpus if inventory else ()
-    taken = [listed[index] for index in gpus if index < len(listed)]
-    if inventory is None or len(taken) < len(gpus) or any(gpu.used_share is None for gpu in taken):
+    requested = [listed[index] for index in gpus if index < len(listed)]
+    if inventory is None or len(requested) < len(gpus) or any(gpu.used_share is None for gpu in requested):
         faults = "; ".join(inventory.errors) if inventory else ""
         what = f"cannot read the VRAM use of {len(gpus)} GPUs ({faults or f'{len(listed)} GPUs found'})"
         hint = "`deploy preflight` shows what is missing"
         raise HostError(what, hint=hint)
-    return inventory, busy_gpus(taken)
+    return inventory, busy_gpus(requested)

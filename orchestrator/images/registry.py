@@ -159,8 +159,8 @@ class _Repository:
         host, path = self.name["host"] or _HUB[0], self.name["path"] or ""
         if host == _HUB[0]:
             return f"https://{_HUB[1]}/v2/{path if '/' in path else f'library/{path}'}"
-        plain = host.partition(":")[0] in {"localhost", "127.0.0.1"}  # docker, too, allows plain HTTP for these hosts
-        return f"{'http' if plain else 'https'}://{host}/v2/{path}"
+        local = host.partition(":")[0] in {"localhost", "127.0.0.1"}  # docker, too, allows plain HTTP for these hosts
+        return f"{'http' if local else 'https'}://{host}/v2/{path}"
 
 
 def _is_amd64(platform: Mapping[str, str]) -> bool:

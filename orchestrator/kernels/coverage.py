@@ -115,9 +115,9 @@ class Coverage:
     def summary(self) -> str:
         """The coverage in one line."""
         counts = [f"{key.label}: {key.counts} of {len(key.buckets)}" for key in self.keys if key.looked_up is not False]
-        used = f"workload uses {_listed(self.workload)}"
+        workload_text = f"workload uses {_listed(self.workload)}"
         untuned = f"untuned in workload: {_listed(self.untuned_in_workload) or 'none'}"
-        return f"{self.layout}, {'; '.join(counts)}; {used}; {untuned}"
+        return f"{self.layout}, {'; '.join(counts)}; {workload_text}; {untuned}"
 
     @property
     def derived_keys(self) -> tuple[Key, ...]:

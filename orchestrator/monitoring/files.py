@@ -38,10 +38,10 @@ def monitoring_files(server: MonitoredServer) -> tuple[RenderedFile, ...]:
     if server.pods is not None:
         texts[f"{name}.monitor.yml"] = _objects(server, server.pods, rules.groups)
     if server.targets:
-        whole = "`prometheus --config.file prometheus.yml` scrapes all servers with files in this directory"
+        comment = "`prometheus --config.file prometheus.yml` scrapes all servers with files in this directory"
         notes = (f"recording rules and alerts of `{name}`", *skipped_rules(server))
         texts |= {
-            "prometheus.yml": dump_yaml(_scrape(), whole),
+            "prometheus.yml": dump_yaml(_scrape(), comment),
             f"{name}.targets.yml": dump_yaml(_targets(server), f"scrape targets of `{name}`"),
             f"{name}.rules.yml": dump_yaml({"groups": rules.groups}, *notes),
         }
@@ -87,11 +87,11 @@ def _objects(server: MonitoredServer, pods: PodTargets, groups: list[dict[str, A
             {
                 "apiVersion": "monitoring.coreos.com/v1",
                 "kind": kind,
-                "metadata": {"name": called, "namespace": pods.namespace, "labels": dict(labels)},
+                "metadata": {"name": object_name, "namespace": pods.namespace, "labels": dict(labels)},
                 "spec": spec,
             }
         )
-        for kind, called, spec in objects
+        for kind, object_name, spec in objects
     )
     head = (
         f"`kubectl apply -f {server.name}.monitor.yml` lets the Prometheus of the cluster scrape `{server.name}`",
@@ -198,9 +198,9 @@ def skipped_rules(server: MonitoredServer) -> Iterator[str]:
         yield f"no {record}: sglang {server.plan.engine.version} has no {missing}"
     for alert, missing in rules.missing_series.items():
         yield f"no alert {alert}: {missing} is not recorded"
-    for name, of in ((TTFT_P95, "DeployTtftHigh"), (CACHE_HIT_RATE, "DeployCacheHitRateLow")):
+    for name, alert_name in ((TTFT_P95, "DeployTtftHigh"), (CACHE_HIT_RATE, "DeployCacheHitRateLow")):
         if name not in server.expected:
-            yield f"no alert {of}: no expected value; set one with `--workload` or `--expect {name}=…`"
+            yield f"no alert {alert_name}: no expected value; set one with `--workload` or `--expect {name}=…`"
     if server.plan.serving.drafts is not None and ACCEPT_LENGTH not in server.expected:
         yield f"DeployAcceptLengthLow fires only if no draft is accepted; change it with `--expect {ACCEPT_LENGTH}=…`"
     if server.plan.replicas > 1 and not server.gateway_is_scraped:

@@ -156,9 +156,9 @@ def _address(option: str, text: str | None) -> str | None:
         return None
     try:
         split = urlsplit(f"//{text}")
-        plain = split.netloc == text and split.hostname and split.port and "@" not in text and text.isprintable()
+        is_valid = split.netloc == text and split.hostname and split.port and "@" not in text and text.isprintable()
     except ValueError:
-        plain = None
-    if not plain or not set(text).isdisjoint(" \"'\\{}"):
+        is_valid = None
+    if not is_valid or not set(text).isdisjoint(" \"'\\{}"):
         raise UsageError(f"`{option} {text}` is not an address", hint="use HOST:PORT, without a scheme")
     return text

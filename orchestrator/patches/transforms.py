@@ -41,14 +41,14 @@ def expand_exclude(config: Mapping[str, object], dtypes: Mapping[str, str]) -> T
     layer = f"model.layers.{number}"
     exclude = [str(entry) for entry in cast("Iterable[object]", quantization.get("exclude") or ())]
     schemes = cast("Mapping[str, object]", quantization.get("layer_quant_config") or {})
-    entries = [entry for entry in exclude if _of_layer(number).search(entry)]
+    excluded = [entry for entry in exclude if _of_layer(number).search(entry)]
     keys = [key for key in schemes if _of_layer(number).search(key)]
-    if not entries and not keys:
+    if not excluded and not keys:
         return Transformed(config=config, reason=f"the exclude list has no entry of `{layer}`")
-    wanted = [name for entry in entries for name in _runtime_names(entry, number)]
-    if entries and _experts_unquantized(dtypes, layer):
-        wanted.append(_EXPERTS)
-    new = [name for name in dict.fromkeys(wanted) if name not in set(exclude)]
+    runtime_names = [name for entry in excluded for name in _runtime_names(entry, number)]
+    if excluded and _experts_unquantized(dtypes, layer):
+        runtime_names.append(_EXPERTS)
+    new = [name for name in dict.fromkeys(runtime_names) if name not in set(exclude)]
     renamed = _expand_schemes(schemes, number)
     if not new and len(renamed) == len(schemes):
         return Transformed(config=config, reason="the exclude list has the runtime names already")
@@ -57,7 +57,7 @@ def expand_exclude(config: Mapping[str, object], dtypes: Mapping[str, str]) -> T
         changed["layer_quant_config"] = renamed
     return Transformed(
         config={**config, "quantization_config": changed},
-        reason=f"{len(entries) + len(keys)} entries of `{layer}` repeated under the names sglang builds that layer with",
+        reason=f"{len(excluded) + len(keys)} entries of `{layer}` repeated under the names sglang builds that layer with",
     )
 
 
@@ -77,8 +77,8 @@ def _runtime_names(entry: str, number: int) -> Iterator[str]:
     yield from names
     if not exact or not names:
         decoder = r"model\.decoder" if entry.startswith("re:") else "model.decoder"
-        whole = of_layer.search(entry)
-        yield of_layer.sub(lambda _: decoder if whole and whole[0].startswith("model") else "decoder", entry, count=1)
+        match = of_layer.search(entry)
+        yield of_layer.sub(lambda _: decoder if match and match[0].startswith("model") else "decoder", entry, count=1)
 
 
 def _is_pattern(entry: str) -> bool:

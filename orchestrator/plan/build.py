@@ -201,8 +201,8 @@ def _questions(profile: Profile) -> Iterator[SmokeQuestion]:
     A word is at least one token, so a filler of as many words as a prefill chunk has tokens exceeds one chunk.
     """
     facts = profile_serving(profile)
-    room = min(facts.context, facts.cache_tokens or inf)
-    max_words = int(room) // _MAX_TOKENS_PER_WORD
+    max_tokens = min(facts.context, facts.cache_tokens or inf)
+    max_words = int(max_tokens) // _MAX_TOKENS_PER_WORD
     for section in profile.model.questions:
         words = section.filler_words
         by_chunk = isinstance(words, str)

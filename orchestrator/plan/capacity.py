@@ -62,8 +62,8 @@ class LoadFit:
 
     def needed(self, requests: int) -> int:
         """Return the tokens that `requests` concurrent requests need if they share as few prefixes as possible."""
-        used = min(requests, self.num_prefixes) * (self.shared_tokens // self.num_prefixes)
-        return requests * self.tokens + used
+        shared = min(requests, self.num_prefixes) * (self.shared_tokens // self.num_prefixes)
+        return requests * self.tokens + shared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,8 +245,8 @@ def _cache(profile: Profile, facts: ServingFacts, memory: Memory | None) -> KvCa
         raise ValueError("the model has no `kv_cache`")
     size = token_size(profile, facts, shape, element=element, windows=windows)
     requests = request_memory(profile, facts, rest=max(memory.cache_bytes, 0)) if memory else None
-    page, taken = facts.page, requests.bytes if requests else 0
-    fitting = None if memory is None else int(max(memory.cache_bytes - taken, 0) // size.planned)
+    page, request_bytes = facts.page, requests.bytes if requests else 0
+    fitting = None if memory is None else int(max(memory.cache_bytes - request_bytes, 0) // size.planned)
     tokens = min((limit for limit in (fitting, facts.cache_tokens) if limit is not None), default=None)
     tokens = None if tokens is None else tokens // page * page
     return KvCache(
@@ -327,15 +327,15 @@ def capacity_warnings(capacity: Capacity) -> Iterator[PlanWarning]:
     if fit is not None and cache is not None and not fit.fits:
         running, fitting = fit.running or 1, fit.concurrent or 0
         hint = f"raise `layout.tp` or `flags.{Meaning.CACHE_TOKENS}`, or use an 8-bit `{Meaning.CACHE_TYPE}`"
-        room = f"{fit.needed(running):,} tokens of cache; a replica has {cache.tokens:,}"
+        requirement = f"{fit.needed(running):,} tokens of cache; a replica has {cache.tokens:,}"
         if cache.requests is not None and cache.requests.requests == fitting:  # tokens may be left
-            room = f"a state of linear attention each; a replica has room for {fitting:,}"
+            requirement = f"a state of linear attention each; a replica has room for {fitting:,}"
             hint = f"raise `{Meaning.STATE_RATIO}` or `{Meaning.MEMORY_FRACTION}`, or draft fewer tokens"
         yield PlanWarning(
             id="capacity-requests",
             summary=(
                 f"{f'{running:,} concurrent requests' if running > 1 else 'a request'} of `{fit.load}` "
-                f"{'need' if running > 1 else 'needs'} {room}: "
+                f"{'need' if running > 1 else 'needs'} {requirement}: "
                 f"{f'{fitting:,} fit, the others wait' if fitting else 'none fits'}"
             ),
             source="estimate of `deploy show --capacity`",

@@ -142,10 +142,10 @@ def matches(when: IssueConditions, plan: Plan, *, image_env: Mapping[str, str] =
         and plan.layout.tp >= when.min_tp
         and _prefill_logits(plan) >= when.min_prefill_logits
         and applied.isdisjoint(when.without_patches)
-        and all(_has(flags, *wanted) for wanted in when.flags.items())
-        and not any(_has(flags, *wanted) for wanted in when.without_flags.items())
-        and all(_has(env, *wanted) for wanted in when.env.items())
-        and not any(_has(env, *wanted) for wanted in when.without_env.items())
+        and all(_has(flags, *condition) for condition in when.flags.items())
+        and not any(_has(flags, *condition) for condition in when.without_flags.items())
+        and all(_has(env, *condition) for condition in when.env.items())
+        and not any(_has(env, *condition) for condition in when.without_env.items())
     )
 
 
@@ -163,16 +163,16 @@ def image_date(image: str | None) -> int:
     return int(date[1]) if date else 0
 
 
-def _has(settings: Mapping[str, str], name: str, wanted: str) -> bool:
+def _has(settings: Mapping[str, str], name: str, pattern: str) -> bool:
     """Return whether a setting matches the pattern of its name and the wanted value."""
-    return any(fnmatch(setting, name) and _fits(value, wanted) for setting, value in settings.items())
+    return any(fnmatch(setting, name) and _fits(value, pattern) for setting, value in settings.items())
 
 
-def _fits(value: str, wanted: str) -> bool:
+def _fits(value: str, pattern: str) -> bool:
     """Return whether a value matches a shell pattern of several, or all comparisons."""
-    comparisons = [_COMPARISON.match(part) for part in wanted.split(",")]
+    comparisons = [_COMPARISON.match(part) for part in pattern.split(",")]
     if not all(comparisons):
-        return _any(wanted.lower().split("|"), value.lower())
+        return _any(pattern.lower().split("|"), value.lower())
     try:
         return all(_COMPARE[match[1]](float(value), float(match[2])) for match in comparisons if match)
     except ValueError:

@@ -76,10 +76,10 @@ def parse_lock(document: Document, tool: str) -> Lock:
     Raises ProfileError with the edited sections and their lines, or if another version of deploy wrote it.
     """
     data, name = document.data, document.name
-    if (version := data.get("lock")) != FORMAT:
+    if (number := data.get("lock")) != FORMAT:
         what = "not a lockfile"
-        if isinstance(version, int) and not isinstance(version, bool):
-            what = f"a lockfile of format {version}, of {'an older' if version < FORMAT else 'a newer'} version of deploy"
+        if isinstance(number, int) and not isinstance(number, bool):
+            what = f"a lockfile of format {number}, of {'an older' if number < FORMAT else 'a newer'} version of deploy"
         raise ProfileError(what, location=document.location(("lock",)), hint="`deploy lock PROFILE` writes a new one")
     if data.get("tool") != tool:
         raise ProfileError(

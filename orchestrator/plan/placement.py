@@ -85,15 +85,12 @@ def fits_node(context: "RuleContext") -> Iterator[Problem]:
     profile, facts = context.profile, context.serving
     roles = [(role_count(profile, name), name, role_profile) for name, role_profile in role_profiles(profile).items()]
     count, gpus = profile.replicas, gpus_per_replica(profile)
-    free = facts.first_gpu
-    for number, name, role in roles or [(count, "", profile)]:
-        own = role_first_gpu(profile, name) if name else None
-        free = max(free, (free if own is None else own) + number * gpus_per_replica(role) * facts.gpu_step)
-    used = free - facts.gpu_step + 1
-    if (count > 1 or roles) and profile.hardware.vendor != "cpu" and used > profile.hardware.gpus:
+    gpu_count = sum(number * gpus_per_replica(role) for number, _, role in roles) or count * gpus
+    needed = facts.first_gpu + (gpu_count - 1) * facts.gpu_step + 1
+    if (count > 1 or roles) and profile.hardware.vendor != "cpu" and needed > profile.hardware.gpus:
         shares = " and ".join(f"{number} {name} of {gpus_per_replica(role)}" for number, name, role in roles)
         yield Problem(
-            f"{shares or f'{count} replicas of {gpus}'} GPUs need {used} GPUs; the node has {profile.hardware.gpus}",
+            f"{shares or f'{count} replicas of {gpus}'} GPUs need {needed} GPUs; the node has {profile.hardware.gpus}",
             context.location("layout" if roles else "replicas"),
             "lower `replicas`, or `layout.tp`",
         )

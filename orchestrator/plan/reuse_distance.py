@@ -150,12 +150,12 @@ class _Stack:
         return not (key >> 16) % (1 << self._halvings)
 
     def _count(self, access: CacheAccess) -> None:
-        whole, page = sum(tokens for _, tokens in access.prompt), self._page
-        self.prompt_tokens += whole
+        total, page = sum(tokens for _, tokens in access.prompt), self._page
+        self.prompt_tokens += total
         for key, start, tokens in self._sampled(access.prompt):
             self.sampled_tokens += tokens
             if time := self._blocks.get(key):
-                end = min(start + min(self._held[time], tokens), whole - 1)
+                end = min(start + min(self._held[time], tokens), total - 1)
                 distance = (self._total - self._tokens_before(time)) << self._halvings
                 self.hits[_rounded(distance)] += max(end // page * page - start // page * page, 0)
 
@@ -180,10 +180,10 @@ class _Stack:
 
     def _rebuild(self) -> None:
         """Renumber the times of the last accesses from 1, with room for as many new ones."""
-        room = max(2 * len(self._blocks), _MIN_TIMES) + 1
+        size = max(2 * len(self._blocks), _MIN_TIMES) + 1
         held = array("q", [0, *(self._held[time] for time in self._blocks.values())])
         self._blocks = {key: time for time, key in enumerate(self._blocks, start=1)}
-        self._held, self._tree = held + array("q", bytes(8 * (room - len(held)))), array("q", bytes(8 * room))
+        self._held, self._tree = held + array("q", bytes(8 * (size - len(held)))), array("q", bytes(8 * size))
         self._now, self._total = len(self._blocks), 0
         for time in self._blocks.values():
             self._add(time, held[time])

@@ -33,12 +33,12 @@ _SPREAD: Final = ("tp", "dp", "ep", "dp_attention", "nodes")
 
 def role_profiles(profile: "Profile") -> "dict[str, Profile]":
     """Return the profile of a server of each role, with its own layout and flags; empty without roles."""
-    whole = profile.layout
+    profile_layout = profile.layout
     profiles: dict[str, Profile] = {}
-    for name, section in ((PREFILL, whole.prefill), (DECODE, whole.decode)):
+    for name, section in ((PREFILL, profile_layout.prefill), (DECODE, profile_layout.decode)):
         if section is not None:
             spread = {key: value for key in _SPREAD if (value := getattr(section, key)) is not None}
-            layout = whole.model_copy(update={**spread, "prefill": None, "decode": None, "transfer": None})
+            layout = profile_layout.model_copy(update={**spread, "prefill": None, "decode": None, "transfer": None})
             settings = {**profile.flags, **section.flags}
             flags = {name: setting for name, setting in settings.items() if setting is not None}
             profiles[name] = profile.model_copy(update={"layout": layout, "replicas": 1, "flags": flags})
@@ -138,16 +138,16 @@ def roles_agree(context: "RuleContext") -> Iterator[Problem]:
 
 
 def _same_drafts_and_context(context: "RuleContext", roles: "Mapping[str, Profile]") -> Iterator[Problem]:
-    for (first, one), (second, other) in pairwise(roles.items()):
-        facts, others = profile_serving(one), profile_serving(other)
-        if facts.drafts != others.drafts:
+    for (first, first_profile), (second, second_profile) in pairwise(roles.items()):
+        facts, peer = profile_serving(first_profile), profile_serving(second_profile)
+        if facts.drafts != peer.drafts:
             only = first if facts.drafts else second
-            what = "differs between prefill and decode" if facts.drafts and others.drafts else f"is set for {only} only"
+            what = "differs between prefill and decode" if facts.drafts and peer.drafts else f"is set for {only} only"
             hint = "set the same `speculative-…` flags for both, in `flags` of the profile"
             yield Problem(f"speculative decoding {what}", context.location("layout", only), hint)
-        if facts.context != others.context:
+        if facts.context != peer.context:
             yield Problem(
-                f"the context is {facts.context} tokens for {first} and {others.context} for {second}: requests hang",
+                f"the context is {facts.context} tokens for {first} and {peer.context} for {second}: requests hang",
                 context.location("layout", second),
                 f"set `{Meaning.CONTEXT}` once, in `flags` of the profile",
             )

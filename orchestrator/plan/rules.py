@@ -125,14 +125,14 @@ def layout_fits(context: RuleContext) -> Iterator[Problem]:
     tp, dp, ep = layout.tp.value, layout.dp.value, layout.ep.value
     stages, step, first = context.serving.stages, context.serving.gpu_step, context.serving.first_gpu
     ranks = gpus_per_replica(context.profile)
-    used = first + (ranks - 1) * step + 1
-    if hardware.vendor != "cpu" and used > hardware.gpus:
+    gpus_needed = first + (ranks - 1) * step + 1
+    if hardware.vendor != "cpu" and gpus_needed > hardware.gpus:
         product = f"tp {tp}" if layout.dp_attention.value or dp == 1 else f"tp {tp} x dp {dp}"
         product += f" x pp {stages}" if stages > 1 else ""
         per_node = f" on each of {layout.nodes.value} nodes" if layout.nodes.value > 1 else ""
         offset = f", from GPU {first} in steps of {step}," if first or step > 1 else ""
         yield Problem(
-            f"{product}{offset} needs {used} GPUs{per_node}; the node has {hardware.gpus}",
+            f"{product}{offset} needs {gpus_needed} GPUs{per_node}; the node has {hardware.gpus}",
             context.location("layout", "tp"),
             "lower `layout.tp`; each of the `dp` workers needs `tp` GPUs unless `layout.dp_attention` is true; "
             "`layout.nodes` spreads them over several nodes",
@@ -176,10 +176,10 @@ def weights_fit(context: RuleContext) -> Iterator[Problem]:
     if memory is None or (fraction is not None and not 0 < fraction < 1):
         return  # `flag_values_are_valid` reports it
     if memory.cache_bytes <= 0:
-        room = memory.free_bytes * memory.fraction
+        available = memory.free_bytes * memory.fraction
         yield Problem(
             f"the weights leave no room for a cache: they need {gb(memory.weights_bytes)} per GPU at tp "
-            f"{context.profile.layout.tp.value}; sglang may use {gb(room)}, {memory.fraction:g} of the "
+            f"{context.profile.layout.tp.value}; sglang may use {gb(available)}, {memory.fraction:g} of the "
             f"{memory.free_bytes / 1e9:.0f} GB free of {memory.vram_bytes / 1e9:.0f}",
             context.location("model", "weights_size"),
             f"raise `layout.tp` or `{Meaning.MEMORY_FRACTION}`, or choose a smaller quantization, or larger GPUs",
@@ -233,8 +233,8 @@ def image_matches_version(context: RuleContext) -> Iterator[Problem]:
     Releases are tagged `vX.Y.Z`, alone or before a platform and a date (sglang, .github/workflows/release-docker*.yml).
     """
     engine = context.profile.engine
-    listed = re.match(r"sglang-[a-z]+-([0-9]+\.[0-9]+\.[0-9]+(?:\.post[0-9]+)?)\.txt\Z", engine.requirements or "")
-    for key, version in (("image", sglang_version_in_tag(engine.image or "")), ("requirements", listed and listed[1])):
+    match = re.match(r"sglang-[a-z]+-([0-9]+\.[0-9]+\.[0-9]+(?:\.post[0-9]+)?)\.txt\Z", engine.requirements or "")
+    for key, version in (("image", sglang_version_in_tag(engine.image or "")), ("requirements", match and match[1])):
         if version and version != engine.version:
             yield Problem(
                 f"`engine.version` is {engine.version}, but `engine.{key}` is for sglang {version}",

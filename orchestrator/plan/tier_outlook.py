@@ -68,8 +68,8 @@ def tier_outlook(capacity: Capacity, reuse: LoadReuse, costs: TierCosts) -> Tier
     if capacity.cache is None or not capacity.cache.tokens:
         return None
     device, possible = reuse.at(capacity.cache.tokens), reuse.rates.unlimited
-    reach = None if capacity.host is None else capacity.host.reach(capacity.cache.tokens)
-    host = (possible if reach is None else reuse.at(reach)) - device
+    total_tokens = None if capacity.host is None else capacity.host.reach(capacity.cache.tokens)
+    host = (possible if total_tokens is None else reuse.at(total_tokens)) - device
     stored = 1 - device - host + reuse.output_share
     saved = host * (costs.recompute - costs.retrieve) - stored * costs.store
     uses, distance = host / stored, int(reuse.rates.size_for(_HIT_SHARE) * reuse.scale)
@@ -79,7 +79,7 @@ def tier_outlook(capacity: Capacity, reuse: LoadReuse, costs: TierCosts) -> Tier
     elif possible - device < _RELEVANT:
         reason = f"the GPU's {capacity.cache.tokens:,} tokens hold all reused tokens"
     elif host < _RELEVANT:
-        reason = f"the reuse distance is {distance:,} tokens, but GPU and host hold {reach:,}"
+        reason = f"the reuse distance is {distance:,} tokens, but GPU and host hold {total_tokens:,}"
     elif saved <= 0:
         needed = (
             "never pays off"

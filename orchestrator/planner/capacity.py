@@ -47,8 +47,8 @@ def warn_capacity(plan: Plan) -> None:
 def _words(capacity: Capacity) -> Iterator[str]:
     cache, memory, served = capacity.cache, capacity.memory, capacity.load_fit
     if memory:
-        taken = memory.cache_bytes - capacity.spare_bytes
-        yield f"{gb(memory.weights_bytes)} of weights and {gb(taken)} of cache per GPU"
+        cache_bytes = memory.cache_bytes - capacity.spare_bytes
+        yield f"{gb(memory.weights_bytes)} of weights and {gb(cache_bytes)} of cache per GPU"
     if cache and cache.tokens is not None:
         yield f"{cache.tokens:,} tokens per replica ({cache.token_bytes:,.0f} B each, {cache.kind})"
     if served and served.concurrent is not None:

@@ -37,8 +37,8 @@ def explained_text(rows: Sequence[Explained], *, width: int | None = None) -> st
 def _paragraph(row: Explained, width: int) -> Iterator[str]:
     """Yield the value, then its location, origin and source, then the meaning of a flag."""
     suffix = "; ".join(filter(None, [row.origin, row.source]))
-    about = f"{row.location}: {suffix}" if suffix else row.location
-    for text, indent in ((f"{row.key} = {row.value}", ""), (about, "    "), (row.help, "    ")):
+    origin = f"{row.location}: {suffix}" if suffix else row.location
+    for text, indent in ((f"{row.key} = {row.value}", ""), (origin, "    "), (row.help, "    ")):
         yield from textwrap.wrap(text, width, initial_indent=indent, subsequent_indent="    ", break_on_hyphens=False)
 
 

@@ -62,11 +62,11 @@ def resolve(profile: str, overrides: Sequence[str], home: Home, environ: Mapping
             pins.append(f"engine.image_digest={_current_image_digest(plan)}")
         except DeployError as error:
             unknown["engine.image_digest"] = redact(error.message)
-    if (taken := runtime_class(plan.runtime).external_image(plan)) is not None:
+    if (external := runtime_class(plan.runtime).external_image(plan)) is not None:
         try:
-            pins.append(_pin_of(taken))
+            pins.append(_pin_of(external))
         except DeployError as error:
-            unknown[taken.key] = redact(error.message)
+            unknown[external.key] = redact(error.message)
     pinned, _ = profile_source(profile, pins, home).planned()
     return _lock(pinned, profile, pins, home, checkpoint=_listed(listing), unknown=unknown)
 
@@ -80,12 +80,12 @@ def _current_image_digest(plan: Plan) -> str:
     return digest
 
 
-def _pin_of(taken: ExternalImage) -> str:
+def _pin_of(external: ExternalImage) -> str:
     """Return the setting that pins an external image to its current digest. Raises BuildError."""
-    if not taken.reference:
-        raise BuildError(taken.unpinned)
-    digest = Registry().config(taken.reference).digest
-    return f"{taken.key}={taken.scheme}{repository(taken.reference)}@{digest}"
+    if not external.reference:
+        raise BuildError(external.unpinned)
+    digest = Registry().config(external.reference).digest
+    return f"{external.key}={external.scheme}{repository(external.reference)}@{digest}"
 
 
 def _listed(listing: Listing | None) -> dict[str, str]:
@@ -100,8 +100,8 @@ def lock_of_start(plan: Plan, profile: str, overrides: Sequence[str], home: Home
     unknown: dict[str, str] = {}
     if runtime_class(plan.runtime).in_container and plan.engine.image_digest is None:
         unknown["engine.image_digest"] = "the profile has no digest, and the registry was not queried"
-    if (taken := runtime_class(plan.runtime).external_image(plan)) is not None:
-        unknown[taken.key] = taken.unpinned
+    if (external := runtime_class(plan.runtime).external_image(plan)) is not None:
+        unknown[external.key] = external.unpinned
     if plan.model.checkpoint.source == "hub":
         unknown["checkpoint"] = "the hub was not queried for the digests of its files"
     profile = _seen_from(run, profile) if is_path(profile) else profile
@@ -146,11 +146,11 @@ def _lock(
 def inputs_changed_since(run: Path, plan: Plan, home: Home) -> Iterator[str]:
     """Yield the inputs that changed since a run, according to its lock; nothing if the lock cannot be read."""
     try:
-        then, _ = load_lock(run / LOCK_FILE)
+        recorded, _ = load_lock(run / LOCK_FILE)
     except ProfileError:
         return
-    for locked_then, now in ((then.patches, _patches(plan, home)), (then.files, _files(plan, home))):
-        yield from (difference.key for difference in differences([locked_then, now]))
+    for locked, now in ((recorded.patches, _patches(plan, home)), (recorded.files, _files(plan, home))):
+        yield from (difference.key for difference in differences([locked, now]))
 
 
 def _patches(plan: Plan, home: Home) -> dict[str, str]:
@@ -188,11 +188,11 @@ def input_copies(plan: Plan, home: Home) -> tuple[RenderedFile, ...]:
 def home_of_run(run: Path, home: Home) -> Home:
     """Return a home with the input files of a run, if all of them match its lock; otherwise `home`."""
     try:
-        then, _ = load_lock(run / LOCK_FILE)
-        copies = {name: run / _INPUTS / EntryKind.IMAGE_FILE.file(name) for name in then.files}
+        recorded, _ = load_lock(run / LOCK_FILE)
+        copies = {name: run / _INPUTS / EntryKind.IMAGE_FILE.file(name) for name in recorded.files}
         same = all(
             hashlib.sha256(read_file(copies[name], max_bytes=_MAX_BYTES)).hexdigest() == digest
-            for name, digest in then.files.items()
+            for name, digest in recorded.files.items()
         )
     except (ProfileError, OSError):
         return home
@@ -222,8 +222,8 @@ def write_lock(path: Path, lock: Lock) -> None:
 
 
 def _seen_from(folder: Path, profile: str) -> str:
-    seen = os.path.relpath(profile, folder)
-    return seen if is_path(seen) else f"./{seen}"
+    relative = os.path.relpath(profile, folder)
+    return relative if is_path(relative) else f"./{relative}"
 
 
 def lock_path(name: str | None) -> Path:

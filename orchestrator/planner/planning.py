@@ -119,9 +119,9 @@ class LoadedProfile:
         """Print a note for each deprecated option that the profile sets."""
         set_flags = tuple(name for name, setting in self.profile.flags.items() if setting.value is not False)
         for name, successor in self.table.deprecated(set_flags).items():
-            instead = f": use `{successor}`" if successor else ""
+            replacement = f": use `{successor}`" if successor else ""
             location = self.composed.location(("flags", name))
-            note(f"`--{name}` is deprecated in sglang {self.profile.engine.version}{instead} ({location})")
+            note(f"`--{name}` is deprecated in sglang {self.profile.engine.version}{replacement} ({location})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,9 +218,9 @@ def _composed(
     try:
         return _valid(path.stem, composed, catalog)
     except ProfileError as error:
-        without_unknown = replace(composed, data=drop_unknown_keys(composed.data, Profile))
-        if without_unknown.data != composed.data:
-            error.problems = truncate_problems((*error.problems, *_further_problems(path.stem, without_unknown, catalog)))
+        pruned = replace(composed, data=drop_unknown_keys(composed.data, Profile))
+        if pruned.data != composed.data:
+            error.problems = truncate_problems((*error.problems, *_further_problems(path.stem, pruned, catalog)))
         raise
 
 

@@ -114,9 +114,9 @@ def _make(request: QuantizationRequest, source: Source, foreseen: Forecast, fold
             folder.remove()
         raise
 
-    def show(seen: QuantizationProgress) -> None:
-        remaining = f"about {format_duration(seen.eta)} left" if seen.eta else ""
-        text = f"quantizing: {seen.shards} of {seen.total_shards} shards, {gb(seen.done)} of {gb(seen.total)}"
+    def show(state: QuantizationProgress) -> None:
+        remaining = f"about {format_duration(state.eta)} left" if state.eta else ""
+        text = f"quantizing: {state.shards} of {state.total_shards} shards, {gb(state.done)} of {gb(state.total)}"
         progress.update(text, stage="quantizing", transient=remaining)
 
     try:
@@ -173,9 +173,9 @@ def _pool(request: QuantizationRequest, source: Source, folder: WorkDir, home: H
 
 def _workers(request: QuantizationRequest, source: Source, *, cores: int, shards: int) -> int:
     """Return the number of workers: as requested, else one per core as far as memory allows. Raises HostError."""
-    one, free = int(_BASE_MEMORY + _OF_A_SHARD * max(source.sizes.values())), available_memory()
-    fit = math.inf if free is None else free // one
-    text = f"a worker needs about {gb(one)} of memory, and {gb(free or 0)} are free"
+    per_worker, free = int(_BASE_MEMORY + _OF_A_SHARD * max(source.sizes.values())), available_memory()
+    fit = math.inf if free is None else free // per_worker
+    text = f"a worker needs about {gb(per_worker)} of memory, and {gb(free or 0)} are free"
     if request.workers is not None:
         if request.workers > fit:
             warn(text)
@@ -204,10 +204,10 @@ def _require_new(target: Path) -> None:
         )
 
 
-def _require_space(target: Path, foreseen: Forecast, others: int, folder: WorkDir) -> None:
+def _require_space(target: Path, foreseen: Forecast, other_bytes: int, folder: WorkDir) -> None:
     """Raise HostError if the disk has no room for the result."""
     done = sum(map(foreseen.size_of, folder.finished([*foreseen.shards])))
-    missing = foreseen.size - done + others + _SPARE
+    missing = foreseen.size - done + other_bytes + _SPARE
     require_disk_space(target.parent, missing, hint="choose a target on another disk")
 
 

@@ -87,10 +87,10 @@ def _hardware(plan: Plan) -> _Rows:
         yield "hardware", f"{hardware.name}: {hardware.arch}, no GPU"
     else:
         size = f"{hardware.gpus} x {hardware.arch}, {hardware.vram_bytes / 2**30:.0f} GiB each"
-        used = f"{gpus[0]}-{gpus[-1]}" if len(gpus) > 2 and gpus.step == 1 else ", ".join(map(str, gpus))
-        used = f"GPU {used}{' of each node' * (plan.layout.nodes > 1)}"
-        apart = plan.gateway is not None and not plan.gateway.one_node
-        yield "hardware", f"{hardware.name}: {size}; uses {f'{plan.gpu_count} GPUs' if apart else used}"
+        gpu_text = f"{gpus[0]}-{gpus[-1]}" if len(gpus) > 2 and gpus.step == 1 else ", ".join(map(str, gpus))
+        gpu_text = f"GPU {gpu_text}{' of each node' * (plan.layout.nodes > 1)}"
+        separate_gateway = plan.gateway is not None and not plan.gateway.one_node
+        yield "hardware", f"{hardware.name}: {size}; uses {f'{plan.gpu_count} GPUs' if separate_gateway else gpu_text}"
     layout, serving = plan.layout, plan.serving
     words = [f"tp {layout.tp}", f"dp {layout.dp}", f"ep {layout.ep}"]
     words += [f"pp {serving.stages}"] if serving.stages > 1 else []
@@ -129,9 +129,9 @@ def _timeouts(plan: Plan) -> _Rows:
 
 def _patches(plan: Plan) -> _Rows:
     needed = [f"{patch.id} ({patch.kind})" for patch in plan.patches if patch.expected]
-    others = [patch.id for patch in plan.patches if not patch.expected]
+    not_needed = [patch.id for patch in plan.patches if not patch.expected]
     states = [f"needed: {', '.join(needed)}"] if needed else []
-    states += [f"not needed by this version: {', '.join(others)}"] if others else []
+    states += [f"not needed by this version: {', '.join(not_needed)}"] if not_needed else []
     yield "patches", "; ".join(states) or "none"
 
 

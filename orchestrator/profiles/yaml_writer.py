@@ -54,8 +54,8 @@ def _key(text: str) -> str:
 def flow(value: Data) -> str:
     """Return a value on one line, in a form that this tool's strict reader accepts."""
     if isinstance(value, str):
-        plain = _PLAIN.fullmatch(value) and read_scalar(value) == value
-        return value if plain else json.dumps(value, ensure_ascii=False)
+        is_plain = _PLAIN.fullmatch(value) and read_scalar(value) == value
+        return value if is_plain else json.dumps(value, ensure_ascii=False)
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_key(key)}: {flow(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list):

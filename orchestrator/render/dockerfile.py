@@ -122,8 +122,8 @@ def _patch_steps(plan: Plan, sources: ImageSources) -> tuple[PatchStep, ...]:
     Raises BuildError for the sources of another plan.
     """
     uses = {use.id: use for use in plan.patches}
-    if others := [patch.id for patch in sources.patches if patch.id not in uses]:
-        raise BuildError(f"the plan has no patch `{others[0]}`", location=f"engine {plan.engine.name}")
+    if unknown := [patch.id for patch in sources.patches if patch.id not in uses]:
+        raise BuildError(f"the plan has no patch `{unknown[0]}`", location=f"engine {plan.engine.name}")
     steps = [_patch_step(plan, patch, uses[patch.id], sources) for patch in sources.patches]
     return tuple(sorted(steps, key=lambda step: (step.published is None, step.published, step.id)))
 

@@ -40,12 +40,12 @@ _MAX_NAME: Final = 14  # characters of a name in a plot; the legend has the full
 def line_charts(report: Report) -> tuple[Chart, ...]:
     """Return the plots: throughput against speed per user, then four metrics against the offered rate."""
     limits = sorted({limit for comparison in report.comparisons if (limit := comparison.ttft_limit_s) is not None})
-    ttft, *others = (
+    ttft, *other_charts = (
         Chart(id=id_, title=title, x_label=RATE, y_label=unit, lines=_lines(report, metric), description=description)
         for id_, title, unit, metric, description in _BY_RATE
     )
     drawn = tuple(Limit(label=f"limit {limit:g} s", value=limit) for limit in limits)
-    return (_frontier(report), replace(ttft, limits=drawn, log=True), *others)
+    return (_frontier(report), replace(ttft, limits=drawn, log=True), *other_charts)
 
 
 def _frontier(report: Report) -> Chart:
@@ -113,7 +113,7 @@ def _is_published(comparison: Comparison, report: Report) -> bool:
 def _short(comparison: Comparison, report: Report) -> str:
     """Return the name of a result, with the GPU if systems differ, and a dagger if it is not comparable."""
     systems = {other.system for other in report.comparisons}
-    plain = len(systems) > 1 and comparison.name.startswith(comparison.layout)
-    gpu = f" {comparison.system.rpartition('×')[2]}" if plain else ""
+    add_gpu = len(systems) > 1 and comparison.name.startswith(comparison.layout)
+    gpu = f" {comparison.system.rpartition('×')[2]}" if add_gpu else ""
     name = comparison.name if len(comparison.name) <= _MAX_NAME else f"{comparison.name[: _MAX_NAME - 1]}…"
     return f"{name}{gpu}{'' if comparison.comparable else ' †'}"

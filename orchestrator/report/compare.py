@@ -272,8 +272,8 @@ def _checkpoint_caveat(result: BenchResult, published: Published | None) -> Iter
     """Yield which checkpoint was measured, and whether it is like the published one."""
     model = (result.run.provenance.plan or {}).get("model")
     name = model.get("name") if isinstance(model, dict) else None
-    wanted = published.reproduce.published_model if published else None
-    if wanted is not None and (kind := wanted.describe(name)):
+    published_model = published.reproduce.published_model if published else None
+    if published_model is not None and (kind := published_model.describe(name)):
         yield f"the checkpoint is `{name}`, {kind}"
 
 
@@ -341,8 +341,8 @@ def _against_load(metric: ComparedMetric, load_tok_s: float | None, tolerance: f
     if metric.published is None or load_tok_s is None or abs(metric.published / load_tok_s - 1) <= tolerance:
         return metric
     note = f"published {metric.published:,.0f} is {metric.published / load_tok_s:.2f} times the load of this rate"
-    judged = metric.agreement not in {Agreement.NOT_MEASURED, Agreement.NOT_COMPARABLE}
-    return replace(metric, agreement=Agreement.UNTESTABLE if judged else metric.agreement, note=note)
+    was_compared = metric.agreement not in {Agreement.NOT_MEASURED, Agreement.NOT_COMPARABLE}
+    return replace(metric, agreement=Agreement.UNTESTABLE if was_compared else metric.agreement, note=note)
 
 
 def _single_stream(result: BenchResult, published: Published | None, terms: ComparisonTerms) -> ComparedMetric:

@@ -79,12 +79,12 @@ def differing(comparisons: tuple[Comparison, ...]) -> tuple[Difference, ...]:
         return differences([compared_settings(comparison) for comparison in comparisons])
     sides = [_reported_settings(comparison) for comparison in comparisons]
     shared = set.intersection(*({*side} for side in sides)) | {"hardware", "layout"}
-    listed = [{key: value for key, value in side.items() if key in shared} for side in sides]
+    shared_values = [{key: value for key, value in side.items() if key in shared} for side in sides]
     counts = [
         sum(key.startswith(("flags.", "env.")) for key in compared_settings(comparison)) for comparison in comparisons
     ]
     counted = [f"{count} known" if own else "unknown" for count, own in zip(counts, planned, strict=True)]
-    return differences([{**side, "settings": count} for side, count in zip(listed, counted, strict=True)])
+    return differences([{**side, "settings": count} for side, count in zip(shared_values, counted, strict=True)])
 
 
 def grouped(entries: Sequence[Difference]) -> tuple[tuple[Difference, ...], tuple[Difference, ...]]:
@@ -98,8 +98,8 @@ def grouped(entries: Sequence[Difference]) -> tuple[tuple[Difference, ...], tupl
     first = dict(islice(first.items(), _SHOWN))
     keys = {member.key for members in first.values() for _, member in members}
     rows = tuple(Difference(key=name, values=_joined(members)) for name, members in first.items())
-    others = tuple(item for item in entries if item.key not in keys)
-    return (rows, others) if len(rows) + len(others) > _SHOWN else ((*rows, *others), ())
+    remaining = tuple(item for item in entries if item.key not in keys)
+    return (rows, remaining) if len(rows) + len(remaining) > _SHOWN else ((*rows, *remaining), ())
 
 
 def _joined(members: Sequence[tuple[str, Difference]]) -> tuple[str, ...]:
@@ -157,10 +157,10 @@ def _sent(comparison: Comparison) -> list[object]:
 def configuration_of(result: BenchResult) -> dict[str, str]:
     """Return the configuration of a result by dotted key: server, host and workload."""
     run = result.run
-    more: dict[str, object] = {"workload": run.workload, "prompts_sent_as": run.endpoint.prompts_as}
+    extra: dict[str, object] = {"workload": run.workload, "prompts_sent_as": run.endpoint.prompts_as}
     if run.provenance.plan is None:
-        more |= _endpoint(result) | {"hardware": {"name": run.provenance.gpu, "gpus": run.provenance.gpus}}
-    return {**started_with(run.provenance), **flat_known(more)}
+        extra |= _endpoint(result) | {"hardware": {"name": run.provenance.gpu, "gpus": run.provenance.gpus}}
+    return {**started_with(run.provenance), **flat_known(extra)}
 
 
 def _endpoint(result: BenchResult) -> dict[str, object]:

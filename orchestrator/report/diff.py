@@ -142,9 +142,9 @@ def resolve_side(text: str, home: Home) -> DiffSide:
         return DiffSide(label=f"profile `{text}`", values=started_with(provenance), reasons=reasons)
     if (last := latest_run(home, text)) is not None:
         return _of_run(last)
-    near = did_you_mean(text, {*catalog.names(EntryKind.PROFILE), *known_names(home)})
+    suggestion = did_you_mean(text, {*catalog.names(EntryKind.PROFILE), *known_names(home)})
     forms = "a profile, a result, a run directory, or `NAME/RUN` as `deploy history` shows it"
-    raise UsageError(f"`deploy diff` cannot compare `{text}`", hint=near or forms)
+    raise UsageError(f"`deploy diff` cannot compare `{text}`", hint=suggestion or forms)
 
 
 def diff(a: DiffSide, b: DiffSide) -> DiffOutput:
@@ -157,7 +157,7 @@ def diff(a: DiffSide, b: DiffSide) -> DiffOutput:
     for entry in values:
         reasons.setdefault((a.reason(entry.key), b.reason(entry.key)), []).append(entry.key)
     reason_lines = tuple(
-        DifferentReason(keys=tuple(keys), a=one, b=other) for (one, other), keys in reasons.items() if one or other
+        DifferentReason(keys=tuple(keys), a=a_value, b=b_value) for (a_value, b_value), keys in reasons.items() if a_value or b_value
     )
     compared = _last_per_workload(a.results, b.results)
     unknown = [
@@ -280,10 +280,10 @@ def _origin_text(origin: str, source: str) -> str:
 def _of_result(path: Path) -> DiffSide:
     result = load_result(path)
     provenance = result.run.provenance
-    of = f" of `{provenance.name}`" if provenance.name else ""
+    owner = f" of `{provenance.name}`" if provenance.name else ""
     plan = f", plan {provenance.plan_digest[:8]}" if provenance.plan_digest else ""
     marked = "" if result.comparable else ", NOT COMPARABLE"
-    label = f"result `{path}`{of}{plan}, {result.run.started_at}{marked}"
+    label = f"result `{path}`{owner}{plan}, {result.run.started_at}{marked}"
     return DiffSide(label=label, values=configuration_of(result), results=(result,))
 
 
@@ -336,13 +336,13 @@ def _last_per_workload(a: Sequence[BenchResult], b: Sequence[BenchResult]) -> di
 def _metrics(compared: Mapping[str, SideBySide]) -> Iterator[DifferentMetric]:
     for workload, sides in compared.items():
         for row in sides.rows:
-            metric, (one, other) = metrics.BY_KEY[row.metric], row.estimates
+            metric, (estimate, other_estimate) = metrics.BY_KEY[row.metric], row.estimates
             changed = row.changes[1]
             yield DifferentMetric(
                 workload=workload,
                 load=row.load,
                 metric=metric.title,
-                a=estimate_text(metric, one),
-                b=estimate_text(metric, other),
+                a=estimate_text(metric, estimate),
+                b=estimate_text(metric, other_estimate),
                 change=change_text(changed) if changed is not None else "",
             )

@@ -114,13 +114,13 @@ def _scores(rows: Sequence[EvalRow]) -> Iterator[str]:
 
 def _ablations(published: Published, comparisons: tuple[Comparison, ...]) -> Iterator[AblationRow]:
     """Yield the rows of each ablation whose two servers were measured on the same workload."""
-    measured = {(one.result.run.provenance.name, one.result.run.workload_name): one for one in comparisons}
+    measured = {(comparison.result.run.provenance.name, comparison.result.run.workload_name): comparison for comparison in comparisons}
     for ablation in published.reproduce.ablations:
         for name in map(workload_name, ablation.workloads):
-            without, whole = measured.get((ablation.server, name)), measured.get((ablation.full_server, name))
-            if without is None or whole is None:
+            without, full = measured.get((ablation.server, name)), measured.get((ablation.full_server, name))
+            if without is None or full is None:
                 continue
-            with_it = _answers(whole)
+            with_it = _answers(full)
             for metric, value in _answers(without).items():
                 if value and (other := with_it.get(metric)):
                     yield AblationRow(
@@ -174,10 +174,10 @@ def _power_notes(comparisons: tuple[Comparison, ...], watts: Mapping[str, float]
 def _price_claims(published: Published, prices: PriceBook) -> Iterator[str]:
     """Yield the published price ratios beside those of the known prices."""
     for claim in (claim.price for claim in published.claims if claim.price is not None):
-        (cheap, _), (dear, _) = (prices.price_of(gpu) for gpu in (claim.gpu, claim.than))
+        (cheap, _), (expensive, _) = (prices.price_of(gpu) for gpu in (claim.gpu, claim.than))
         stated = f"the post says that {claim.gpu} is {claim.times:g} times cheaper per GPU than {claim.than}"
-        if cheap and dear:
-            yield f"{stated}; at ${cheap:.2f} and ${dear:.2f} per GPU-hour it is {dear / cheap:.2f} times"
+        if cheap and expensive:
+            yield f"{stated}; at ${cheap:.2f} and ${expensive:.2f} per GPU-hour it is {expensive / cheap:.2f} times"
         else:
             unknown = claim.than if cheap else claim.gpu
             yield f"{stated}; price of {unknown} unknown: set it with `--price {unknown}=USD`"

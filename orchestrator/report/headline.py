@@ -30,29 +30,29 @@ def with_names(comparisons: tuple[Comparison, ...], directories: tuple[str, ...]
 
     `directories` has one entry per comparison, or is empty. Duplicates of name and workload get a number.
     """
-    seen: dict[tuple[str, str], int] = {}
+    counts: dict[tuple[str, str], int] = {}
     renamed = []
     for index, comparison in enumerate(comparisons):
         label = comparison.result.run.label or (directories[index] if directories else "")
         item = replace(comparison, name=label or comparison.name)
         key = (item.label, item.result.run.workload_name)
-        seen[key] = seen.get(key, 0) + 1
-        renamed.append(replace(item, name=f"{item.name} ({seen[key]})") if seen[key] > 1 else item)
+        counts[key] = counts.get(key, 0) + 1
+        renamed.append(replace(item, name=f"{item.name} ({counts[key]})") if counts[key] > 1 else item)
     return tuple(renamed)
 
 
 def headline(comparisons: tuple[Comparison, ...], side_by_side: SideBySide, *, published: bool) -> tuple[str, ...]:
     """Return the verdict, then a sentence per configuration, or per result that is comparable with the publication."""
     group_sentences = [_group_sentence(side, comparisons) for side in side_by_side.groups]
-    judged = [comparison for comparison in comparisons if comparison.comparable]
+    comparable = [comparison for comparison in comparisons if comparison.comparable]
     verdict_lines = tuple(verdict(side_by_side, comparisons))
     if not published:
         return (*verdict_lines, *without_verdict(side_by_side, comparisons), *group_sentences)
-    sentences = [_sentence(comparison) for comparison in judged] or group_sentences
-    if not (forbidden := len(comparisons) - len(judged)):
+    sentences = [_sentence(comparison) for comparison in comparable] or group_sentences
+    if not (forbidden := len(comparisons) - len(comparable)):
         return (*verdict_lines, *sentences)
-    of = f"{forbidden} of {len(comparisons)} results" if len(comparisons) > 1 else "The result"
-    return (*verdict_lines, f"{of} must not be compared with the publication.", *sentences)
+    subject = f"{forbidden} of {len(comparisons)} results" if len(comparisons) > 1 else "The result"
+    return (*verdict_lines, f"{subject} must not be compared with the publication.", *sentences)
 
 
 def _sentence(comparison: Comparison) -> str:
@@ -71,13 +71,13 @@ def _group_sentence(side: ConfigurationGroup, comparisons: tuple[Comparison, ...
     if len(members) == 1:
         noise = "; one run, so the noise is unknown" if len(comparisons) == 1 and members[0].best else ""
         return f"{side.label}, {side.workload}: {_result_words(members[0])}{noise}."
-    of = f"{side.label}, {side.workload}"
+    subject = f"{side.label}, {side.workload}"
     knees = sorted({member.result.knee_rps for member in members if member.result.knee_rps is not None})
     if not knees:
-        return f"{of}: no sustained rate found in any of them."
+        return f"{subject}: no sustained rate found in any of them."
     least = "" if all(member.knee_reached for member in members) else "at least "
     between = f"{knees[0]:g} to {_requests(knees[-1])}" if len(knees) > 1 else _requests(knees[0])
-    return f"{of}: sustains {least}{between}."
+    return f"{subject}: sustains {least}{between}."
 
 
 def _requests(rate_rps: float) -> str:
@@ -114,22 +114,22 @@ def verdict(table: SideBySide, comparisons: tuple[Comparison, ...]) -> Iterator[
     ]
     output = [row for row in table.rows if row.metric == metrics.OUTPUT.key]
     measured = [index for index in range(1, len(names)) if any(row.changes[index] for row in output)]
-    judged = [0, *(index for index in measured if kinds[index] == kinds[0])]
-    if judged[1:]:
-        load = max(reversed(output), key=lambda row: sum(row.changes[index] is not None for index in judged)).load
+    compared = [0, *(index for index in measured if kinds[index] == kinds[0])]
+    if compared[1:]:
+        load = max(reversed(output), key=lambda row: sum(row.changes[index] is not None for index in compared)).load
         at = {row.metric: row for row in table.rows if row.load == load}
         sentences = _differing if table.one_configuration else _better
-        measured_at_load = [index for index in judged if at[metrics.OUTPUT.key].estimates[index]]
+        measured_at_load = [index for index in compared if at[metrics.OUTPUT.key].estimates[index]]
         yield f"At {load}, {sentences(at, measured_at_load, names)}{_cached(at, measured_at_load, names)}."
         yield from (
             f"No verdict on {names[index]}: not measured at {load}."
-            for index in judged
+            for index in compared
             if index not in measured_at_load
         )
     for column in measured:
         if kinds[column] != kinds[0]:
-            apart = {names[at]: ", ".join(sorted(kinds[at] - kinds[other])) for at, other in ((column, 0), (0, column))}
-            issues = " and ".join(f"{name} is NOT COMPARABLE ({only})" for name, only in apart.items() if only)
+            only_by_name = {names[at]: ", ".join(sorted(kinds[at] - kinds[other])) for at, other in ((column, 0), (0, column))}
+            issues = " and ".join(f"{name} is NOT COMPARABLE ({only})" for name, only in only_by_name.items() if only)
             yield f"No verdict on {names[column]} and {names[0]}: {issues}."
 
 
@@ -161,48 +161,48 @@ def _names(table: SideBySide, comparisons: tuple[Comparison, ...]) -> list[str]:
     ]
 
 
-def _better(at: Mapping[str, SideRow], judged: list[int], names: list[str]) -> str:
+def _better(at: Mapping[str, SideRow], compared: list[int], names: list[str]) -> str:
     """Compare the best configuration of each metric with the second best, then with the others."""
     by_relation: dict[str, list[str]] = {}
     noise_known = True
     for metric in _VERDICT_METRICS:
         row = at.get(metric.key)
-        estimates = [(item, index) for index in judged if row and (item := row.estimates[index])]
+        estimates = [(item, index) for index in compared if row and (item := row.estimates[index])]
         ranked = sorted(estimates, key=lambda pair: pair[0].mean, reverse=metric.higher_is_better)
         if len(ranked) < 2 or (moved := change(ranked[1][0], ranked[0][0])) is None:
             continue
         best, second = (names[index] for _, index in ranked[:2])
         both = f"{best} and {second}"
         noise_known = noise_known and moved.is_significant is not None
-        others: list[tuple[Estimate, int]] = []
+        further: list[tuple[Estimate, int]] = []
         if signed(moved.share) == "0 %":
             relation = f"{both} are equal"
         elif moved.is_significant is False:
             relation = f"{both} differ by no more than the noise"
         else:
             beyond = " by more than the noise" if moved.is_significant else ""
-            relation, others = f"{best} is better than {second}{beyond}", ranked[2:]
+            relation, further = f"{best} is better than {second}{beyond}", ranked[2:]
         text = f"{metric.inline_title} {change_text(moved)}"
-        for other, column in others:
-            more = change(other, ranked[0][0])
-            text += f" and against {names[column]} {change_text(more)}" if more else ""
+        for other, column in further:
+            difference = change(other, ranked[0][0])
+            text += f" and against {names[column]} {change_text(difference)}" if difference else ""
         by_relation.setdefault(relation, []).append(text)
     sentences = "; ".join(f"{relation}: {', '.join(values)}" for relation, values in by_relation.items())
     return sentences if noise_known else f"{sentences}; the noise is unknown, with one run each"
 
 
-def _differing(at: Mapping[str, SideRow], judged: list[int], names: list[str]) -> str:
+def _differing(at: Mapping[str, SideRow], compared: list[int], names: list[str]) -> str:
     """Describe the noise, from two runs of one configuration."""
     moved = ((metric, at[metric.key].changes[1]) for metric in _VERDICT_METRICS if metric.key in at)
     text = ", ".join(f"{metric.inline_title} {change_text(item)}" for metric, item in moved if item is not None)
-    both = " and ".join(names[index] for index in judged)
+    both = " and ".join(names[index] for index in compared)
     difference = "differ only by noise, or by something that results do not record"
     return f"{both} have the same configuration and {difference}: {text}"
 
 
-def _cached(at: Mapping[str, SideRow], judged: list[int], names: list[str]) -> str:
+def _cached(at: Mapping[str, SideRow], compared: list[int], names: list[str]) -> str:
     """Name the share of prompt tokens from the prefix cache, if it differs or only some sides report it."""
     if (row := at.get(metrics.CACHED.key)) is None:
         return ""
-    shares = {names[index]: estimate_text(metrics.CACHED, row.estimates[index], "not reported") for index in judged}
+    shares = {names[index]: estimate_text(metrics.CACHED, row.estimates[index], "not reported") for index in compared}
     return "" if len({*shares.values()}) == 1 else f"; from cache {', '.join(f'{n} {s}' for n, s in shares.items())}"

@@ -113,10 +113,10 @@ def history_table(starts: Iterable[RunSummary], *, width: int | None = None) -> 
 
 
 def _smoke_text(start: RunSummary) -> str:
-    counted = ", ".join(f"{count} {verdict}" for verdict, count in start.smoke.items())
+    text = ", ".join(f"{count} {verdict}" for verdict, count in start.smoke.items())
     if start.soak_seconds:
-        counted += f", soak of {format_duration(start.soak_seconds)} ({start.soaked_at[:16]}Z)"
-    return f"{counted} ({', '.join(start.failed)})" if start.failed else counted
+        text += f", soak of {format_duration(start.soak_seconds)} ({start.soaked_at[:16]}Z)"
+    return f"{text} ({', '.join(start.failed)})" if start.failed else text
 
 
 def _starts(servers: Servers, runs: Iterable[RunDir], states: Mapping[str, tuple[str, str]]) -> Iterator[RunSummary]:
@@ -197,12 +197,12 @@ def _counted(gate: Mapping[str, object]) -> dict[str, int]:
 
 def _ending(run: RunDir) -> tuple[str, str | None]:
     exit_record = run.read(EXIT_FILE)
-    how, at = exit_record.get("how"), exit_record.get("ended_at")
-    if not isinstance(how, str):
+    reason, at = exit_record.get("how"), exit_record.get("ended_at")
+    if not isinstance(reason, str):
         state = saved_state(run)
-        how, at = (state.detail, state.ended_at) if state else ("", None)
+        reason, at = (state.detail, state.ended_at) if state else ("", None)
     moment = _parse_time(at)
-    return how, moment.isoformat() if moment else None
+    return reason, moment.isoformat() if moment else None
 
 
 def _states(servers: Servers, name: str | None) -> Iterator[tuple[str, tuple[str, str]]]:

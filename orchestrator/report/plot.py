@@ -114,17 +114,17 @@ def line_chart(chart: Chart) -> Markup:
     x_ticks = nice_ticks(max(xs))
     y_ticks = log_ticks(min(ys), max(ys)) if chart.log else nice_ticks(max(ys))
     edge = WIDTH - 28 - 7.3 * max(len(_short(line.label)) for line in chart.lines)
-    across = _Scale(low=x_ticks[0], high=x_ticks[-1], start=_LEFT, end=edge)
-    upward = _Scale(low=y_ticks[0], high=y_ticks[-1], start=HEIGHT - _BOTTOM, end=_TOP, log=chart.log)
-    parts = [*_axes(chart, across, upward, x_ticks, y_ticks)]
-    parts += [_limit(limit, across, upward) for limit in chart.limits]
-    parts += [_series(line, across, upward) for line in chart.lines]
-    parts += _end_labels(chart.lines, upward, edge)
+    x_scale = _Scale(low=x_ticks[0], high=x_ticks[-1], start=_LEFT, end=edge)
+    y_scale = _Scale(low=y_ticks[0], high=y_ticks[-1], start=HEIGHT - _BOTTOM, end=_TOP, log=chart.log)
+    parts = [*_axes(chart, x_scale, y_scale, x_ticks, y_ticks)]
+    parts += [_limit(limit, x_scale, y_scale) for limit in chart.limits]
+    parts += [_series(line, x_scale, y_scale) for line in chart.lines]
+    parts += _end_labels(chart.lines, y_scale, edge)
     tagged = [line for line in chart.lines if line.tags]
     if len(tagged) == 1:  # those of several lines overlap
-        points = zip(_locations(tagged[0], across, upward), tagged[0].tags, strict=True)
-        parts += [_tag(x, y, tag, across) for (x, y), tag in points]
-    parts += [_spots(line, across, upward) for line in chart.lines]
+        points = zip(_locations(tagged[0], x_scale, y_scale), tagged[0].tags, strict=True)
+        parts += [_tag(x, y, tag, x_scale) for (x, y), tag in points]
+    parts += [_spots(line, x_scale, y_scale) for line in chart.lines]
     return _svg(chart.id, chart.title, _describe(chart), parts, HEIGHT)
 
 
@@ -162,24 +162,24 @@ def _text(x: float, y: float, text: str, css: str) -> Markup:
 
 
 def _axes(
-    chart: Chart, across: _Scale, upward: _Scale, x_ticks: tuple[float, ...], y_ticks: tuple[float, ...]
+    chart: Chart, x_scale: _Scale, y_scale: _Scale, x_ticks: tuple[float, ...], y_ticks: tuple[float, ...]
 ) -> list[Markup]:
-    base = upward.start
+    base = y_scale.start
     parts = [
-        Markup('<path class="grid" d="M{:.1f} {:.1f}H{:.1f}"/>').format(across.start, upward.at(tick), across.end)
+        Markup('<path class="grid" d="M{:.1f} {:.1f}H{:.1f}"/>').format(x_scale.start, y_scale.at(tick), x_scale.end)
         for tick in y_ticks[1:]
     ]
-    parts.append(Markup('<path class="axis" d="M{:.1f} {:.1f}H{:.1f}"/>').format(across.start, base, across.end))
-    parts += [_text(across.start - 8, upward.at(tick) + 4, number(tick), "tick end") for tick in y_ticks]
-    parts += [_text(across.at(tick), base + 18, number(tick), "tick middle") for tick in x_ticks]
-    parts.append(_text((across.start + across.end) / 2, base + 38, chart.x_label, "tick middle"))
+    parts.append(Markup('<path class="axis" d="M{:.1f} {:.1f}H{:.1f}"/>').format(x_scale.start, base, x_scale.end))
+    parts += [_text(x_scale.start - 8, y_scale.at(tick) + 4, number(tick), "tick end") for tick in y_ticks]
+    parts += [_text(x_scale.at(tick), base + 18, number(tick), "tick middle") for tick in x_ticks]
+    parts.append(_text((x_scale.start + x_scale.end) / 2, base + 38, chart.x_label, "tick middle"))
     return parts
 
 
-def _limit(limit: Limit, across: _Scale, upward: _Scale) -> Markup:
-    y = upward.at(limit.value)
-    line = Markup('<path class="limit" d="M{:.1f} {:.1f}H{:.1f}"/>').format(across.start, y, across.end)
-    return line + _text(across.start + 6, y + 14, limit.label, "tick")
+def _limit(limit: Limit, x_scale: _Scale, y_scale: _Scale) -> Markup:
+    y = y_scale.at(limit.value)
+    line = Markup('<path class="limit" d="M{:.1f} {:.1f}H{:.1f}"/>').format(x_scale.start, y, x_scale.end)
+    return line + _text(x_scale.start + 6, y + 14, limit.label, "tick")
 
 
 def _color(index: int | None) -> str:
@@ -190,21 +190,21 @@ def _shape(line: Line) -> str:
     return _MARKERS[0 if line.color is None else line.color % len(_MARKERS)]
 
 
-def _series(line: Line, across: _Scale, upward: _Scale) -> Markup:
-    path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in _locations(line, across, upward))
+def _series(line: Line, x_scale: _Scale, y_scale: _Scale) -> Markup:
+    path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in _locations(line, x_scale, y_scale))
     drawn = Markup("") if line.style == "dots" else Markup('<path class="line" d="{}"/>').format(path)
     return Markup('<g class="series {}">{}</g>').format(_color(line.color), drawn)
 
 
-def _locations(line: Line, across: _Scale, upward: _Scale) -> list[tuple[float, float]]:
-    return [(across.at(x), upward.at(y)) for x, y in line.points]
+def _locations(line: Line, x_scale: _Scale, y_scale: _Scale) -> list[tuple[float, float]]:
+    return [(x_scale.at(x), y_scale.at(y)) for x, y in line.points]
 
 
-def _spots(line: Line, across: _Scale, upward: _Scale) -> Markup:
+def _spots(line: Line, x_scale: _Scale, y_scale: _Scale) -> Markup:
     """Return the markers of a series; hover and keyboard focus show the exact values of one."""
     drawn = Markup("")
     tags = line.tags or ("",) * len(line.points)
-    for (x, y), values, tag in zip(_locations(line, across, upward), line.points, tags, strict=True):
+    for (x, y), values, tag in zip(_locations(line, x_scale, y_scale), line.points, tags, strict=True):
         exact = f"{tag}{': ' if tag else ''}{_exact(values[0])} → {_exact(values[1])}"
         text, tip = f"{line.label}, {exact}", f"{_short(line.label)}, {exact}"
         if line.style == "dots":
@@ -223,9 +223,9 @@ def _exact(value: float) -> str:
     return number(float(f"{value:.4g}"))
 
 
-def _tag(x: float, y: float, tag: str, across: _Scale) -> Markup:
+def _tag(x: float, y: float, tag: str, x_scale: _Scale) -> Markup:
     """Return the label of a point, to its left near the right edge, which has the series labels."""
-    if x > across.end - _TAG:
+    if x > x_scale.end - _TAG:
         return _text(x - 8, y - 4, tag, "tag end")
     return _text(x + 8, y + 4, tag, "tag")
 
@@ -257,11 +257,11 @@ def _end_labels(lines: tuple[Line, ...], upward: _Scale, edge: float) -> list[Ma
 
 def spread_labels(heights: list[float], *, low: float, high: float) -> list[float]:
     """Return sorted heights with room for a label between neighbors, moved down and then up into `low` to `high`."""
-    placed: list[float] = []
+    heights_placed: list[float] = []
     for height in heights:
-        placed.append(max(height, low, placed[-1] + _LABEL_GAP) if placed else max(height, low))
+        heights_placed.append(max(height, low, heights_placed[-1] + _LABEL_GAP) if heights_placed else max(height, low))
     ceiling = high
-    for index in range(len(placed) - 1, -1, -1):
-        placed[index] = min(placed[index], ceiling)
-        ceiling = placed[index] - _LABEL_GAP
-    return placed
+    for index in range(len(heights_placed) - 1, -1, -1):
+        heights_placed[index] = min(heights_placed[index], ceiling)
+        ceiling = heights_placed[index] - _LABEL_GAP
+    return heights_placed

@@ -27,8 +27,8 @@ _REPORT: TypeAdapter[Report] = TypeAdapter(Report)
 def render_html(report: Report) -> str:
     """Render a report as one self-contained HTML page."""
     template = environment().get_template("report.html.j2")
-    shown = (chart for chart in line_charts(report) if chart.lines or report.published)
-    charts = [(chart, line_chart(chart) if chart.lines else None) for chart in shown]
+    charts_shown = (chart for chart in line_charts(report) if chart.lines or report.published)
+    charts = [(chart, line_chart(chart) if chart.lines else None) for chart in charts_shown]
     return printable(template.render(report=report, charts=charts, **_template_context(report)))
 
 
@@ -54,11 +54,11 @@ def _template_context(report: Report) -> dict[str, object]:
         for name, table in table_of.items()
     }
     firsts = [side.runs[0] for side in report.side_by_side.groups]
-    apart = [
+    settings_differing = [
         replace(difference, values=tuple(difference.values[first] for first in firsts))
         for difference in report.differences
     ]
-    important, others = grouped([item for item in apart if len({*item.values}) > 1])
+    important, others = grouped([item for item in settings_differing if len({*item.values}) > 1])
     return {
         **context,
         "sides": [(side, report.comparisons[side.runs[0]], side.runs[0]) for side in report.side_by_side.groups],

@@ -61,9 +61,9 @@ class SideBySide:
         if any(len(side.runs) > 1 for side in self.groups):
             return "± and the ranges behind changes are 95 % intervals, from several runs of one configuration."
         if self.one_configuration:
-            alike = len({side.comparable for side in self.groups}) == 1
+            same = len({side.comparable for side in self.groups}) == 1
             return (
-                f"{ONE_CONFIGURATION if alike else _ONE_HAS_ISSUES}\nThree or more runs are one column, with intervals."
+                f"{ONE_CONFIGURATION if same else _ONE_HAS_ISSUES}\nThree or more runs are one column, with intervals."
             )
         if any(change is not None for row in self.rows for change in row.changes):
             return SINGLE_RUNS
@@ -79,12 +79,12 @@ def side_by_side(comparisons: tuple[Comparison, ...]) -> SideBySide:
     for index, comparison in enumerate(comparisons):
         key = same_configuration(comparison)
         groups.setdefault(index if key is None else key, []).append(index)
-    alike = len(groups) == 1 and len(comparisons) == _PAIR
-    if alike:
+    is_pair = len(groups) == 1 and len(comparisons) == _PAIR
+    if is_pair:
         groups = {index: [index] for index in range(_PAIR)}
     members = [[comparisons[index] for index in group] for group in groups.values()]
     sides = tuple(_side(tuple(group), member) for group, member in zip(groups.values(), members, strict=True))
-    return SideBySide(groups=sides, rows=tuple(_rows(members)), one_configuration=alike)
+    return SideBySide(groups=sides, rows=tuple(_rows(members)), one_configuration=is_pair)
 
 
 def compare_two(one: BenchResult, other: BenchResult) -> SideBySide:
@@ -110,8 +110,8 @@ def _side(runs: tuple[int, ...], members: list[Comparison]) -> ConfigurationGrou
 
 def _beginning(names: list[str]) -> str:
     """Return the common prefix of names, without the digits that distinguish them."""
-    alike = takewhile(lambda letters: len({*letters}) == 1, zip(*names, strict=False))
-    shared = "".join(letters[0] for letters in alike)
+    common = takewhile(lambda letters: len({*letters}) == 1, zip(*names, strict=False))
+    shared = "".join(letters[0] for letters in common)
     if any(name[len(shared) :][:1].isdigit() for name in names):
         shared = shared.rstrip("0123456789")
     return shared.rstrip(" -_./(")

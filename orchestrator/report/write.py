@@ -22,14 +22,14 @@ def find_results(paths: Sequence[Path], *, required: bool = True) -> tuple[Path,
     """
     results: list[Path] = []
     for path in paths:
-        here = sorted(path.rglob(RESULT_FILE)) if path.is_dir() else [path]
-        if required and (not here or not here[0].exists()):
+        files = sorted(path.rglob(RESULT_FILE)) if path.is_dir() else [path]
+        if required and (not files or not files[0].exists()):
             raise UsageError(
                 "no result of `deploy bench` found",
                 location=str(path),
                 hint=f"`deploy bench --output {path}` writes one",
             )
-        results += here
+        results += files
     return tuple(dict.fromkeys(results))
 
 
@@ -99,11 +99,11 @@ def _directories(results: Sequence[Path]) -> tuple[str, ...]:
 
 def _matching(measured: Sequence[BenchResult], evals: EvalPairs) -> Published | None:
     """Return the published measurement of the same workload and hardware; without results, that of a suite."""
-    alone = {outcome.suite for baseline, outcome in evals if baseline is None}
+    without_baseline = {outcome.suite for baseline, outcome in evals if baseline is None}
     for item in all_published(Published):
         if any(not [*mismatch_reasons(result, item)] for result in measured):
             return item
-        if not measured and alone & {line.suite for line in item.evals}:
+        if not measured and without_baseline & {line.suite for line in item.evals}:
             return item
     return None
 

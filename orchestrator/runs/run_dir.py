@@ -183,16 +183,16 @@ def reserved_space(home: Home, name: str, *, replicas: int = 1) -> Iterator[None
     for leftover in folder.glob(f"{_RESERVED}*"):  # by a command that was killed
         remove_tree(leftover, within=folder)
     try:
-        room = TemporaryDirectory(prefix=_RESERVED, dir=home.make_runs(name))
+        reserved = TemporaryDirectory(prefix=_RESERVED, dir=home.make_runs(name))
         with contextlib.ExitStack() as failed:
-            failed.enter_context(room)
+            failed.enter_context(reserved)
             for number in range(_FILES * (1 + replicas)):
-                atomic_write(Path(room.name) / FileName(str(number)), os.urandom(_RESERVED_BYTES // _FILES // 2))
+                atomic_write(Path(reserved.name) / FileName(str(number)), os.urandom(_RESERVED_BYTES // _FILES // 2))
             failed.pop_all()
     except OSError as error:
         hint = "`deploy prune` frees disk space, or set DEPLOY_HOME"
         raise HostError(f"cannot write below `{folder}`: {error.strerror}", hint=hint) from error
-    with room:
+    with reserved:
         yield
 
 
@@ -276,8 +276,8 @@ def known_names(home: Home) -> tuple[str, ...]:
 
 def not_started(home: Home, name: str, *, hint: str = "`deploy status` lists servers") -> StartError:
     """Return the error for a name without runs. Its hint is the nearest known name, else `hint`."""
-    near = did_you_mean(name, {*known_names(home)} - {name})
-    return StartError(f"no previous run of `{name}`", hint=near or hint)
+    suggestion = did_you_mean(name, {*known_names(home)} - {name})
+    return StartError(f"no previous run of `{name}`", hint=suggestion or hint)
 
 
 def read_plan(run: RunDir | None) -> Plan | None:

@@ -112,9 +112,9 @@ def require_name_free(run_dir: Path, others: Sequence[Unit]) -> None:
 def may_coexist(run_dir: Path, others: Sequence[Unit]) -> bool:
     """Return whether a unit may start beside others of its name: in the same run, or as their gateway's replica."""
     top = run_root(run_dir)
-    apart = [other for other in others if run_root(Path(other.run_dir)) != top]
+    other_runs = [other for other in others if run_root(Path(other.run_dir)) != top]
     has_gateway = run_dir != top and any(other.role is Role.GATEWAY for other in others)
-    return not apart or (has_gateway and all(run_root(Path(other.run_dir)).parent == top.parent for other in apart))
+    return not other_runs or (has_gateway and all(run_root(Path(other.run_dir)).parent == top.parent for other in other_runs))
 
 
 @dataclass(frozen=True, kw_only=True)

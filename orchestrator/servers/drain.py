@@ -43,8 +43,8 @@ class Drain:
         self._thread = threading.Thread(target=self._watch, daemon=True)
         for engine in (server.replicas or (server,)) if server is not None else ():
             with suppress(DeployError, OSError):  # dead, or hung: it has no requests that could end
-                called = replica_name(Path(engine.run_dir)).replace("-", " ")
-                self._add(runtime, engine, called or f"`{engine.name}`")
+                replica = replica_name(Path(engine.run_dir)).replace("-", " ")
+                self._add(runtime, engine, replica or f"`{engine.name}`")
 
     def _add(self, runtime: ServerGroup, engine: RunningServer, label: str) -> None:
         address = urlsplit(engine.url)

@@ -127,8 +127,8 @@ class ServerGroup:
 
     def host_memory(self, server: RunningServer) -> int | None:
         """Return the host memory of all units; None if that of one is unknown. See `Runtime.host_memory`."""
-        used = [self.runtime.host_memory(unit) for unit in server.units]
-        return None if None in used else sum(filter(None, used))
+        sizes = [self.runtime.host_memory(unit) for unit in server.units]
+        return None if None in sizes else sum(filter(None, sizes))
 
     def logs(self, server: RunningServer, *, follow: bool) -> Iterator[str]:
         """Yield the log; of several units or ranks, each part follows the name of its file, as `tail` prints it."""

@@ -111,10 +111,10 @@ def _prune(servers: Servers, name: str, *, keep: int, since: datetime, dry_run: 
     with nullcontext() if dry_run else name_lock(servers.home, name):
         for leftover in () if dry_run else folder.glob(f"{_REMOVED}*"):
             remove_tree(leftover, within=folder, ignore_errors=False)
-        needed, listed, responded = protected_runs(servers.home, name), list[Path](), set[str]()
+        needed, found_dirs, responded = protected_runs(servers.home, name), list[Path](), set[str]()
         for kind, runtime in servers.runtimes.items():
             with suppress(HostError):
-                listed += run_dirs(runtime.find(name))
+                found_dirs += run_dirs(runtime.find(name))
                 responded.add(kind)
         for run in _old(servers, name, keep, since):
             size, saved = 0, needed.get(run, "")
@@ -123,7 +123,7 @@ def _prune(servers: Servers, name: str, *, keep: int, since: datetime, dry_run: 
             if run.path.stat().st_uid != os.geteuid():
                 saved = saved or "another user owns the directory"
             else:
-                size, saved = _size(run.path), saved or _may_run(run, listed, responded)
+                size, saved = _size(run.path), saved or _may_run(run, found_dirs, responded)
             yield OldRun(name=name, run_dir=str(run.path), bytes=size, keep_reason=saved)
 
 
@@ -132,13 +132,13 @@ def _old(servers: Servers, name: str, keep: int, since: datetime) -> list[RunDir
     return [run for run in runs[keep:] if run.started is not None and run.started < since]
 
 
-def _may_run(run: RunDir, listed: Iterable[Path], responded: Collection[str]) -> str:
+def _may_run(run: RunDir, found_dirs: Iterable[Path], responded: Collection[str]) -> str:
     """Return why the server of a run may still be running; "" if it has exited.
 
     `listed` are the run directories of all servers of the name, `responded` the runtimes that were asked for them. Only
     the daemon of its host knows a container: it must have responded, and a record of the exit must exist.
     """
-    if any(_same(run_dir, run.path) for run_dir in listed):
+    if any(_same(run_dir, run.path) for run_dir in found_dirs):
         return "`deploy status` still lists its server"
     if not any(run.path.iterdir()):
         return ""

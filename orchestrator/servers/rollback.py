@@ -40,8 +40,8 @@ def restart(
     require_name(name)
     if (run := last_ready_run(home, name)) is None:
         raise _no_run(home, name, f"no previous run of `{name}` to restart", "`deploy up PROFILE` starts a server")
-    again = dataclasses.replace(request_from(run), replace=True, drain=drain, by_watch=on_locked is not None)
-    return up(again, home, recovery_command=f"`deploy restart {name}`", on_locked=on_locked or (lambda _: None))
+    request = dataclasses.replace(request_from(run), replace=True, drain=drain, by_watch=on_locked is not None)
+    return up(request, home, recovery_command=f"`deploy restart {name}`", on_locked=on_locked or (lambda _: None))
 
 
 def rollback(name: str, home: Home, *, drain: float | None = None) -> UpResult:
@@ -86,8 +86,8 @@ def request_from(run: RunDir) -> UpRequest:
 def require_run(home: Home, text: str) -> RunDir:
     """Find a run by its directory, `NAME/RUN` or `RUN`. Raises UsageError if there is none."""
     if (run := find_run(home, text)) is None:
-        runs_listed = [f"{name}/{run.path.name}" for name, runs in runs_by_name(home).items() for run in runs[:5]]
-        raise UsageError(f"no run `{text}` found", hint=did_you_mean(text, runs_listed) or "`deploy history` lists them")
+        names = [f"{name}/{run.path.name}" for name, runs in runs_by_name(home).items() for run in runs[:5]]
+        raise UsageError(f"no run `{text}` found", hint=did_you_mean(text, names) or "`deploy history` lists them")
     return run
 
 
@@ -99,18 +99,18 @@ def rerun_request(text: str, request: UpRequest, home: Home) -> UpRequest:
     if request.profile or request.overrides or request.image:
         what = "`--from` repeats a run: a profile, `--set`, `--revision` and `--image` do not apply"
         raise UsageError(what, hint="`deploy diff` compares a run with a profile")
-    was = request_from(require_run(home, text))
+    earlier = request_from(require_run(home, text))
     return dataclasses.replace(
-        was,
-        name=request.name or was.name,
-        host=request.host or was.host,
-        rank_hosts=request.rank_hosts if request.host else was.rank_hosts,
+        earlier,
+        name=request.name or earlier.name,
+        host=request.host or earlier.host,
+        rank_hosts=request.rank_hosts if request.host else earlier.rank_hosts,
         replace=request.replace,
         keep_failed=request.keep_failed,
         drain=request.drain,
         max_replicas=request.max_replicas,
         min_gsm8k=request.min_gsm8k,
-        timeout=request.timeout or was.timeout,
+        timeout=request.timeout or earlier.timeout,
     )
 
 

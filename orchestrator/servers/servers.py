@@ -122,18 +122,18 @@ class Servers:
             return self.server(handles[0])
         host = None if self.explicit_hosts else requested_host(self.home, name)
         if host is not None:
-            near = f"`deploy status {name} --host {host}` queries the host of its last start"
+            suggestion = f"`deploy status {name} --host {host}` queries the host of its last start"
         else:
-            near = did_you_mean(name, [handle.name for handle in self.find()])
+            suggestion = did_you_mean(name, [handle.name for handle in self.find()])
         if self.unreachable:
-            raise HostError(f"no server `{name}` was found, and {'; '.join(self.unanswered())}", hint=near)
+            raise HostError(f"no server `{name}` was found, and {'; '.join(self.unanswered())}", hint=suggestion)
         if host is not None:
-            raise StartError(f"no server `{name}` found on this host", hint=near)
+            raise StartError(f"no server `{name}` found on this host", hint=suggestion)
         if any(runs_with_smoke(self.home, name)):
-            near = f"`deploy restart {name}` starts its last ready run"
+            suggestion = f"`deploy restart {name}` starts its last ready run"
         elif latest_run(self.home, name) is not None:
-            near = f"`deploy diagnose {name}` shows why its last start failed"
-        hint = near or "`deploy status` lists servers, `deploy profiles` lists profiles to start"
+            suggestion = f"`deploy diagnose {name}` shows why its last start failed"
+        hint = suggestion or "`deploy status` lists servers, `deploy profiles` lists profiles to start"
         raise StartError(f"no server `{name}` found", hint=hint)
 
     def unanswered(self) -> list[str]:
@@ -265,7 +265,7 @@ def record_processes(
     data = {
         "processes": process_names(runtime.process_cmdlines(handle)),
         "ready_seconds": round(seconds, 1),
-        "stages": {stage: round(taken, 1) for stage, taken in (stages or {}).items()},
+        "stages": {stage: round(duration, 1) for stage, duration in (stages or {}).items()},
     }
     handle.run.save_state(PROCESSES_FILE, data)
 
@@ -283,23 +283,23 @@ def dead_processes(runtime: ServerGroup, handle: RunningServer) -> str:
     """
     if handle.replicas:
         return "; ".join(_missing_servers(runtime, handle))
-    noted = handle.run.read(PROCESSES_FILE).get("processes")
-    process_titles = runtime.process_cmdlines(handle) if noted else ()
-    if not process_titles or not isinstance(noted, Sequence):
+    recorded = handle.run.read(PROCESSES_FILE).get("processes")
+    process_titles = runtime.process_cmdlines(handle) if recorded else ()
+    if not process_titles or not isinstance(recorded, Sequence):
         return ""
     running = process_names(process_titles)
-    lost = [str(part) for part in noted if part not in running]
-    if not running and (again := _started_again(runtime.state(handle), handle.run)):
-        return again
-    return f"{', '.join(lost)} {'has' if len(lost) == 1 else 'have'} ended while the server runs" if lost else ""
+    dead = [str(part) for part in recorded if part not in running]
+    if not running and (restarted := _started_again(runtime.state(handle), handle.run)):
+        return restarted
+    return f"{', '.join(dead)} {'has' if len(dead) == 1 else 'have'} ended while the server runs" if dead else ""
 
 
 def _started_again(state: ServerState, run: RunDir) -> str:
     """Return that the runtime restarted a ready server, with its age; "" if it did not."""
     if state.started_at is None:
         return ""
-    noted = datetime.fromtimestamp((run.path / PROCESSES_FILE).stat().st_mtime, UTC)
-    if datetime.fromisoformat(state.started_at) <= noted:
+    recorded_at = datetime.fromtimestamp((run.path / PROCESSES_FILE).stat().st_mtime, UTC)
+    if datetime.fromisoformat(state.started_at) <= recorded_at:
         return ""
     began = f"restarted {state.age()} ago, not ready yet"
     return "; ".join(filter(None, [began, state.detail]))
@@ -307,18 +307,13 @@ def _started_again(state: ServerState, run: RunDir) -> str:
 
 def replicas_on_other_plan(handle: RunningServer, plan: Plan) -> str:
     """Return the replicas with another plan, as `replica 2 of 2 has another`; "" if there are none."""
-    planned = {unit.name: (plan.label_of(number), unit.plan.digest) for number, unit in enumerate(plan.servers, 1)}
-
-    def others() -> Iterator[str]:
-        for server in handle.replicas:
-            name = Path(server.run_dir).name
-            label, digest = planned.get(name, ("", ""))
-            if not label:
-                yield f"{name.replace('-', ' ')} is to be removed"
-            elif server.plan_digest != digest:
-                yield f"{label} has another"
-
-    return ", ".join(others())
+    planned = {unit.name: unit.plan.digest for unit in plan.servers}
+    digests = {Path(server.run_dir).name: server.plan_digest for server in handle.replicas}
+    return ", ".join(
+        f"{name.replace('-', ' ')} {f'of {plan.replicas} has another' if name in planned else 'is to be removed'}"
+        for name, digest in digests.items()
+        if digest != planned.get(name)
+    )
 
 
 def _missing_servers(runtime: ServerGroup, handle: RunningServer) -> Iterator[str]:
@@ -326,14 +321,14 @@ def _missing_servers(runtime: ServerGroup, handle: RunningServer) -> Iterator[st
     by_name = {Path(server.run_dir).name: server for server in handle.replicas}
     plan = handle.plan
     for number, name in enumerate(plan.server_names if plan else sorted(by_name), start=1):
-        which, server = plan.label_of(number) if plan else name.replace("-", " "), by_name.get(name)
+        label, server = plan.label_of(number) if plan else name.replace("-", " "), by_name.get(name)
         if server is None:
-            yield f"{which} {'has no readable record' if _was_started(handle, name) else 'is not started yet'}"
+            yield f"{label} {'has no readable record' if _was_started(handle, name) else 'is not started yet'}"
         elif (state := runtime.state(server)).status is not Status.RUNNING:
             reason = "it was stopped" if state.status is Status.NOT_FOUND else state.exit_reason
-            yield f"{which} is not running: {reason}"
-        elif lost := dead_processes(runtime, server):
-            yield f"{which}: {lost}"
+            yield f"{label} is not running: {reason}"
+        elif dead := dead_processes(runtime, server):
+            yield f"{label}: {dead}"
 
 
 def _was_started(handle: RunningServer, replica: str) -> bool:

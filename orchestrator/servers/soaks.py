@@ -59,8 +59,8 @@ def memory_gauges(handle: RunningServer, runtime: ServerGroup, plan: Plan) -> tu
             inventory = read_gpus(plan.hardware.vendor, ssh_runner(remote) if remote else local)
         except HostError:
             return None
-        used = [gpu.vram_used for gpu in (inventory.gpus if inventory else ()) if gpu.index in plan.gpus]
-        return None if not used or None in used else sum(filter(None, used))
+        sizes = [gpu.vram_used for gpu in (inventory.gpus if inventory else ()) if gpu.index in plan.gpus]
+        return None if not sizes or None in sizes else sum(filter(None, sizes))
 
     schedulers = len(handle.replicas or (handle,)) * layout.gpus // layout.dp
     host = MemoryGauge(

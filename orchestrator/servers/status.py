@@ -93,8 +93,8 @@ def status_table(listed: Iterable[ServerStatus], *, width: int | None = None) ->
             *([server.health] if probed else []),
             *(server.url, server.plan[:12]),
         )
-        for whole in listed
-        for server in whole.rows
+        for status in listed
+        for server in status.rows
     ]
     health = ["health"] if probed else []
     return table(("name", "profile", "runtime", "status", *health, "url", "plan"), rows, width=width)
@@ -103,14 +103,14 @@ def status_table(listed: Iterable[ServerStatus], *, width: int | None = None) ->
 def _status(servers: Servers, handle: RunningServer, gateway: RunningServer | None, *, ask: bool) -> ServerStatus:
     state, runs = handle.state, handle.state.status is Status.RUNNING
     probed = ask and runs
-    looked = probed or (handle.replicas and runs)  # the state of replicas is known from the listing
-    lost = dead_processes(servers.runtime(handle), handle) if looked else ""
+    was_checked = probed or (handle.replicas and runs)  # the state of replicas is known from the listing
+    problem = dead_processes(servers.runtime(handle), handle) if was_checked else ""
     unrouted = _unrouted(handle, gateway) if probed else ""
-    lost = lost or unrouted
-    health = "unhealthy" if lost else _health(handle) if probed else ""
+    problem = problem or unrouted
+    health = "unhealthy" if problem else _health(handle) if probed else ""
     reached = handle if gateway is None or unrouted else gateway
-    whole = _report(handle, state, health=health, detail=lost or state.detail, reached=reached)
-    return replace(whole, replicas=tuple(_of_replica(server, server.state) for server in handle.replicas))
+    status = _report(handle, state, health=health, detail=problem or state.detail, reached=reached)
+    return replace(status, replicas=tuple(_of_replica(server, server.state) for server in handle.replicas))
 
 
 def _of_replica(server: RunningServer, state: ServerState) -> ServerStatus:

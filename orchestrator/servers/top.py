@@ -123,9 +123,9 @@ def _gpu_table(gpus: Sequence[GpuSample], width: int | None) -> str:
     columns = 3 if any(gpu.watts is not None for gpu in gpus) else 2
     rows = []
     for gpu in gpus:
-        used = "" if gpu.vram_used is None else gib(gpu.vram_used)
+        vram = "" if gpu.vram_used is None else gib(gpu.vram_used)
         size = "" if gpu.vram_bytes is None else f" of {gib(gpu.vram_bytes)}"
-        rows.append((str(gpu.index), f"{used}{size}", "" if gpu.watts is None else f"{gpu.watts:.0f} W")[:columns])
+        rows.append((str(gpu.index), f"{vram}{size}", "" if gpu.watts is None else f"{gpu.watts:.0f} W")[:columns])
     return table(("GPU", "VRAM", "power")[:columns], rows, width=width)
 
 
@@ -141,18 +141,18 @@ class Counters:
 
 def activity(first: Counters, last: Counters) -> Activity:
     """Return the activity of a server between two samples of its metrics."""
-    counted, now, passed = server_counts(first.metrics, last.metrics), last.metrics, last.at - first.at
+    counts, now, passed = server_counts(first.metrics, last.metrics), last.metrics, last.at - first.at
 
     def rate(count: float | None) -> float | None:
         return count / passed if count is not None and passed > 0 else None
 
-    cached, prompt = counted.cached_tokens, counted.prompt_tokens
-    used, room = now.get(Metric.USED_TOKENS), now.get(Metric.ALL_TOKENS)
+    cached, prompt = counts.cached_tokens, counts.prompt_tokens
+    used_tokens, all_tokens = now.get(Metric.USED_TOKENS), now.get(Metric.ALL_TOKENS)
     return Activity(
         window_s=passed,
-        requests_per_s=rate(counted.requests),
+        requests_per_s=rate(counts.requests),
         input_tokens_per_s=rate(prompt),
-        output_tokens_per_s=rate(counted.output_tokens),
+        output_tokens_per_s=rate(counts.output_tokens),
         running=now.get(Metric.RUNNING),
         queued=now.get(Metric.QUEUED),
         ttft_p50_s=quantile(first.first_token, last.first_token, 0.5),
@@ -160,9 +160,9 @@ def activity(first: Counters, last: Counters) -> Activity:
         itl_p50_s=quantile(first.between_tokens, last.between_tokens, 0.5),
         itl_p95_s=quantile(first.between_tokens, last.between_tokens, 0.95),
         cache_hit_rate=cached / prompt if cached is not None and prompt else None,
-        kv_cache_usage=used / room if used is not None and room else None,
-        kv_tokens=room or None,
-        accept_length=counted.accept_length,
+        kv_cache_usage=used_tokens / all_tokens if used_tokens is not None and all_tokens else None,
+        kv_tokens=all_tokens or None,
+        accept_length=counts.accept_length,
     )
 
 
@@ -204,8 +204,8 @@ class GpuReader:
             self._reading = now = None
         if before is None or now is None or now.at_s <= before.at_s:
             return {}
-        used = [last - first for first, last in zip(before.joules, now.joules, strict=True)]
-        return {gpu: joules / (now.at_s - before.at_s) for gpu, joules in zip(gpus, used, strict=True) if joules >= 0}
+        joules_used = [last - first for first, last in zip(before.joules, now.joules, strict=True)]
+        return {gpu: joules / (now.at_s - before.at_s) for gpu, joules in zip(gpus, joules_used, strict=True) if joules >= 0}
 
 
 class TopView:

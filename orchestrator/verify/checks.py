@@ -97,17 +97,17 @@ def streaming_matches(client: SmokeClient) -> CheckOutcome:
     """Check that streaming does not lose, duplicate or hold back text."""
     body = chat_body(client.target.served_name, QUESTION, tokens=32, ignore_eos=True)
     client.chat(body)  # fills the cache, as in `greedy_deterministic`
-    whole, stream = client.chat(body), client.chat_stream(body)
-    text = f"streaming gives {excerpt(stream.text, 60)!r}, not streaming {excerpt(whole.text, 60)!r}"
+    answer, stream = client.chat(body), client.chat_stream(body)
+    text = f"streaming gives {excerpt(stream.text, 60)!r}, not streaming {excerpt(answer.text, 60)!r}"
     if not stream.text:
         return failed(text)
     if stream.chunks < 2:
-        return failed(f"{whole.completion_tokens} tokens came in {stream.chunks} chunk: the response is not streamed")
-    if stream.completion_tokens != whole.completion_tokens:
-        return failed(f"`usage` counts {stream.completion_tokens} tokens streaming, {whole.completion_tokens} not")
-    if stream.text != whole.text:
+        return failed(f"{answer.completion_tokens} tokens came in {stream.chunks} chunk: the response is not streamed")
+    if stream.completion_tokens != answer.completion_tokens:
+        return failed(f"`usage` counts {stream.completion_tokens} tokens streaming, {answer.completion_tokens} not")
+    if stream.text != answer.text:
         return differs(text, client.target.nondeterministic)
-    return passed(f"the same {len(whole.text)} characters, in {stream.chunks} chunks")
+    return passed(f"the same {len(answer.text)} characters, in {stream.chunks} chunks")
 
 
 def correct_answers(client: SmokeClient) -> CheckOutcome:
@@ -161,7 +161,7 @@ def token_counts(client: SmokeClient) -> CheckOutcome:
     """Check the token counts, on which every measured rate depends."""
     ids, tokens = client.fresh_ids(37), 16
     answer, usage = client.generate(ids, tokens=tokens), client.usage(ids, tokens=tokens)
-    counted = {
+    counts = {
         "prompt tokens in `meta_info`": (answer.prompt_tokens, len(ids)),
         "prompt tokens in `usage`": (number(usage, "prompt_tokens"), len(ids)),
         "output ids": (len(answer.ids), tokens),
@@ -169,7 +169,7 @@ def token_counts(client: SmokeClient) -> CheckOutcome:
         "completion tokens in `usage`": (number(usage, "completion_tokens"), tokens),
         "total tokens in `usage`": (number(usage, "total_tokens"), len(ids) + tokens),
     }
-    wrong = [f"{what}: {seen}, not {sent}" for what, (seen, sent) in counted.items() if seen != sent]
+    wrong = [f"{what}: {reported}, not {sent}" for what, (reported, sent) in counts.items() if reported != sent]
     return failed("; ".join(wrong)) if wrong else passed(f"{len(ids)} in, {tokens} out")
 
 
@@ -191,13 +191,13 @@ def prefix_cache(client: SmokeClient) -> CheckOutcome:
     cold, warm = first.cached_tokens, second.cached_tokens
     tiers = {tier: count for tier, count in second.cached_by_source.items() if count}
     source = "" if tiers.keys() <= {"device"} else "".join(f", {count} from {tier}" for tier, count in tiers.items())
-    min_cached = (len(prompt) - 2) // page * page
-    if warm < min_cached:
-        return failed(f"a repeated prompt of {len(prompt)} tokens: {warm} from cache, {min_cached} expected (page {page})")
-    if cold >= min_cached:
+    expected = (len(prompt) - 2) // page * page
+    if warm < expected:
+        return failed(f"a repeated prompt of {len(prompt)} tokens: {warm} from cache, {expected} expected (page {page})")
+    if cold >= expected:
         return failed(f"{cold} of {len(prompt)} tokens of a new prompt are reported as cached")
     takes_ids = client.target.cache_report and not client.target.engine_url
-    if takes_ids and (reported := read_cached(client.usage(prompt, tokens=1)) or 0) < min_cached:
+    if takes_ids and (reported := read_cached(client.usage(prompt, tokens=1)) or 0) < expected:
         return failed(f"`usage` reports {reported} cached tokens, `meta_info` {warm}")
     return passed(f"{warm} of {len(prompt)} tokens from cache the second time, {cold} the first (page {page}){source}")
 
@@ -209,8 +209,8 @@ def dp_ranks(client: SmokeClient) -> CheckOutcome:
     answers = {rank: client.generate(PROMPT, tokens=4, rank=rank).dp_rank for rank in range(client.target.dp)}
     if None in answers.values():
         return warning("all ranks answered, but the server does not report which rank it was")
-    if strays := {rank: by for rank, by in answers.items() if by != rank}:
-        return failed("; ".join(f"rank {by} answered for rank {rank}" for rank, by in strays.items()))
+    if misrouted := {rank: by for rank, by in answers.items() if by != rank}:
+        return failed("; ".join(f"rank {by} answered for rank {rank}" for rank, by in misrouted.items()))
     return passed(f"each of {len(answers)} ranks answered for itself")
 
 
@@ -237,10 +237,10 @@ def structured_output(client: SmokeClient) -> CheckOutcome:
     """Check that structured output matches its schema and that its backend does not crash the scheduler."""
     if not client.target.grammar:
         return skipped("the profile has no grammar backend for this engine")
-    wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True}}
+    response_format = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True}}
     thinking = {"enable_thinking": False}
     name = client.target.served_name
-    body = chat_body(name, "Is it ready?", tokens=256, response_format=wanted, chat_template_kwargs=thinking)
+    body = chat_body(name, "Is it ready?", tokens=256, response_format=response_format, chat_template_kwargs=thinking)
     answer = client.chat(body)
     if answer.finish_reason == "length":
         return warning(f"the answer did not end within {answer.completion_tokens} tokens")

@@ -74,18 +74,18 @@ def wait_for_gateway(url: str, *, servers: int, state: Callable[[], ServerState]
             raise NotReadyError(f"the gateway exited: {now.exit_summary}", hint="see its log: `deploy logs`")
         return ask(url)
 
-    def show(counted: int) -> None:
-        progress.update("the gateway", transient=f"{int(counted)}/{servers} servers")
+    def show(healthy: int) -> None:
+        progress.update("the gateway", transient=f"{int(healthy)}/{servers} servers")
 
     with Progress() as progress:
         if not poll_until(bool, partial(probe, is_alive), timeout=_STARTS, interval=_POLL, on_tick=show):
             hint = "see its log: `deploy logs`"
             raise NotReadyError(f"the gateway does not answer within {_STARTS:.0f} s", hint=hint)
         count = partial(probe, count_workers)
-        counted = poll_until(lambda number: number == servers, count, timeout=_TIMEOUT, interval=_POLL, on_tick=show)
-    if counted != servers:
+        healthy = poll_until(lambda number: number == servers, count, timeout=_TIMEOUT, interval=_POLL, on_tick=show)
+    if healthy != servers:
         hint = "another process may be using its port or the port of a replica"
-        raise NotReadyError(f"the gateway counts {counted} of {servers} servers after {_TIMEOUT:.0f} s", hint=hint)
+        raise NotReadyError(f"the gateway counts {healthy} of {servers} servers after {_TIMEOUT:.0f} s", hint=hint)
 
 
 def gateway_checks(target: Target, servers: int) -> list[CheckResult]:
@@ -102,9 +102,9 @@ def gateway_checks(target: Target, servers: int) -> list[CheckResult]:
 
 def _all_counted(client: EngineClient, servers: int) -> CheckOutcome:
     """Check that every replica is registered: a gateway without one continues to serve and reports nothing."""
-    counted = read_readiness(client.get(READINESS))
-    conclude = passed if counted == servers else failed
-    return conclude(f"{counted} of {servers} servers healthy")
+    healthy = read_readiness(client.get(READINESS))
+    conclude = passed if healthy == servers else failed
+    return conclude(f"{healthy} of {servers} servers healthy")
 
 
 def _right_model(client: EngineClient, target: Target) -> CheckOutcome:
@@ -116,16 +116,16 @@ def _right_model(client: EngineClient, target: Target) -> CheckOutcome:
 def _stream_agrees(client: EngineClient, target: Target) -> CheckOutcome:
     """Check that streams pass unchanged: not cut, duplicated or held back, with the same answer from all replicas."""
     body = completion_body(target.served_name, PROMPT, tokens=_TOKENS, ignore_eos=True)
-    whole, reason = _answer([json.dumps(client.post(endpoints.COMPLETIONS, body)).encode()])
+    text, reason = _answer([json.dumps(client.post(endpoints.COMPLETIONS, body)).encode()])
     events = list(client.events(endpoints.COMPLETIONS, body))
     streamed, stream_reason = _answer(events)
-    if not whole or streamed != whole:
-        evidence = f"streaming gives {len(streamed)} characters, not streaming {len(whole)}"
-        complete = whole and streamed and stream_reason == reason
+    if not text or streamed != text:
+        evidence = f"streaming gives {len(streamed)} characters, not streaming {len(text)}"
+        complete = text and streamed and stream_reason == reason
         return differs(evidence, target.nondeterministic if complete else ())
     if len(events) < 2:
         return failed(f"{_TOKENS} tokens came in {len(events)} chunk: the response is not streamed")
-    return passed(f"the same {len(whole)} characters, in {len(events)} chunks")
+    return passed(f"the same {len(text)} characters, in {len(events)} chunks")
 
 
 def _answer(events: Sequence[bytes]) -> tuple[str, str | None]:

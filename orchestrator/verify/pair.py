@@ -84,8 +84,8 @@ def _transferred(router: EngineClient, prefill: Sequence[EngineClient], model: s
         time.sleep(0.2)
     if after is None:
         return warning(f"no prefill server counts its transfers (`{Meaning.METRICS}`)")
-    counted = f"{before or 0:g} transfers before a request, {after:g} after it"
-    return passed(counted) if after > (before or 0) else failed(counted)
+    text = f"{before or 0:g} transfers before a request, {after:g} after it"
+    return passed(text) if after > (before or 0) else failed(text)
 
 
 def _transfers(prefill: Sequence[EngineClient]) -> float | None:
@@ -103,7 +103,7 @@ def _single_replica_output(router: EngineClient, prefill: EngineClient, pair: Pa
     body = generate_body(prompt, tokens=_TOKENS, model=pair.model)
     answer = read_generated(router.post(endpoints.GENERATE, body)).ids
     single = [_generate(prefill, [*prompt, *answer[:count]], 1)[:1] for count in range(len(answer))]
-    wrong = sum((token,) != alone for token, alone in zip(answer, single, strict=True))
+    wrong = sum((token,) != expected for token, expected in zip(answer, single, strict=True))
     if len(answer) != _TOKENS:
         return failed(f"{len(answer)} tokens instead of {_TOKENS}")
     if wrong == 0:

@@ -38,8 +38,8 @@ def tool_call_parsed(client: SmokeClient) -> CheckOutcome:
         tokens = _TOKENS
         answer = client.chat(chat_body(client.target.served_name, question, tokens=tokens, **more))
     if answer.tools:
-        called = ", ".join(f"`{tool}`" for tool in answer.tools)
-        return passed(f"called {called}") if set(answer.tools) == {_NAME} else failed(f"called {called}, not `{_NAME}`")
+        names = ", ".join(f"`{tool}`" for tool in answer.tools)
+        return passed(f"called {names}") if set(answer.tools) == {_NAME} else failed(f"called {names}, not `{_NAME}`")
     if _NAME in answer.text.replace(f"`{_NAME}`", ""):
         text = excerpt(answer.text, 60)
         return failed(f"`{Meaning.TOOL_PARSER}` {client.target.tool_parser} left a call in the text: {text!r}")

@@ -117,16 +117,16 @@ class _Wait:
         stage = self.reader.stage
         if self.elapsed > 2 * about:
             self._late = self._late or stage
-        late = f", longer than the {format_duration(about)} estimated" if stage == self._late else ""
-        return f"{self.reader.text}{late}", f"{stage}{late}"
+        suffix = f", longer than the {format_duration(about)} estimated" if stage == self._late else ""
+        return f"{self.reader.text}{suffix}", f"{stage}{suffix}"
 
     def give_up_after(self, *, progress_deadline: float, timeout: float | None) -> None:
         activity = self.reader.text
-        quiet = self._clock() - self._moved
+        idle_seconds = self._clock() - self._moved
         answer = f"; {self._answer}" if self._answer else ""
-        if quiet >= progress_deadline:
+        if idle_seconds >= progress_deadline:
             hint = "raise `timeouts.progress_deadline` in the profile to wait longer"
-            raise self._error(f"no progress for {quiet:.0f} s while {activity}{answer}", hint=hint)
+            raise self._error(f"no progress for {idle_seconds:.0f} s while {activity}{answer}", hint=hint)
         if timeout is not None and self.elapsed >= timeout:
             what = f"not ready within {timeout:g} s: still {activity}{answer}"
             raise self._error(what, hint="raise `--timeout`, or omit it")

@@ -88,9 +88,9 @@ class SmokeReport:
         rows = [(check.name, check.verdict, f"{check.seconds:.1f} s", check.evidence) for check in self.checks]
         counts = {verdict: sum(check.verdict is verdict for check in self.checks) for verdict in Verdict}
         totals = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
-        whole = f"{table(('check', 'verdict', 'took', 'evidence'), rows, width=width)}\n\n{totals}"
+        check_table = f"{table(('check', 'verdict', 'took', 'evidence'), rows, width=width)}\n\n{totals}"
         warned = (check for check in self.checks if check.verdict is Verdict.WARNING and check.causes)
-        return "\n\n".join([whole, *(check.format_causes for check in warned)])
+        return "\n\n".join([check_table, *(check.format_causes for check in warned)])
 
     def require(self) -> None:
         """Raise SmokeError with every failed check, if there is one."""

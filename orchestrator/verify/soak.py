@@ -84,17 +84,17 @@ def soak(client: SmokeClient) -> CheckOutcome:
             client.show(f"soak: {time.monotonic() - began:.0f} of {seconds:.0f} s, {len(load.done)} requests")
     finally:
         load.stopped.set()
-    counted = f"{len(load.done):,} requests, {load.done.count('aborted'):,} of them aborted by the client"
+    request_counts = f"{len(load.done):,} requests, {load.done.count('aborted'):,} of them aborted by the client"
     if load.errors:
         total = len(load.done) + len(load.errors)
         return failed(f"{len(load.errors)} of {total:,} requests failed, the first one of kind {load.errors[0]}")
     if stalled:
         names = ", ".join(map(str, stalled))
-        return failed(f"no request of rank {names} ended within {_STALL_SECONDS:g} s; {counted} before")
+        return failed(f"no request of rank {names} ended within {_STALL_SECONDS:g} s; {request_counts} before")
     if not load.done:
         return failed(f"no request ended within {format_duration(seconds)}")
     basis = "half the load at its knee" if client.target.soak_clients else "no benchmark names its knee"
-    problems, text = [], [f"{format_duration(seconds)}: {counted}, {clients} clients a rank ({basis})"]
+    problems, text = [], [f"{format_duration(seconds)}: {request_counts}, {clients} clients a rank ({basis})"]
     _measure_all(client, load)
     for rank, lengths in sorted(load.accepted.items()):
         part = max(len(lengths) // 4, 1)
@@ -110,7 +110,7 @@ def soak(client: SmokeClient) -> CheckOutcome:
         elif held is not None and held > held_before:
             problems.append(f"{held:,.0f} cache tokens are in use without a request, {held_before:,.0f} before")
     problems += memory.problems()
-    return failed("; ".join([*problems, counted])) if problems else passed("; ".join([*text, *memory.summaries()]))
+    return failed("; ".join([*problems, request_counts])) if problems else passed("; ".join([*text, *memory.summaries()]))
 
 
 def _start_client(client: SmokeClient, load: _Load, rank: int, number: int) -> threading.Thread:

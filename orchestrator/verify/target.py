@@ -57,15 +57,15 @@ def describe(server: EngineClient, *, url: str, api_key: Secret | None, engine: 
     Raises NoResponseError; UnexpectedResponseError if the endpoint lists no model, or does not answer as the sglang
     server that the user or its model list names.
     """
-    listed = server.get(endpoints.MODELS)
-    engine = engine or other_engines.read_engine(listed)
+    models_document = server.get(endpoints.MODELS)
+    engine = engine or other_engines.read_engine(models_document)
     if not other_engines.is_other_engine(engine):
         try:
             return target_from_server_info(server, url=url, api_key=api_key)
         except UnexpectedResponseError:
             if engine == "sglang":
                 raise
-    if (chosen := other_engines.choose_model(read_models(listed))) is None:
+    if (chosen := other_engines.choose_model(read_models(models_document))) is None:
         raise UnexpectedResponseError(f"`{endpoints.MODELS}` lists no model")
     name, length = chosen
     exported = server.exported().decode(errors="replace")

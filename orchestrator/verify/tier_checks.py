@@ -53,9 +53,9 @@ def _from_host(client: SmokeClient) -> CheckOutcome:
             text = f"not tested: filling the {info.cache_tokens:,} tokens on the GPU takes {expected / 60:.0f} minutes"
             return warning(text)
     after = client.generate(prompt, tokens=_ANSWER)
-    min_cached = (len(prompt) - 2) // info.page_size * info.page_size
-    if after.cached_tokens < min_cached or not after.cached_by_source.get(HOST):
-        return failed(f"of {len(prompt)} tokens that the device evicted, {_sources(after)}; {min_cached} from host expected")
+    needed = (len(prompt) - 2) // info.page_size * info.page_size
+    if after.cached_tokens < needed or not after.cached_by_source.get(HOST):
+        return failed(f"of {len(prompt)} tokens that the device evicted, {_sources(after)}; {needed} from host expected")
     return _same(client, HOST, before, after) or passed(f"{_sources(after)} after {filled:,} other tokens")
 
 

@@ -111,16 +111,16 @@ def _in_order(
     """Yield each request as its tree and index, by the time at which it is sent."""
     pending, order = iter(trees), count()
     queue: list[tuple[float, int, _RunningTree, int]] = []  # time, tie, tree, request
-    ahead = next(pending, None)
+    next_tree = next(pending, None)
     running, freed = 0, 0.0
-    while queue or ahead is not None:
-        while ahead is not None and _starts(ahead, queue, running=running, concurrency=concurrency):
-            begin = freed if concurrency else ahead[0].arrival_s or 0.0
-            started, running = _RunningTree(ahead), running + 1
-            for index, request in enumerate(ahead):
+    while queue or next_tree is not None:
+        while next_tree is not None and _starts(next_tree, queue, running=running, concurrency=concurrency):
+            begin = freed if concurrency else next_tree[0].arrival_s or 0.0
+            started, running = _RunningTree(next_tree), running + 1
+            for index, request in enumerate(next_tree):
                 if not request.after:
                     heappush(queue, (begin, next(order), started, index))
-            ahead = next(pending, None)
+            next_tree = next(pending, None)
         now, _, session, index = heappop(queue)
         yield session, index
         for later in session.end(index, now + session.tree[index].output_tokens * S_PER_TOKEN):
@@ -134,9 +134,9 @@ def _in_order(
 
 
 def _starts(
-    ahead: Tree, queue: list[tuple[float, int, _RunningTree, int]], *, running: int, concurrency: int | None
+    next_tree: Tree, queue: list[tuple[float, int, _RunningTree, int]], *, running: int, concurrency: int | None
 ) -> bool:
     """Return whether the next tree starts before the next request that is due."""
     if concurrency is not None:
         return running < concurrency
-    return not queue or (ahead[0].arrival_s or 0.0) <= queue[0][0]
+    return not queue or (next_tree[0].arrival_s or 0.0) <= queue[0][0]

@@ -82,7 +82,7 @@ def _format(path: Path) -> str:
 
 def count(trees: Iterator[Tree]) -> TraceTotals:
     """Count the requests of sessions."""
-    requests = sessions = subagents = continued = tokens_in = tokens_out = prompt = whole = block = 0
+    requests = sessions = subagents = continued = tokens_in = tokens_out = prompt = longest = block = 0
     last: float | None = 0.0
     for tree in trees:
         sessions += 1
@@ -95,7 +95,7 @@ def count(trees: Iterator[Tree]) -> TraceTotals:
             tokens_in += entry.input_tokens
             tokens_out += entry.output_tokens
             prompt = max(prompt, entry.input_tokens)
-            whole = max(whole, entry.input_tokens + entry.output_tokens)
+            longest = max(longest, entry.input_tokens + entry.output_tokens)
             block = max(block, entry.block_tokens)
             last = None if last is None else max(last, entry.arrival_s or 0.0)
     return TraceTotals(
@@ -105,7 +105,7 @@ def count(trees: Iterator[Tree]) -> TraceTotals:
         input_tokens=tokens_in,
         output_tokens=tokens_out,
         longest_prompt=prompt,
-        longest_request=whole,
+        longest_request=longest,
         continued=continued,
         block_tokens=block,
         last_arrival_s=last,

@@ -56,10 +56,10 @@ def assemble(
 def _config(results: Mapping[CheckpointFile, ShardResult], forecast: Forecast) -> dict[str, Any]:
     """Return the config that Quark wrote for each shard, with the union of their excluded modules."""
     exclude = sorted({name for result in results.values() for name in result.config[_QUANTIZED]["exclude"]})
-    config, *others = (
+    config, *other_configs = (
         {**result.config, _QUANTIZED: {**result.config[_QUANTIZED], "exclude": exclude}} for result in results.values()
     )
-    if any(other != config for other in others):
+    if any(other != config for other in other_configs):
         raise BuildError("Quark wrote different configs for different shards", location="made/")
     if tuple(exclude) != forecast.exclude:
         different = sorted({*exclude} ^ {*forecast.exclude})

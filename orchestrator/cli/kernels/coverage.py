@@ -63,8 +63,8 @@ def command(
         print_data("\n\n".join(map(to_text, covered)))
     if profile is not None and plans and (text := derived_hint(plans[0], covered[0])):
         note(text)
-    if short := [one for one in covered if one.untuned_keys]:
-        names = ", ".join(f"`{one.profile}` ({len(one.untuned_keys)} missing)" for one in short)
+    if short := [item for item in covered if item.untuned_keys]:
+        names = ", ".join(f"`{item.profile}` ({len(item.untuned_keys)} missing)" for item in short)
         hint = "`deploy kernels build PROFILE` adds known rows, `deploy kernels tune PROFILE` measures the others"
         if not any(map(uses_tuned_table, plans)):
             hint = "aiter chooses kernels by heuristics; `deploy` tunes tables only for MXFP4"

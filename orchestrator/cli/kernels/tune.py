@@ -56,7 +56,7 @@ def command(
         return
     with Progress() as progress:
         tuned = run_tuning(
-            tuning, lambda done, wanted: progress.update(f"tuning: {done} of {wanted} keys have a row", stage="tuning")
+            tuning, lambda done, total: progress.update(f"tuning: {done} of {total} keys have a row", stage="tuning")
         )
     info(f"{len(tuned.accepted)} rows measured and saved, {len(tuned.remaining)} keys left")
     if tuned.remaining or tuned.problems:

@@ -45,8 +45,8 @@ def _table(states: Iterable[PatchState]) -> str:
     """Format the states; of several lines of evidence, only the first has the name."""
     rows = []
     for state in states:
-        first, *others = "\n".join(state.evidence).splitlines()
-        rows += [[state.id, state.state, first], *(["", "", line] for line in others)]
+        first, *more_lines = "\n".join(state.evidence).splitlines()
+        rows += [[state.id, state.state, first], *(["", "", line] for line in more_lines)]
     return table(["patch", "state", "evidence"], rows, width=terminal_width())
 
 

@@ -64,8 +64,8 @@ def _divergence(before: TokenLogprobs, after: TokenLogprobs, begin: int, end: in
 
 def kl_of_tops(before: Ranked, after: Ranked) -> float:
     """Return the Kullback-Leibler divergence at one position, over the tokens in both lists and all others as one."""
-    others = dict(after)
-    shared = [(score, others[token]) for token, score in before if token in others]
+    after_scores = dict(after)
+    shared = [(score, after_scores[token]) for token, score in before if token in after_scores]
     rest_before, rest_after = _rest(score for score, _ in shared), _rest(score for _, score in shared)
     kl = math.fsum(math.exp(a) * (a - b) for a, b in shared)
     return max(kl + rest_before * math.log(rest_before / rest_after), 0.0)

@@ -161,5 +161,5 @@ def _slice(scores: TokenLogprobs, begin: int, end: int | None) -> TokenLogprobs:
 
 
 def _row(what: str, owner: str, length: int, before: TokenLogprobs, after: TokenLogprobs, *, first: int) -> LogprobRow:
-    whole, bands = diverge(before, after, first=first)
-    return LogprobRow(what=what, rank_label=owner, length=length, overall=whole, bands=bands)
+    overall, bands = diverge(before, after, first=first)
+    return LogprobRow(what=what, rank_label=owner, length=length, overall=overall, bands=bands)

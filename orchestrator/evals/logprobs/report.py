@@ -73,9 +73,9 @@ class LogprobReport:
 
 
 def _cells(row: LogprobRow) -> tuple[str, ...]:
-    whole = row.overall
-    nats = map(_nats, (whole.mean, whole.maximum, whole.kl))
-    return row.title, str(row.length), *nats, f"{whole.top1_agreement:.1%}"
+    overall = row.overall
+    nats = map(_nats, (overall.mean, overall.maximum, overall.kl))
+    return row.title, str(row.length), *nats, f"{overall.top1_agreement:.1%}"
 
 
 def _verdict(row: LogprobRow) -> str:

@@ -22,8 +22,8 @@ def middle(sweep: Sweep, search: Search, trial: SweepTrial) -> float:
     """Return the median of the runs of a trial; a run without a value is worse than any, if the client was on time."""
     worst = -math.inf if sweep.goal.higher_is_better[0] else math.inf
     failed = [repeat for repeat in search.repeats_of(trial) if not repeat.values]
-    counted = [worst for repeat in failed if repeat.outcome is not TrialOutcome.LAGGED]
-    return median((*runs_of(search, trial), *counted))
+    worst_values = [worst for repeat in failed if repeat.outcome is not TrialOutcome.LAGGED]
+    return median((*runs_of(search, trial), *worst_values))
 
 
 def ranked(sweep: Sweep, search: Search) -> tuple[SweepTrial, ...]:
@@ -70,12 +70,12 @@ def describe_runs(sweep: Sweep, search: Search, trial: SweepTrial) -> str:
 
 def describe_difference(sweep: Sweep, search: Search, best: SweepTrial) -> str:
     """Describe whether a trial differs from the next by more than the noise; "" without another, or with a front."""
-    others = [trial for trial in ranked(sweep, search) if trial.number != best.number]
-    if len(sweep.goal.names) > 1 or not others:
+    other_trials = [trial for trial in ranked(sweep, search) if trial.number != best.number]
+    if len(sweep.goal.names) > 1 or not other_trials:
         return ""
-    base, other = (estimate(runs_of(search, trial)) for trial in (others[0], best))
+    base, other = (estimate(runs_of(search, trial)) for trial in (other_trials[0], best))
     difference = change(base, other) if base and other else None
-    names = [f"`{sweep.plan.profile}`" if trial.is_baseline else f"trial {trial.number}" for trial in (best, others[0])]
+    names = [f"`{sweep.plan.profile}`" if trial.is_baseline else f"trial {trial.number}" for trial in (best, other_trials[0])]
     both = " and ".join(names)
     if difference is None or difference.is_significant is None:
         return f"The noise is not known: {both} have one value each"

@@ -132,13 +132,13 @@ def _headline(sweep: Sweep, search: Search, winners: tuple[Winner, ...], ended: 
         yield f"Best: {settings}: {value_text(sweep, winner.trial, search)}{same}."
         if difference := describe_difference(sweep, search, winner.trial):
             yield f"{difference}."
-    listed = ", ".join(f"{count} {outcome}" for outcome, count in counts.items()) or "none"
+    outcomes = ", ".join(f"{count} {outcome}" for outcome, count in counts.items()) or "none"
     seconds = sum(trial.seconds for trial in trials) + sum(
         confirmation.seconds for confirmation in search.confirmations
     )
     price = f", ${seconds / 3600 * sweep.usd_per_hour:.2f}" if sweep.usd_per_hour else ""
     end = f" {ended[0].upper()}{ended[1:]}." if ended else ""
-    yield f"{counts.total()} trials of {sweep.space.size} points: {listed}; {format_duration(seconds)}{price}.{end}"
+    yield f"{counts.total()} trials of {sweep.space.size} points: {outcomes}; {format_duration(seconds)}{price}.{end}"
 
 
 def _notes(
@@ -235,10 +235,10 @@ def write_winner(sweep: Sweep, best: SweepTrial, search: Search, path: Path) -> 
         entry: Data = {"value": value, "origin": Origin.MEASURED.value, "source": source} if value is not None else None
         parent_of(data, keys)[keys[-1]] = entry
     lines += _lines(data)
-    ran = sum(trial.ran for trial in trials)
+    runs = sum(trial.ran for trial in trials)
     head = [
         "yaml-language-server: $schema=profile.schema.json",
-        f"{_SWEEP_MARK} in {ran} trials of {sweep.space.size} points under `{workload_name(sweep.workload_ref)}`.",
+        f"{_SWEEP_MARK} in {runs} trials of {sweep.space.size} points under `{workload_name(sweep.workload_ref)}`.",
         f"Best of: {sweep.goal.words}. {_describe_repeats(sweep, best, search)}.",
         f"Answers: {best.answers or 'not checked'}.",
         f"Measured: {sweep.request.output / RelativePath(best.directory)}",

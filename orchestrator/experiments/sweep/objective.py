@@ -89,13 +89,13 @@ class Goal:
         point = self.point(result)
         if point is None:
             reasons = [
-                f"at {tried.label} requests/s: {reason}"
-                for tried in result.points
-                for reason in tried.not_sustained_because
+                f"at {measured.label} requests/s: {reason}"
+                for measured in result.points
+                for reason in measured.not_sustained_because
             ]
             return "; ".join(reasons) or "no rate was sustained"
-        late = point.latency is not None and point.latency.ttft_s.p95 > self.ttft_p95_s
-        if self.closed or (point.window is not None and not late):
+        too_slow = point.latency is not None and point.latency.ttft_s.p95 > self.ttft_p95_s
+        if self.closed or (point.window is not None and not too_slow):
             return ""
         return "; ".join(point.not_sustained_because) or "no steady window"
 
@@ -124,7 +124,7 @@ class Goal:
 
         It is the product of success share, completion ratio, and TTFT p95 limit / measured TTFT p95 (each at most 1).
         """
-        late = point.latency.ttft_s.p95 if point.latency else 0.0
-        in_time = min(1.0, self.ttft_p95_s / late) if late > 0 else 1.0
+        ttft_p95 = point.latency.ttft_s.p95 if point.latency else 0.0
+        in_time = min(1.0, self.ttft_p95_s / ttft_p95) if ttft_p95 > 0 else 1.0
         in_window = min(1.0, point.completion_ratio) if point.completion_ratio is not None else 1.0
         return round(point.success_share * in_window * in_time, _DECIMALS)

@@ -72,8 +72,8 @@ def preview_text(sweep: Sweep, preview: SweepPreview) -> str:
     lines += [f"`{name}` depends on these settings" for name in sweep.space.coupled]
     lines.append(f"objective: {preview.objective}, under `{preview.workload}`")
     size, count, checked = preview.points, preview.trials, preview.checked
-    of = f"{size} points" if checked == size else f"the first {checked} of {size} points"
-    lines.append(f"space: {of}: {preview.fitting} can be planned, {checked - preview.fitting} do not fit")
+    checked_text = f"{size} points" if checked == size else f"the first {checked} of {size} points"
+    lines.append(f"space: {checked_text}: {preview.fitting} can be planned, {checked - preview.fitting} do not fit")
     lines += [f"  {many} do not fit: {reason}" for reason, many in preview.cannot_fit.items()]
     if not preview.baseline_in_space:
         lacks = ", ".join(
@@ -81,11 +81,11 @@ def preview_text(sweep: Sweep, preview: SweepPreview) -> str:
         )
         lines.append(f"`{preview.profile}` is not in the space; to compare with it, add {lacks or 'its values'}")
     repeats = _repeats(sweep)
-    more = f" and {repeats} {'repeats' if repeats > 1 else 'repeat'} of the best (more if another is close)"
-    trials = f"{count} {'trials' if count > 1 else 'trial'}{more if repeats else ''}"
+    extra = f" and {repeats} {'repeats' if repeats > 1 else 'repeat'} of the best (more if another is close)"
+    trials = f"{count} {'trials' if count > 1 else 'trial'}{extra if repeats else ''}"
     cost = "" if preview.usd is None else f", ${preview.usd:.2f}"
-    per_trial, whole = format_duration(sweep.trial_seconds), format_duration(preview.seconds)
-    lines.append(f"budget: up to {trials}, each about {per_trial}: {whole}{cost}; estimates")
+    per_trial, total = format_duration(sweep.trial_seconds), format_duration(preview.seconds)
+    lines.append(f"budget: up to {trials}, each about {per_trial}: {total}{cost}; estimates")
     return "\n".join(lines)
 
 

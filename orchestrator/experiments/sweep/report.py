@@ -91,8 +91,8 @@ def render_sweep_html(report: SweepReport) -> str:
     chart = pareto_chart(report)
     drawing = line_chart(chart) if chart.lines else None
     template = environment().get_template("sweep.html.j2")
-    telling = [row for row in report.rows if row.trial.reason]
-    return printable(template.render(report=report, chart=chart, drawing=drawing, telling=telling))
+    with_reason = [row for row in report.rows if row.trial.reason]
+    return printable(template.render(report=report, chart=chart, drawing=drawing, telling=with_reason))
 
 
 def sweep_text(report: SweepReport) -> str:

@@ -182,9 +182,9 @@ def plan_sweep(request: SweepRequest, home: Home) -> Sweep:
         ttft_p95_s=space_file.ttft_p95_s,
     )
     workload, _ = apply_changes(loaded, changes)
-    usual = Objective.TOK_S if workload.load == "closed" else Objective.KNEE
+    default = Objective.TOK_S if workload.load == "closed" else Objective.KNEE
     goal = Goal(
-        objective=request.objective or space_file.objective or usual,
+        objective=request.objective or space_file.objective or default,
         at_rps=at_rps,
         ttft_p95_s=workload.slo.ttft_p95_s,
         closed=workload.load == "closed",
@@ -264,8 +264,8 @@ def spent(trials: tuple[SweepTrial, ...], sweep: Sweep, *, confirmed: float = 0.
     """
     budget = sweep.request.budget
     limit = budget.trials if budget.trials is not None or budget.hours or budget.usd else TRIALS
-    ran = [trial for trial in trials if trial.ran]
-    if limit is not None and len(ran) >= limit:
+    trials_run = [trial for trial in trials if trial.ran]
+    if limit is not None and len(trials_run) >= limit:
         return f"the limit of {limit} trials is reached"
     return budget_exhausted(trials, sweep, confirmed=confirmed, reserved_runs=sweep.repeats)
 
@@ -273,16 +273,16 @@ def spent(trials: tuple[SweepTrial, ...], sweep: Sweep, *, confirmed: float = 0.
 def budget_exhausted(trials: tuple[SweepTrial, ...], sweep: Sweep, *, confirmed: float, reserved_runs: int = 0) -> str:
     """Return the reason why no further run fits into hours or cost, with `reserved_runs` reserved; "" if one fits."""
     budget, cost = sweep.request.budget, sweep.usd_per_hour
-    ran = [trial.seconds for trial in trials if trial.ran]
-    used = sum(trial.seconds for trial in trials) + confirmed
-    mean_seconds = sum(ran) / max(len(ran), 1)
+    durations = [trial.seconds for trial in trials if trial.ran]
+    used_seconds = sum(trial.seconds for trial in trials) + confirmed
+    mean_seconds = sum(durations) / max(len(durations), 1)
     limits: list[tuple[float, str]] = []
     if budget.hours is not None:
-        limits.append((budget.hours * 3600, f"{budget.hours:g} hours: {format_duration(used)}"))
+        limits.append((budget.hours * 3600, f"{budget.hours:g} hours: {format_duration(used_seconds)}"))
     if budget.usd is not None and cost:
-        limits.append((budget.usd / cost * 3600, f"${budget.usd:g}: ${used / 3600 * cost:.2f}"))
+        limits.append((budget.usd / cost * 3600, f"${budget.usd:g}: ${used_seconds / 3600 * cost:.2f}"))
     for limit, exceeded in limits:
-        if used + mean_seconds + min(reserved_runs * mean_seconds, _RESERVED * limit) > limit:
+        if used_seconds + mean_seconds + min(reserved_runs * mean_seconds, _RESERVED * limit) > limit:
             return f"one more trial would exceed {exceeded} were used"
     return ""
 

@@ -188,10 +188,10 @@ class Search:
                 if trial.params not in done:
                     return Suggestion(point=dict(trial.params), is_baseline=trial.params == baseline, trial=trial)
                 self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
-            untried = next((point for point in self._space.points() if point not in done), None)
-            if untried is None:
+            next_point = next((point for point in self._space.points() if point not in done), None)
+            if next_point is None:
                 return None
-            self._study.enqueue_trial(dict(untried))
+            self._study.enqueue_trial(dict(next_point))
             trial = self._study.ask(self._distributions)
             return Suggestion(point=dict(trial.params), is_baseline=False, trial=trial)
 

@@ -36,10 +36,10 @@ class NumberRange(StrictModel):
 
     def values(self) -> Iterator[int | float]:
         """Yield all values of the range."""
-        whole = isinstance(self.from_, int) and isinstance(self.step, int)
+        is_integer = isinstance(self.from_, int) and isinstance(self.step, int)
         for index in range(math.floor((self.to - self.from_) / self.step + 1e-9) + 1):
             value = self.from_ + index * self.step
-            yield int(value) if whole else round(float(value), 10)
+            yield int(value) if is_integer else round(float(value), 10)
 
 
 def _form(value: object) -> str:
@@ -63,9 +63,9 @@ class LayoutChoice(StrictModel):
 
     def __str__(self) -> str:
         """Return the layout in the usual notation, such as `TP4×DP2`."""
-        more = [f"DP{self.dp}"] if self.dp > 1 else []
-        more += [f"EP{self.ep}"] if self.ep > 1 else []
-        return "×".join([f"TP{self.tp}", *more]) + (" dp-attention" if self.dp_attention else "")
+        parts = [f"DP{self.dp}"] if self.dp > 1 else []
+        parts += [f"EP{self.ep}"] if self.ep > 1 else []
+        return "×".join([f"TP{self.tp}", *parts]) + (" dp-attention" if self.dp_attention else "")
 
 
 class SpaceFile(StrictModel):
@@ -254,11 +254,11 @@ def default_space(profile: Profile, options: Sequence[str]) -> SearchSpace:
     parameters = []
     if choices := _layouts(profile):
         parameters.append(SweepParameter(key=LAYOUT, values=choices))
-    for meaning, usual in ((Meaning.RUNNING_REQUESTS, 64), (Meaning.PREFILL_CHUNK, 8192)):
+    for meaning, default in ((Meaning.RUNNING_REQUESTS, 64), (Meaning.PREFILL_CHUNK, 8192)):
         name = meaning.value
         current = _profile_value(profile, f"flags.{name}")
         if name in options:
-            middle = current if isinstance(current, int) and current > 1 else usual
+            middle = current if isinstance(current, int) and current > 1 else default
             values: tuple[Value, ...] = (middle // 2, middle, middle * 2)
             first = current if isinstance(current, int) else None
             parameters.append(SweepParameter(key=f"flags.{name}", values=values if current in values else (first, *values)))
@@ -267,6 +267,6 @@ def default_space(profile: Profile, options: Sequence[str]) -> SearchSpace:
 
 def _layouts(profile: Profile) -> tuple[LayoutChoice, ...]:
     current, gpus = _layout_of(profile), profile.hardware.gpus
-    used = current.tp if current.dp_attention else current.tp * current.dp
-    layouts = [LayoutChoice(tp=tp, dp=used // tp) for tp in range(1, used + 1) if gpus and used % tp == 0]
+    gpus_used = current.tp if current.dp_attention else current.tp * current.dp
+    layouts = [LayoutChoice(tp=tp, dp=gpus_used // tp) for tp in range(1, gpus_used + 1) if gpus and gpus_used % tp == 0]
     return tuple(dict.fromkeys([current, *reversed(layouts)])) if len(layouts) > 1 else ()

@@ -102,7 +102,7 @@ def run_trials(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str
     `ended` is called after each trial. Raises Interrupted after Ctrl-C, and any DeployError that no configuration
     caused; in both cases the server is stopped.
     """
-    again = "repeat the command with `--resume`"
+    resume_hint = "repeat the command with `--resume`"
     try:
         with open_servers(sweep.home, sweep.request.host) as servers:
             running = servers.find(sweep.server)
@@ -112,12 +112,12 @@ def run_trials(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str
         reason = _search(sweep, search, ended)
         short = _confirm(sweep, search, ended)
     except (KeyboardInterrupt, Interrupted) as error:  # displayed after the server is stopped
-        stopped = f"`{sweep.server}` is stopped, nothing is left running; {again}"
+        stopped = f"`{sweep.server}` is stopped, nothing is left running; {resume_hint}"
         raise Interrupted("interrupted; results so far are saved", hint=stopped) from error
     except NoObjectiveError:
         raise
     except DeployError as error:
-        error.hint = "; ".join(filter(None, [error.hint, f"then {again}"]))
+        error.hint = "; ".join(filter(None, [error.hint, f"then {resume_hint}"]))
         raise
     finally:
         stop_sweep_server(sweep)  # an interrupt may arrive between a trial and its cleanup
@@ -172,10 +172,10 @@ def _try(sweep: Sweep, search: Search, suggestion: Suggestion) -> None:
 
 
 def _describe(sweep: Sweep, trial: SweepTrial) -> str:
-    took = f" after {trial.seconds:.0f} s" if trial.seconds else ""
+    duration = f" after {trial.seconds:.0f} s" if trial.seconds else ""
     if trial.values:
-        return f"{sweep.goal.text(trial.values)} ({', '.join(sweep.goal.names)}){took}"
-    return f"{trial.outcome}{took}: {trial.reason}"
+        return f"{sweep.goal.text(trial.values)} ({', '.join(sweep.goal.names)}){duration}"
+    return f"{trial.outcome}{duration}: {trial.reason}"
 
 
 def _run(
@@ -330,8 +330,8 @@ def _leads(sweep: Sweep, search: Search, candidate: SweepTrial) -> bool:
     signs = [1 if higher else -1 for higher in sweep.goal.higher_is_better]
     values = [sign * value for sign, value in zip(signs, candidate.values, strict=True)]
     for trial in search.best():
-        others = [sign * value for sign, value in zip(signs, trial.values, strict=True)]
-        if others != values and all(a >= b for a, b in zip(others, values, strict=True)):
+        other_values = [sign * value for sign, value in zip(signs, trial.values, strict=True)]
+        if other_values != values and all(a >= b for a, b in zip(other_values, values, strict=True)):
             return False
     return True
 

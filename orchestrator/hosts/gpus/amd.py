@@ -64,8 +64,8 @@ def _gpu(static: Record, metric: Record) -> Gpu:
 
 
 def _processes(record: Record) -> Iterator[GpuProcess]:
-    listed = record.get("process_list")
-    for entry in listed if isinstance(listed, list) else ():
+    entries = record.get("process_list")
+    for entry in entries if isinstance(entries, list) else ():
         info = entry.get("process_info") if isinstance(entry, dict) else None
         if not isinstance(info, dict) or (pid := _number(info.get("pid"))) is None:
             continue
@@ -84,8 +84,8 @@ def _records(name: str, section: Section, errors: list[str]) -> list[Record]:
     for start in re.finditer(r"^[\[{]", section.text, re.MULTILINE):
         with suppress(json.JSONDecodeError):
             document, _ = decoder.raw_decode(section.text, start.start())
-            listed = document.get("gpu_data", [document]) if isinstance(document, dict) else document
-            return [record for record in listed if isinstance(record, dict)] if isinstance(listed, list) else []
+            entries = document.get("gpu_data", [document]) if isinstance(document, dict) else document
+            return [record for record in entries if isinstance(record, dict)] if isinstance(entries, list) else []
     lines = section.text.strip().splitlines()
     printed = f"printed no JSON: {lines[-1] if lines else 'nothing'}"
     errors.append(f"`{name}` {'did not respond within 30 s' if section.code == 124 else printed}")

@@ -54,8 +54,8 @@ def holders(inventory: GpuInventory, gpus: Iterable[int]) -> tuple[str, ...]:
 
     A process whose GPU is unknown is included.
     """
-    wanted = set(gpus)
-    return tuple(_describe(process) for process in inventory.processes if process.gpu is None or process.gpu in wanted)
+    indices = set(gpus)
+    return tuple(_describe(process) for process in inventory.processes if process.gpu is None or process.gpu in indices)
 
 
 def _describe(process: GpuProcess) -> str:

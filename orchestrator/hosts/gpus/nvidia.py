@@ -19,10 +19,10 @@ SECTIONS: Mapping[str, str] = {
 
 def read_nvidia(survey: Survey) -> GpuInventory | None:
     """Return the NVIDIA GPUs in a survey; None if `nvidia-smi` is not installed."""
-    listed = survey["nvidia gpus"]
-    if listed.missing:
+    section = survey["nvidia gpus"]
+    if section.missing:
         return None
-    rows = tuple(_rows(listed, 7))
+    rows = tuple(_rows(section, 7))
     index_of = {row[1]: int(row[0]) for row in rows}
     cuda = re.search(r"CUDA Version\s*: ([\d.]+)", survey["nvidia version"].text)
     return GpuInventory(
@@ -36,7 +36,7 @@ def read_nvidia(survey: Survey) -> GpuInventory | None:
             for row in _rows(survey["nvidia processes"], 4)
             if row[1].isdigit()
         ),
-        errors=_errors(listed, has_gpus=bool(rows)),
+        errors=_errors(section, has_gpus=bool(rows)),
     )
 
 
@@ -63,8 +63,8 @@ def _mib(cell: str) -> int | None:
     return int(cell) * MIB if cell.isdigit() else None
 
 
-def _errors(listed: Section, *, has_gpus: bool) -> tuple[str, ...]:
+def _errors(section: Section, *, has_gpus: bool) -> tuple[str, ...]:
     if has_gpus:
         return ()
-    lines = listed.text.strip().splitlines()
-    return (f"`nvidia-smi` lists no GPU: {lines[-1] if lines else f'exit code {listed.code}'}",)
+    lines = section.text.strip().splitlines()
+    return (f"`nvidia-smi` lists no GPU: {lines[-1] if lines else f'exit code {section.code}'}",)

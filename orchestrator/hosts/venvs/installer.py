@@ -39,8 +39,8 @@ def install(folder: Path, requirements: Path, progress: Progress, *, torch: str 
     lines of uv if a step fails.
     """
     uv, cwd = find_uv(), folder.parent
-    listed = subprocesses.run_or_127(subprocesses.python_module_argv("pip", "config", "list"), timeout=30)
-    env = {"UV_PYTHON_DOWNLOADS": "never", "NO_COLOR": "1", **pip_settings_for_uv(listed.stdout)}
+    pip_config = subprocesses.run_or_127(subprocesses.python_module_argv("pip", "config", "list"), timeout=30)
+    env = {"UV_PYTHON_DOWNLOADS": "never", "NO_COLOR": "1", **pip_settings_for_uv(pip_config.stdout)}
     add = [uv, "pip", "install", "--python", str(folder), *_EXACT_FILE, "--compile-bytecode"]
     add += ["--index-strategy", "unsafe-best-match"]
     run = partial(_run, requirements=requirements, progress=progress, cwd=cwd, env=env)
@@ -65,7 +65,7 @@ def find_uv() -> str:
         raise BuildError("no `uv` found in this tool's environment", hint=hint) from error
 
 
-def pip_settings_for_uv(listed: str, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+def pip_settings_for_uv(pip_config: str, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     r"""Convert pip's settings for indexes and certificates to environment variables of uv.
 
     `listed` is the output of `pip config list`, with lines such as `global.index-url='https://…'`; later sections
@@ -73,7 +73,7 @@ def pip_settings_for_uv(listed: str, environ: Mapping[str, str] = os.environ) ->
     """
     settings: dict[str, str] = {}
     for section in ("global", "install", ":env:"):
-        for name, value in re.findall(rf"^{section}\.([\w-]+)=(['\"].*)$", listed, re.MULTILINE):
+        for name, value in re.findall(rf"^{section}\.([\w-]+)=(['\"].*)$", pip_config, re.MULTILINE):
             if name in _PIP_IN_UV:
                 variable, between = _PIP_IN_UV[name]
                 settings[variable] = between.join(str(ast.literal_eval(value)).split())

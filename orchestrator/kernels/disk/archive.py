@@ -74,9 +74,8 @@ class KernelReceipt:
         needed |= {f"engine.{name}": value for name, value in use.engine.items()}
         for field in dict.fromkeys((*compiled, *needed)):
             if compiled.get(field) != needed.get(field):
-                yield Problem(
-                    f"`{field}`: compiled for `{compiled.get(field, 'none')}`, this start has `{needed.get(field, 'none')}`"
-                )
+                before, now = compiled.get(field, "none"), needed.get(field, "none")
+                yield Problem(f"`{field}`: compiled for `{before}`, this start has `{now}`")
         if use.plan not in self.plans:
             plans = ", ".join(plan[:12] for plan in self.plans)
             yield Problem(f"`plan`: compiled for `{plans}`, this start has `{use.plan[:12]}` (model, layout, flags)")

@@ -62,8 +62,8 @@ class AddedEngine:
     def rows(self) -> Iterator[list[str]]:
         """Yield key, value and source of each fact, as table rows."""
         yield from self.file.rows()
-        how = "from its parser" if self.options.made else "already known"
-        yield [_TABLE, f"{self.options.count:,}", f"{how}: {self.options.path}"]
+        origin = "from its parser" if self.options.made else "already known"
+        yield [_TABLE, f"{self.options.count:,}", f"{origin}: {self.options.path}"]
         if self.tables is not None:
             gpus = ", ".join(self.tables.gpus)
             files = f"{self.tables.files} file{'s' if self.tables.files != 1 else ''}"

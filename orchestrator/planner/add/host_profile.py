@@ -143,8 +143,8 @@ def _free_model_name(repo_or_dir: str, catalog: Catalog) -> str:
     """Return a name from the last word of the checkpoint's path, with a digest if another checkpoint has that name."""
     last = re.sub(r"[^\w.+-]+", "-", Path(repo_or_dir).expanduser().absolute().name, flags=re.ASCII)
     name = last.strip("-.+").lower() or "model"
-    taken = catalog.find(EntryKind.MODEL, name) is not None
-    return f"{name}-{hashlib.sha256(repo_or_dir.encode()).hexdigest()[:8]}" if taken else name
+    exists = catalog.find(EntryKind.MODEL, name) is not None
+    return f"{name}-{hashlib.sha256(repo_or_dir.encode()).hexdigest()[:8]}" if exists else name
 
 
 def _model_of(repo_or_dir: str, catalog: Catalog) -> str | None:

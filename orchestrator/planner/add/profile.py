@@ -162,8 +162,8 @@ def _path(name: str, home: Home) -> Path:
 
 def default_name(request: ProfileRequest, catalog: Catalog) -> str:
     """Return the name of a profile for this request: `h200-MODEL`, or `h200x2-MODEL` with two GPUs of the node."""
-    whole = request.gpus in {None, read_node(catalog, request.hardware).gpus}
-    node = request.hardware if whole else f"{request.hardware}x{request.gpus}"
+    whole_node = request.gpus in {None, read_node(catalog, request.hardware).gpus}
+    node = request.hardware if whole_node else f"{request.hardware}x{request.gpus}"
     return re.sub(r"[^a-z0-9]*([._-])[^a-z0-9]*", r"\1", f"{node}-{request.model}".lower()).strip("._-")
 
 
@@ -243,7 +243,7 @@ def _engine(
     if not candidates:
         raise ProfileError(f"no engine found for {node.arch} ({node.vendor})", hint="`deploy profiles` lists engines")
     *newest, _ = max(candidates)
-    return min(name for *of, name in candidates if of == newest), f"the newest in the catalog for {node.arch}"
+    return min(name for *version, name in candidates if version == newest), f"the newest in the catalog for {node.arch}"
 
 
 def _is_for(model: str, engine: EngineFile, catalog: Catalog) -> bool:

@@ -245,11 +245,11 @@ def docker_run_line(artifacts: Artifacts, name: str, unit_name: str = "") -> str
 
 
 def _mounts(plan: Plan, detected: DetectedPatches) -> tuple[Mount, ...]:
-    model, inside = plan.model, container_model(plan)
+    model, target = plan.model, container_model(plan)
     source = model.checkpoint.path if model.checkpoint.source == "local" else f"models/{model.name}"
-    mounts = [Mount(source=source, target=inside, read_only=True)]
+    mounts = [Mount(source=source, target=target, read_only=True)]
     if overlay := overlay_path(plan, detected):
-        mounts.append(Mount(source=overlay, target=f"{inside}/config.json", read_only=True))
+        mounts.append(Mount(source=overlay, target=f"{target}/config.json", read_only=True))
     return tuple(mounts)
 
 
@@ -278,8 +278,8 @@ def _options(artifacts: Artifacts, spec: ContainerSpec, labels: Mapping[str, str
     if spec.publish is None:
         yield "--network", "host"
     else:
-        host, outside, inside = spec.publish
-        yield "--publish", shlex.quote(f"{f'[{host}]' if ':' in host else host}:{outside}:{inside}")
+        host, host_port, container_port = spec.publish
+        yield "--publish", shlex.quote(f"{f'[{host}]' if ':' in host else host}:{host_port}:{container_port}")
     for mount in spec.mounts:
         yield "--mount", _bind(mount)
     for cache in spec.caches:

@@ -67,9 +67,9 @@ def _clear_leftover(host: DockerHost, name: str, labels: Mapping[str, str]) -> b
     """
     with suppress(docker.errors.NotFound):
         container = host.client.containers.get(name)
-        again = container.status == "exited" and container.labels.get(RUN_DIR) == labels[RUN_DIR]
+        restarts = container.status == "exited" and container.labels.get(RUN_DIR) == labels[RUN_DIR]
         killed = container.status == "created" and _abandoned(container.labels.get(STARTER, ""))
-        if not again and not killed and not _is_rank_without_head(container.labels, labels):
+        if not restarts and not killed and not _is_rank_without_head(container.labels, labels):
             return False
         remove(container)
     return True

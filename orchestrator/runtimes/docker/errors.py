@@ -100,13 +100,13 @@ def start_error(text: str, artifacts: Artifacts, *, host: str, port_holder: Call
     for cause in _CAUSES:
         if match := re.search(cause.pattern, text, re.IGNORECASE):
             groups = match.groupdict()
-            taken = groups.get("port") or groups.get("allocated")
-            holder = port_holder(int(taken)) if taken else None
+            port = groups.get("port") or groups.get("allocated")
+            holder = port_holder(int(port)) if port else None
             facts = groups | {
                 "hardware": f"profiles/hardware/{artifacts.plan.hardware.name}.yaml",
                 "image": spec_of(artifacts).image,
                 "host": host,
-                "taken": taken,
+                "taken": port,
                 "by": f" by {holder}" if holder else "",
                 "server": (groups.get("name") or "").removeprefix("deploy-").partition("--")[0],
             }

@@ -92,8 +92,8 @@ def _runs_again(container: Container, run: str) -> bool:
         return container.attrs["State"]["Status"], container.attrs["State"]["StartedAt"]
 
     goes_on = ("running", run)
-    if poll_until(lambda seen: seen != goes_on, probe, timeout=_SETTLED, interval=_INTERVAL) == goes_on:
+    if poll_until(lambda result: result != goes_on, probe, timeout=_SETTLED, interval=_INTERVAL) == goes_on:
         hint = "repeat the command; the daemon may have been restarted"
         raise HostError("the log stream ended while the server is running", hint=hint)
-    status, _ = poll_until(lambda seen: seen[0] != "restarting", probe, timeout=inf, interval=_INTERVAL)
+    status, _ = poll_until(lambda result: result[0] != "restarting", probe, timeout=inf, interval=_INTERVAL)
     return status == "running"

@@ -56,8 +56,8 @@ def host_options(artifacts: Artifacts, spec: ContainerSpec, *, home: str, gid: G
     if spec.publish is None:
         reached: dict[str, Any] = {"network_mode": "host"}
     else:
-        host, outside, inside = spec.publish
-        reached = {"port_bindings": {inside: (host, outside)}}
+        host, host_port, container_port = spec.publish
+        reached = {"port_bindings": {container_port: (host, host_port)}}
     binds = [
         docker.types.Mount(
             bind.target, str(path_named_in(Path(home), bind.source)), type="bind", read_only=bind.read_only

@@ -140,9 +140,9 @@ class DockerRuntime(Runtime):
             for rank in range(len(hosts) - 1, 0, -1):
                 private_dir(rank_dir(run_dir, rank))
                 called = container_name(name, rank_name(rank))
-                others = {RANK: f"{name}/{rank}", HEAD: self._host.url} | common
+                rank_labels = {RANK: f"{name}/{rank}", HEAD: self._host.url} | common
                 with naming_host(hosts[rank].url):
-                    start_on(hosts[rank], ranked(artifacts, rank), called, others, delivery)
+                    start_on(hosts[rank], ranked(artifacts, rank), called, rank_labels, delivery)
             with naming_host(self._host.url if spec.rank_hosts else ""):
                 container = start_on(self._host, ranked(artifacts, 0), container_name(name, part), labels, delivery)
             with self._host.errors():
@@ -156,8 +156,8 @@ class DockerRuntime(Runtime):
         """See `Runtime.find`. A list contacts no further hosts for servers of other homes, whose labels name them."""
         label = NAME if name is None else f"{NAME}={name}"
         with self._host.errors():
-            listed = self._host.client.containers.list(all=True, filters={"label": [label, *RECORD]}, sparse=True)
-            labeled = [(container, container.attrs["Labels"]) for container in listed]
+            containers = self._host.client.containers.list(all=True, filters={"label": [label, *RECORD]}, sparse=True)
+            labeled = [(container, container.attrs["Labels"]) for container in containers]
             units = [self._unit(container, labels) for container, labels in labeled if is_record(labels)]
 
         def state(unit: Unit) -> ServerState:
@@ -211,10 +211,10 @@ class DockerRuntime(Runtime):
             return ()
         try:
             with self._host_of(unit).errors():
-                listed = container.top(ps_args="-eo pid,stat,args")["Processes"] or ()
+                processes = container.top(ps_args="-eo pid,stat,args")["Processes"] or ()
         except docker.errors.APIError:  # the container is not running, or the host has no such `ps`
             return ()
-        return tuple((stat, title) for _, stat, title in listed if not stat.startswith("Z"))
+        return tuple((stat, title) for _, stat, title in processes if not stat.startswith("Z"))
 
     def host_memory(self, unit: Unit) -> int | None:
         """See `Runtime.host_memory`. The container's control group tells (Linux, cgroup-v2.rst; memory.rst)."""
@@ -226,9 +226,9 @@ class DockerRuntime(Runtime):
                 stats: Any = container.stats(stream=False, one_shot=True)
         except docker.errors.APIError:  # the container is not running
             return None
-        counted = stats["memory_stats"].get("stats", {})
-        anonymous = counted.get("anon", counted.get("total_rss", 0))
-        return anonymous + counted.get("shmem", counted.get("total_shmem", 0)) or None
+        counters = stats["memory_stats"].get("stats", {})
+        anonymous = counters.get("anon", counters.get("total_rss", 0))
+        return anonymous + counters.get("shmem", counters.get("total_shmem", 0)) or None
 
     def logs(self, unit: Unit, *, follow: bool) -> Iterator[str]:
         """See `Runtime.logs`. Follows through restarts; reads the saved log if the container is removed."""

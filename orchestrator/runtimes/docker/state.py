@@ -57,22 +57,22 @@ def _detail(inspected: Mapping[str, Any]) -> str:
     if state["Status"] == "running" and not restarts:
         return ""
     limit = inspected["HostConfig"]["RestartPolicy"]["MaximumRetryCount"]
-    again, code = f"restarted {restarts} of {limit} times", state["ExitCode"]
+    restart_count, code = f"restarted {restarts} of {limit} times", state["ExitCode"]
     match state["Status"]:
         case "running":
-            detail = again
+            detail = restart_count
         case "restarting" | "paused" as status:
-            detail = f"{status}, {again}, last exit code {code}" if limit else status
+            detail = f"{status}, {restart_count}, last exit code {code}" if limit else status
         case "created":
             detail = "created and never started"
         case _ if state["OOMKilled"]:
-            detail = f"killed: the host ran out of memory, {again}"
+            detail = f"killed: the host ran out of memory, {restart_count}"
         case _ if code == 0:
             detail = "exited with code 0"
         case _ if not limit:
             detail = describe_exit(code)
         case _ if restarts >= limit:
-            detail = f"reached the restart limit ({again}), last exit code {code}"
+            detail = f"reached the restart limit ({restart_count}), last exit code {code}"
         # Docker restarts a failed container unless it was asked to stop, so an exit below the limit was requested. A
         # clean stop of sglang exits with 137: after the drain it kills its own process tree (0.5.14,
         # tokenizer_manager.py:2612-2656).

@@ -24,9 +24,9 @@ def objects_of_start(
     plan = artifacts.plan
     delivery = split_secrets(secrets, api_key_env=plan.server.api_key_env)
     if delivery.config is not None and cluster_of(plan).api_key_secret is None:
-        about = metadata(plan, name, secret_name(plan, name))
+        object_metadata = metadata(plan, name, secret_name(plan, name))
         data = {CONFIG: delivery.config.reveal()}
-        yield {"apiVersion": "v1", "kind": "Secret", "metadata": about, "type": "Opaque", "stringData": data}
+        yield {"apiVersion": "v1", "kind": "Secret", "metadata": object_metadata, "type": "Opaque", "stringData": data}
     for item in objects_of(artifacts, image_of_pods(artifacts).reference, name, replica.unit_name):
         if item["apiVersion"] == "policy/v1" and not replica.cluster.ask("get", "--raw", "/apis/policy/v1").ok:
             warn("this Kubernetes is older than 1.21: draining the node evicts the server")
@@ -36,17 +36,17 @@ def objects_of_start(
 
 def create_deployment(cluster: Cluster, deployment: Manifest) -> Mapping[str, Any]:
     """Return the Deployment as created. Raises NameTakenError, or StartError if the cluster rejects it."""
-    done, about = cluster.create(deployment), deployment["metadata"]
+    done, meta = cluster.create(deployment), deployment["metadata"]
     if done.ok:
-        name, in_cluster = about["labels"][NAME], about["name"]
+        name, in_cluster = meta["labels"][NAME], meta["name"]
         if in_cluster == object_name(name) != name:  # of a replica, the first one says it
             note(f"the objects of `{name}` are named `{in_cluster}`: Kubernetes allows no dots and no long names")
-        made: Mapping[str, Any] = json.loads(done.stdout)
-        return made
+        created: Mapping[str, Any] = json.loads(done.stdout)
+        return created
     if "AlreadyExists" not in done.stderr:
         require_applied(done)
-    hint = f"choose another `--name`; {cluster.command_text('get', 'deployment', about['name'])} shows it"
-    raise NameTakenError(f"`{about['labels'][NAME]}` exists in namespace `{cluster.namespace}`", hint=hint)
+    hint = f"choose another `--name`; {cluster.command_text('get', 'deployment', meta['name'])} shows it"
+    raise NameTakenError(f"`{meta['labels'][NAME]}` exists in namespace `{cluster.namespace}`", hint=hint)
 
 
 def require_applied(applied: CompletedProgram) -> None:

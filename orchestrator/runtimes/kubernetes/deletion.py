@@ -37,23 +37,23 @@ class Removal:
         deployments, pods = self._seen()
         kinds = OF_SEVERAL if any(self._owned.values()) else _KINDS
         unit_names = self._owned_units(deployments)
-        about = [deployment["metadata"] for deployment in deployments]
-        if unit_names and all(item["uid"] in self._owned for item in about):
+        deployment_metadata = [deployment["metadata"] for deployment in deployments]
+        if unit_names and all(item["uid"] in self._owned for item in deployment_metadata):
             self._delete(kinds, "--selector", selector(self._name))
         else:
             for unit_name in sorted(unit_names):
                 self._delete(kinds, "--selector", selector(self._name, unit_name))
-        names_owned = [item["name"] for item in about if item["uid"] in self._owned]
-        names_owned.sort(key=lambda called: called == object_name(self._name))
+        names_owned = [item["name"] for item in deployment_metadata if item["uid"] in self._owned]
+        names_owned.sort(key=lambda name_owned: name_owned == object_name(self._name))
         running = [_pod_resource(pod) for pod in pods if replica_of(pod) in unit_names]
-        self._end(*(f"deployment/{called}" for called in names_owned), *running)
+        self._end(*(f"deployment/{name_owned}" for name_owned in names_owned), *running)
         remaining = poll_until(lambda pods: not pods, self._running, timeout=grace + _LATE, interval=_INTERVAL)
         if remaining:
             names, node = [pod["metadata"]["name"] for pod in remaining], remaining[0]["spec"].get("nodeName", "no node")
             force = self._cluster.command_text("delete", "pod", *names, "--force", "--grace-period=0")
-            which = " and ".join(f"pod `{pod}`" for pod in names)
+            pods_text = " and ".join(f"pod `{pod}`" for pod in names)
             hint = f"if that node is lost for good: {force}"
-            raise HostError(f"{which}: deleted, but {node} has not confirmed that it exited", hint=hint)
+            raise HostError(f"{pods_text}: deleted, but {node} has not confirmed that it exited", hint=hint)
 
     def _seen(self) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
         """Return the Deployments and the pods of that name."""
@@ -66,18 +66,18 @@ class Removal:
         """Return the names of the units that this start still owns.
 
         The name "" selects all objects of the name: it is omitted if another start owns any of them."""
-        others = {replica_of(item) for item in deployments if item["metadata"]["uid"] not in self._owned}
-        return {name for name in self._owned.values() if name not in others and (name or not others)}
+        other_units = {replica_of(item) for item in deployments if item["metadata"]["uid"] not in self._owned}
+        return {name for name in self._owned.values() if name not in other_units and (name or not other_units)}
 
     def _running(self) -> list[Mapping[str, Any]]:
         """Return the pods of this start that may be running. A Deployment may still create one during its deletion."""
         deployments, pods = self._seen()
         unit_names = self._owned_units(deployments)
-        ours = [pod for pod in pods if replica_of(pod) in unit_names or _pod_resource(pod) in self._report]
-        self._end(*sorted({_pod_resource(pod) for pod in ours} - self._report.keys()))
-        late = time.monotonic() - _UNSTARTED
-        unstarted = [pod for pod in ours if not has_started(pod) and self._report[_pod_resource(pod)] < late]
-        return [pod for pod in ours if not is_over(pod) and pod not in unstarted]
+        own_pods = [pod for pod in pods if replica_of(pod) in unit_names or _pod_resource(pod) in self._report]
+        self._end(*sorted({_pod_resource(pod) for pod in own_pods} - self._report.keys()))
+        deadline = time.monotonic() - _UNSTARTED
+        unstarted = [pod for pod in own_pods if not has_started(pod) and self._report[_pod_resource(pod)] < deadline]
+        return [pod for pod in own_pods if not is_over(pod) and pod not in unstarted]
 
     def _delete(self, *words: str) -> None:
         if not (done := self._cluster.ask("delete", *words, "--ignore-not-found", "--wait=false")).ok:

@@ -84,15 +84,15 @@ class Cluster:
         answer: Mapping[str, Any] = json.loads(done.stdout) if done.stdout.strip() else {}
         return answer
 
-    def create(self, made: Mapping[str, Any]) -> CompletedProgram:
+    def create(self, manifest: Mapping[str, Any]) -> CompletedProgram:
         """Create an object as `MANAGER`; fail if it exists. The output is the created object as JSON."""
         words = ("create", f"--field-manager={MANAGER}", "--output", "json", "--filename", "-")
-        return self.ask(*words, stdin=json.dumps(made))
+        return self.ask(*words, stdin=json.dumps(manifest))
 
-    def change(self, made: Mapping[str, Any], patch: Mapping[str, Any]) -> CompletedProgram:
+    def change(self, manifest: Mapping[str, Any], patch: Mapping[str, Any]) -> CompletedProgram:
         """Change fields of an existing object as `MANAGER`."""
-        which = f"{made['kind']}/{made['metadata']['name']}".lower()
-        return self.ask("patch", which, f"--field-manager={MANAGER}", "--patch", json.dumps(patch))
+        resource = f"{manifest['kind']}/{manifest['metadata']['name']}".lower()
+        return self.ask("patch", resource, f"--field-manager={MANAGER}", "--patch", json.dumps(patch))
 
     def apply(self, objects: Sequence[Mapping[str, Any]]) -> CompletedProgram:
         """Apply objects on the server side as `MANAGER`. A pipe carries them: no argv and no file holds a Secret."""

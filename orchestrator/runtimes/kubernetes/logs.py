@@ -98,10 +98,10 @@ class ServerLog:
     def follow(self) -> Iterator[bytes]:
         """Yield all lines, old and new, until the server is deleted; wait for its next run or pod."""
         while True:
-            there, view = self._probe()
+            exists, view = self._probe()
             if view is not None and self._has_more(view):
                 yield from self._runs(view, "--follow")
-            elif not there:
+            elif not exists:
                 return
             time.sleep(_INTERVAL)
 
@@ -128,9 +128,9 @@ class ServerLog:
     def _has_more(self, view: PodView) -> bool:
         """Return whether a pod has unread output or may write more: its stream may have ended before its run."""
         run = (view.name, view.restarts, view.runs_since)
-        more = has_started(view.pod) and (view.runs_since is not None or run != self._read)
+        has_more = has_started(view.pod) and (view.runs_since is not None or run != self._read)
         self._read = run
-        return more
+        return has_more
 
     def _runs(self, view: PodView, *options: str) -> Iterator[bytes]:
         """Yield the lines of the previous run, if any, and of the current run.

@@ -74,11 +74,11 @@ def objects_of(artifacts: Artifacts, image: str, name: str, unit_name: str = "")
     return list(yaml.load_all(render_template(text, context, filters={"yaml": _quoted}), Loader=_LOADER))
 
 
-def metadata(plan: Plan, name: str, called: str) -> Manifest:
+def metadata(plan: Plan, name: str, name_in_cluster: str) -> Manifest:
     """Return the metadata of one object of a server."""
     namespace = cluster_of(plan).namespace
-    about = annotations(plan, name, namespace)
-    return {"name": called, "namespace": namespace, "labels": labels(name), "annotations": about}
+    object_annotations = annotations(plan, name, namespace)
+    return {"name": name_in_cluster, "namespace": namespace, "labels": labels(name), "annotations": object_annotations}
 
 
 def _quoted(value: object) -> str:
@@ -205,11 +205,11 @@ def _command(plan: Plan, command: Command, security: PodSecurity) -> dict[str, o
     words = [_literal(word) for word in (*command.argv, *_config_words(plan))]
     for value, variable in _OF_GROUP.items():
         words = [word.replace(_literal(value), variable) for word in words]
-    listed: list[Manifest] = [{"name": variable, "value": _literal(env[variable])} for variable in sorted(env)]
-    others = plan.layout.nodes > 1 or plan.role is not Role.SERVER  # reach it at its address
-    if others and HOST_ADDRESS not in env:
-        listed += [{"name": HOST_ADDRESS, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
-    return {"security": security, "args": words, "env": listed}
+    variables: list[Manifest] = [{"name": variable, "value": _literal(env[variable])} for variable in sorted(env)]
+    has_peers = plan.layout.nodes > 1 or plan.role is not Role.SERVER  # reach it at its address
+    if has_peers and HOST_ADDRESS not in env:
+        variables += [{"name": HOST_ADDRESS, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
+    return {"security": security, "args": words, "env": variables}
 
 
 def _literal(text: str) -> str:

@@ -41,24 +41,24 @@ class ObservationCache:
 
         Raises HostError once the last one is older than `MAX_STALENESS`.
         """
-        seen, cluster = self._seen.get(unit.runtime_id, ObservedServer()), replica.cluster
+        observed, cluster = self._seen.get(unit.runtime_id, ObservedServer()), replica.cluster
         failed, reason = self._failed.get(cluster, (-inf, None))
         if reason is not None and time.monotonic() - failed < _FRESH:
-            if seen.at == -inf:
+            if observed.at == -inf:
                 raise reason
-            return seen
-        if time.monotonic() - seen.at < _FRESH:
-            return seen
+            return observed
+        if time.monotonic() - observed.at < _FRESH:
+            return observed
         try:
             words = ("deployments,pods", "--selector", selector(unit.name, replica.unit_name))
             self.keep(unit, replica, cluster.json("get", *words, timeout=_REQUEST_TIMEOUT)["items"])
         except HostError as error:
-            if time.monotonic() - seen.at > MAX_STALENESS:
+            if time.monotonic() - observed.at > MAX_STALENESS:
                 raise
             if reason is None:
                 warn(f"{error.message}: retrying for {MAX_STALENESS / 60:.0f} min", hint=error.hint)
             self._failed[cluster] = time.monotonic(), error
-            return seen
+            return observed
         if self._failed.pop(cluster, None) is not None:
             note("the cluster answers again")
         return self._seen[unit.runtime_id]
@@ -75,13 +75,13 @@ class ObservationCache:
         If `warnings` is None, the warnings about its pod are requested.
         """
         identity, cluster = (unit.name, replica.unit_name), replica.cluster
-        ours = [item for item in items if (item["metadata"]["labels"][NAME], replica_of(item)) == identity]
-        deployment = next((item for item in ours if item["metadata"]["uid"] == unit.runtime_id), None)
-        view = pod_view([item for item in ours if item["kind"] == "Pod"])
+        own_items = [item for item in items if (item["metadata"]["labels"][NAME], replica_of(item)) == identity]
+        deployment = next((item for item in own_items if item["metadata"]["uid"] == unit.runtime_id), None)
+        view = pod_view([item for item in own_items if item["kind"] == "Pod"])
         if view is not None and view.warns:
             view = replace(view, events=_about(view, warnings_of(cluster, view.name) if warnings is None else warnings))
-        self._seen[unit.runtime_id] = seen = ObservedServer(at=time.monotonic(), deployment=deployment, view=view)
-        return seen
+        self._seen[unit.runtime_id] = observed = ObservedServer(at=time.monotonic(), deployment=deployment, view=view)
+        return observed
 
     def answers(self, cluster: Cluster) -> bool:
         """Return whether the cluster answered the last request."""
@@ -94,11 +94,11 @@ class ObservationCache:
 
 def warnings_of(cluster: Cluster, pod: str = "") -> Sequence[Mapping[str, Any]]:
     """Return the warnings about a pod, or about all objects of the namespace. Raises HostError."""
-    about = ",".join(("type=Warning", *([f"involvedObject.name={pod}"] if pod else [])))
-    events: Sequence[Mapping[str, Any]] = cluster.json("get", "events", "--field-selector", about)["items"]
+    field_selector = ",".join(("type=Warning", *([f"involvedObject.name={pod}"] if pod else [])))
+    events: Sequence[Mapping[str, Any]] = cluster.json("get", "events", "--field-selector", field_selector)["items"]
     return events
 
 
 def _about(view: PodView, warnings: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
-    ours = [event for event in warnings if event["involvedObject"].get("name") == view.name]
-    return tuple(sorted(ours, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or "")))
+    events = [event for event in warnings if event["involvedObject"].get("name") == view.name]
+    return tuple(sorted(events, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or "")))

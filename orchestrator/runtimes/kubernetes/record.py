@@ -54,10 +54,10 @@ def object_name(name: str, unit_name: str = "") -> str:
     """
     if unit_name and unit_name != GATEWAY:
         return f"{object_name(name)}--{unit_name}"
-    plain = re.sub(r"[._]", "-", name)
-    if plain == name and name[0].isalpha() and len(name) <= _MAX_NAME:
+    normalized = re.sub(r"[._]", "-", name)
+    if normalized == name and name[0].isalpha() and len(name) <= _MAX_NAME:
         return name
-    return f"deploy-{plain[:30].rstrip('-')}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return f"deploy-{normalized[:30].rstrip('-')}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def deployment_name(name: str, unit_name: str = "") -> str:

@@ -96,19 +96,19 @@ class KubernetesRuntime(Runtime):
         plan, settings = artifacts.plan, cluster_of(artifacts.plan)
         cluster = Cluster(settings.context or "", settings.namespace)
         replica = ReplicaRef(cluster, replica_name(run_dir) or (GATEWAY if plan.gateway is not None else ""))
-        *others, deployment = creation.objects_of_start(replica, artifacts, name, secrets)
+        *objects, deployment = creation.objects_of_start(replica, artifacts, name, secrets)
         start = {RUN_DIR: str(run_dir.absolute()), STARTER: str(uuid.uuid4())}
-        for other in (*others, deployment):
+        for other in (*objects, deployment):
             other["metadata"]["annotations"] |= start
         try:
             with defer_signals():  # a request in flight cannot be undone
-                made = creation.create_deployment(cluster, deployment | {"spec": deployment["spec"] | {"replicas": 0}})
-            creation.require_applied(cluster.apply(others))
+                created = creation.create_deployment(cluster, deployment | {"spec": deployment["spec"] | {"replicas": 0}})
+            creation.require_applied(cluster.apply(objects))
             creation.require_applied(cluster.change(deployment, {"spec": {"replicas": deployment["spec"]["replicas"]}}))
         except BaseException:  # mainly Ctrl-C: no record would mention these objects
             self._discard(replica, name, start[STARTER])
             raise
-        unit = self._unit(cluster, made)
+        unit = self._unit(cluster, created)
         replica, forward = self._replicas[unit.runtime_id], Forward(cluster, plan.server.port)
         replica.pending_timeout, replica.forward = settings.pending_timeout, forward
         return replace(unit, name=name, url=forward.url, run_dir=start[RUN_DIR])  # as this start has them
@@ -151,10 +151,10 @@ class KubernetesRuntime(Runtime):
             return state
         now = time.monotonic()
         replica.stuck_since = since = now if replica.stuck_since is None else replica.stuck_since
-        about = ("pod", view.name) if view else ("deployment", deployment_name(unit.name, replica.unit_name))
-        more = replica.cluster.command_text("describe", *about)
-        stuck = state.unschedulable or now - since >= replica.pending_timeout
-        return replace(state, unschedulable=stuck, detail=f"{state.detail}; {more} shows more")
+        resource = ("pod", view.name) if view else ("deployment", deployment_name(unit.name, replica.unit_name))
+        command = replica.cluster.command_text("describe", *resource)
+        is_stuck = state.unschedulable or now - since >= replica.pending_timeout
+        return replace(state, unschedulable=is_stuck, detail=f"{state.detail}; {command} shows more")
 
     def process_cmdlines(self, unit: Unit) -> tuple[str, ...]:
         """See `Runtime.process_cmdlines`. Runs a shell in the pod, which has its own process table."""
@@ -162,8 +162,8 @@ class KubernetesRuntime(Runtime):
         if view is None or view.runs_since is None:
             return ()
         words = ("exec", view.name, "--container", CONTAINER, "--", "sh", "-c", _TITLES)
-        listed = self._replicas[unit.runtime_id].cluster.ask(*words)
-        return tuple(line.strip() for line in listed.stdout.splitlines() if line.strip()) if listed.ok else ()
+        done = self._replicas[unit.runtime_id].cluster.ask(*words)
+        return tuple(line.strip() for line in done.stdout.splitlines() if line.strip()) if done.ok else ()
 
     def logs(self, unit: Unit, *, follow: bool) -> Iterator[str]:
         """See `Runtime.logs`. Follows through restarts; reads the saved log if the server is deleted."""
@@ -234,14 +234,14 @@ class KubernetesRuntime(Runtime):
         units = [self._unit(cluster, record) for record in records]
         warns = any(PodView(pod=item).warns for item in items if item["kind"] == "Pod")
         warnings = warnings_of(cluster) if warns and not by_name else None  # those of all pods at once
-        seen = [self._seen.keep(unit, self._replicas[unit.runtime_id], items, warnings) for unit in units]
-        listed = zip(units, seen, strict=True)
-        return [replace(unit, state=self._report(unit, item.deployment, item.view)) for unit, item in listed]
+        observed = [self._seen.keep(unit, self._replicas[unit.runtime_id], items, warnings) for unit in units]
+        pairs = zip(units, observed, strict=True)
+        return [replace(unit, state=self._report(unit, item.deployment, item.view)) for unit, item in pairs]
 
     def _inspect(self, unit: Unit) -> tuple[Mapping[str, Any] | None, PodView | None]:
         """Return the Deployment and the pod. Raises HostError if the cluster has not answered for too long."""
-        seen = self._seen.of(unit, self._replicas[unit.runtime_id])
-        return seen.deployment, seen.view
+        observed = self._seen.of(unit, self._replicas[unit.runtime_id])
+        return observed.deployment, observed.view
 
     def _log(self, unit: Unit) -> ServerLog:
         def probe() -> tuple[bool, PodView | None]:
@@ -271,9 +271,9 @@ class KubernetesRuntime(Runtime):
 
     def _discard(self, replica: ReplicaRef, name: str, starter: str) -> None:
         """Delete the objects of a failed start. If that fails, only report it: the start's own error is raised."""
-        cluster, called = replica.cluster, deployment_name(name, replica.unit_name)
+        cluster, name_in_cluster = replica.cluster, deployment_name(name, replica.unit_name)
         try:
-            deployment = cluster.json("get", "deployment", called, "--ignore-not-found")
+            deployment = cluster.json("get", "deployment", name_in_cluster, "--ignore-not-found")
             if deployment and deployment["metadata"].get("annotations", {}).get(STARTER) == starter:
                 self._end([self._unit(cluster, deployment)], grace=1)
         except DeployError as error:
@@ -282,10 +282,10 @@ class KubernetesRuntime(Runtime):
             warn(f"cannot remove the objects of `{name}`: {error}", hint=hint)
 
     def _unit(self, cluster: Cluster, deployment: Mapping[str, Any]) -> Unit:
-        about = deployment["metadata"]
-        text, identity = about["annotations"], str(about["uid"])
+        deployment_metadata = deployment["metadata"]
+        text, identity = deployment_metadata["annotations"], str(deployment_metadata["uid"])
         replica = self._replicas.setdefault(identity, ReplicaRef(cluster, replica_of(deployment)))
-        name, port = about["labels"][NAME], text[URL].rpartition(":")[2]
+        name, port = deployment_metadata["labels"][NAME], text[URL].rpartition(":")[2]
         return Unit(
             runtime="kubernetes",
             name=name,
@@ -330,5 +330,5 @@ def known_namespaces(home: Home, name: str | None = None) -> tuple[Cluster, ...]
 
 def _labels_of(item: Mapping[str, Any]) -> Mapping[str, str]:
     """Return the labels and annotations of an object."""
-    about = item["metadata"]
-    return {**about.get("annotations", {}), **about.get("labels", {})}
+    item_metadata = item["metadata"]
+    return {**item_metadata.get("annotations", {}), **item_metadata.get("labels", {})}

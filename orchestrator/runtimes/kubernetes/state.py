@@ -238,22 +238,22 @@ def _failed(pod: Seen) -> str:
 def _between(view: PodView) -> ServerState:
     """Return the state between two runs: Kubernetes restarts the container with increasing delays."""
     last = _last_end(view.container) or {}
-    again = "restart pending"
+    next_start = "restart pending"
     if view.container.get("state", {}).get("waiting", {}).get("reason") == _CRASH_LOOP:
-        again = "restarted with increasing delays (CrashLoopBackOff)"
+        next_start = "restarted with increasing delays (CrashLoopBackOff)"
     return ServerState(
         status=Status.EXITED,
         exit_code=last.get("exitCode"),
         restarts=view.restarts,
         started_at=_utc(last["startedAt"]) if last.get("startedAt") else None,
         ended_at=_utc(last["finishedAt"]) if last.get("finishedAt") else None,
-        detail=f"it {_ended(last)}{_failed_probe_message(view, last)}, {again}",
+        detail=f"it {_ended(last)}{_failed_probe_message(view, last)}, {next_start}",
     )
 
 
 def _ending(view: PodView) -> ServerState:
-    lost = ", which does not answer the cluster" if view.pod.get("status", {}).get("reason") == "NodeLost" else ""
-    return _exited(f"its pod is being deleted on {view.pod.get('spec', {}).get('nodeName', 'no node')}{lost}")
+    node_lost = ", which does not answer the cluster" if view.pod.get("status", {}).get("reason") == "NodeLost" else ""
+    return _exited(f"its pod is being deleted on {view.pod.get('spec', {}).get('nodeName', 'no node')}{node_lost}")
 
 
 def _exited(detail: str) -> ServerState:
@@ -279,14 +279,14 @@ def _ended(last: Seen) -> str:
 def _failed_probe_message(view: PodView, last: Seen) -> str:
     """Return the message of the probe that ended a run of the container."""
     began, ended = str(last.get("startedAt", "")), str(last.get("finishedAt", ""))
-    during = [event for event in view.events if began <= str(event.get("lastTimestamp") or "") <= ended]
-    messages = [str(event.get("message", "")) for event in during]
+    events = [event for event in view.events if began <= str(event.get("lastTimestamp") or "") <= ended]
+    messages = [str(event.get("message", "")) for event in events]
     if failed := [message for message in messages if message.startswith(_LIVENESS)]:
         # Kubernetes 1.20 sends no text if the probe timed out.
         reason = _one_line(failed[-1].removeprefix(_LIVENESS)) or "it timed out"
         return f" (its livenessProbe failed: {reason})"
-    late = any(_NOT_STARTED in message for message in messages)
-    return " (it was stopped because it was not ready in time; raise `timeouts.progress_deadline`)" if late else ""
+    is_late = any(_NOT_STARTED in message for message in messages)
+    return " (it was stopped because it was not ready in time; raise `timeouts.progress_deadline`)" if is_late else ""
 
 
 def _utc(moment: str) -> str:

@@ -231,7 +231,7 @@ def _launch(request: StartRequest, environ: Mapping[str, str | None], *, lock: i
 
 def _servers(folder: Path) -> list[Unit]:
     """Return the units of the current runs of a name, then those with an unreadable record."""
-    recorded, alive, lost = dict[tuple[str, str], RecordedRun](), set[Path](), list[Unit]()
+    recorded, alive, unreadable = dict[tuple[str, str], RecordedRun](), set[Path](), list[Unit]()
     try:
         run_dirs = subfolders(folder)
     except HostError:
@@ -243,7 +243,7 @@ def _servers(folder: Path) -> list[Unit]:
                 if (record := read_record(part)) is not None and not is_copy(record, part):
                     records[part] = record
             except HostError:
-                lost.append(Unit.unreadable("process", folder.name, part))
+                unreadable.append(Unit.unreadable("process", folder.name, part))
         if any(not record.stopped and runs(record.markers) for record in records.values()):
             alive.add(run_dir)
         if records:
@@ -255,7 +255,7 @@ def _servers(folder: Path) -> list[Unit]:
                 stopped=all(record.stopped for record in records.values()),
             )
     newest_first = [recorded[moment] for moment in sorted(recorded, reverse=True)]
-    return [*with_roles(unit for run in current_runs(newest_first, alive) for unit in run.units), *lost]
+    return [*with_roles(unit for run in current_runs(newest_first, alive) for unit in run.units), *unreadable]
 
 
 def _deleted(runs: Path) -> list[Unit]:

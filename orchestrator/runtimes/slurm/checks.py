@@ -53,16 +53,16 @@ def _whole_nodes(runner: Runner, plan: Plan, job: SlurmSection) -> Iterator[Find
 
     Nodes are counted, since one test job with all of them could exceed the cluster's limit per job (`MaxNodes`).
     """
-    whole = sum(server.layout.nodes for server in replica_plans(plan) if uses_whole_node(server))
-    if not whole:
+    nodes = sum(server.layout.nodes for server in replica_plans(plan) if uses_whole_node(server))
+    if not nodes:
         return
     rows = re.findall(r"^(.+)\|(\d+)$", runner(_NODES).stdout, re.MULTILINE)  # the default partition has a `*`
     default = next((name for name, _ in rows if name.endswith("*")), "").removesuffix("*")
-    ours = {*(job.partition or default).split(",")}
-    count_found = sum(int(count) for name, count in rows if name.removesuffix("*") in ours)
-    needed = whole + (job.gateway_partition in {None, *ours})
+    partitions = {*(job.partition or default).split(",")}
+    count_found = sum(int(count) for name, count in rows if name.removesuffix("*") in partitions)
+    needed = nodes + (job.gateway_partition in {None, *partitions})
     if count_found < needed:
-        hint = _PARTITION_HINT if count_found >= whole else "reduce the number of servers, or `--set slurm.partition=NAME`"
+        hint = _PARTITION_HINT if count_found >= nodes else "reduce the number of servers, or `--set slurm.partition=NAME`"
         yield fail("nodes", str(count_found), f"{needed}, for servers that take whole nodes, and their gateway", hint)
 
 
@@ -99,11 +99,11 @@ def _tested(runner: Runner, check: str, options: Sequence[str]) -> Finding:
     The predicted start is only reported: some clusters predict a late one.
     """
     done = runner(("sbatch", "--test-only", *options, "--export=NONE", "--wrap=true"))
-    wanted = " ".join(option for option in options if not option.startswith(_ASIDE))
+    requested = " ".join(option for option in options if not option.startswith(_ASIDE))
     if not done.ok:
-        return fail(check, last_error(done), wanted, REQUEST_HINT)
+        return fail(check, last_error(done), requested, REQUEST_HINT)
     match = _ALLOCATED.search(done.stderr)
-    return info(check, f"{match[2]} of {match[3]}, from {match[1]}" if match else "Slurm accepts the job", wanted)
+    return info(check, f"{match[2]} of {match[3]}, from {match[1]}" if match else "Slurm accepts the job", requested)
 
 
 CHECKS: Final = (cluster, node_interpreter)

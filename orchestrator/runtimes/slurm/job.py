@@ -56,10 +56,8 @@ def main() -> int:
     if len(sys.argv) > 2:
         rank, head = int(sys.argv[2]), sys.argv[3]
     try:
-        if not head:
-            remove_file(run_dir / FileName(REJECTION))  # a requeued job checks again
-            if others := len(rank_dirs(run_dir)):
-                return _start_ranks(run_dir, others)
+        if not head and (rank_count := len(rank_dirs(run_dir))):
+            return _start_ranks(run_dir, rank_count)
         request = _consume_request(rank_dir(run_dir, rank))
         request = replace(request, argv=rank_argv(request.argv, rank=rank, head=head))
         set_known(request.secrets)
@@ -120,7 +118,7 @@ def _wait_for_rank_0(server: Program) -> None:
     signal.signal(signal.SIGTERM, lambda *_: _stop_on_signal(server))
 
 
-def _start_ranks(run_dir: Path, others: int) -> int:
+def _start_ranks(run_dir: Path, rank_count: int) -> int:
     """Run a server on several nodes to its end; return the exit code of rank 0.
 
     If another rank ends, so does the server: rank 0 notices a crash within 7 s (0.5.14), but not a lost node.
@@ -133,7 +131,7 @@ def _start_ranks(run_dir: Path, others: int) -> int:
 
     first = started(0)
     signal.signal(signal.SIGTERM, lambda *_: first.send(signal.SIGTERM))
-    steps = [started(rank, *_STEP, f"--relative={rank}") for rank in range(1, others + 1)]
+    steps = [started(rank, *_STEP, f"--relative={rank}") for rank in range(1, rank_count + 1)]
     while first.code is None and all(step.code is None for step in steps):
         time.sleep(_POLL)
     for _ in range(2):  # the second one kills its server

@@ -210,8 +210,8 @@ def pending_reason(job: Job) -> str:
         return f"job {job.id}: node {job.node} is booting"
     text = "Slurm has not considered it yet" if job.reason == "None" else job.reason
     begins = f", expected at {job.begins[11:16]} UTC on {job.begins[:10]}" if job.begins else ""
-    again = ", requeued" if job.restarts else ""
-    return f"job {job.id} is pending{again}: {text}{begins}"
+    requeued = ", requeued" if job.restarts else ""
+    return f"job {job.id} is pending{requeued}: {text}{begins}"
 
 
 def unschedulable_hint(job: Job) -> str:
@@ -249,8 +249,8 @@ def wait_for_node(number: str, *, limit: float | None, hint: str, on_wait: Calla
         reasons[word] = since
         if now - since >= _RELIABLE_AFTER and (never := unschedulable_hint(job)):
             raise StartError(pending_reason(job), hint=never)
-        room = f"; {hint}" if hint and now - since >= _RELIABLE_AFTER else ""
-        progress.update(f"{pending_reason(job)}{room}", transient=f"{now - began:.0f} s")
+        suffix = f"; {hint}" if hint and now - since >= _RELIABLE_AFTER else ""
+        progress.update(f"{pending_reason(job)}{suffix}", transient=f"{now - began:.0f} s")
 
     with Progress() as progress:
         job = poll_until(

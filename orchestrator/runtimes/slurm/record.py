@@ -58,8 +58,8 @@ def _comment(data: dict[str, Any]) -> JobComment:
 
 
 def _require_types(data: dict[str, Any], kind: type) -> None:
-    for name, wanted in get_type_hints(kind).items():
-        if type(data[name]) is not wanted:
+    for name, expected in get_type_hints(kind).items():
+        if type(data[name]) is not expected:
             raise TypeError(name)
 
 

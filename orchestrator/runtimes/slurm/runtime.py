@@ -176,8 +176,8 @@ class SlurmRuntime(Runtime):
             for file, text in written.items():
                 atomic_write(run_dir / FileName(file), text, mode=0o755 if file == SCRIPT else 0o600)
             log = str(run_dir / JOB_LOG).replace("%", "%%")
-            placed = (f"--chdir={self._home.root}", f"--output={log}", "--open-mode=append", "--export=ALL")
-            options = (*job_options(plan, job_called), *placed, f"--comment={comment.to_text()}")
+            fixed_options = (f"--chdir={self._home.root}", f"--output={log}", "--open-mode=append", "--export=ALL")
+            options = (*job_options(plan, job_called), *fixed_options, f"--comment={comment.to_text()}")
             number = jobs.submit(options, str(run_dir / SCRIPT), python, comment.run)
             submission = Submission(job=number, comment=comment, python=python, stopped=False)
             write_fields(run_dir / FILE, dataclasses.asdict(submission))

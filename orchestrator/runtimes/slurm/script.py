@@ -144,10 +144,10 @@ def container_script(plan: Plan) -> tuple[str, ...]:
     """
     location = _checkpoint_outside(plan)
     if job_of(plan).container == "pyxis":
-        more = shlex.quote(f",{location}:{location}") if location else ""
-        return (f'export PYXIS_CONTAINER_MOUNTS="$PWD:$PWD"{more} PYXIS_CONTAINER_WORKDIR="$PWD"',)
-    more = shlex.quote(f",{location}") if location else ""
-    return (f'export APPTAINER_BIND="$PWD"{more}"${{APPTAINER_BIND:+,$APPTAINER_BIND}}"',)
+        mount = shlex.quote(f",{location}:{location}") if location else ""
+        return (f'export PYXIS_CONTAINER_MOUNTS="$PWD:$PWD"{mount} PYXIS_CONTAINER_WORKDIR="$PWD"',)
+    mount = shlex.quote(f",{location}") if location else ""
+    return (f'export APPTAINER_BIND="$PWD"{mount}"${{APPTAINER_BIND:+,$APPTAINER_BIND}}"',)
 
 
 def _checkpoint_outside(plan: Plan, home: str = "") -> str | None:

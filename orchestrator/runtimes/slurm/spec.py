@@ -53,8 +53,8 @@ def prepare(artifacts: Artifacts, host_ref: HostRef) -> PreparedRun:
         return supervisor.prepare(artifacts, host_ref, host_ref.home.job_packages, _EVERYWHERE)
     note(f"`{job_of(plan).image}` is used unchanged; the smoke test shows missing patches")
     home = str(host_ref.home.root)
-    made = supervisor.commanded(artifacts, host_ref.home, lambda item: _container_artifacts(item, home).command, _EVERYWHERE)
-    return PreparedRun(artifacts=made, records={})
+    commanded = supervisor.commanded(artifacts, host_ref.home, lambda item: _container_artifacts(item, home).command, _EVERYWHERE)
+    return PreparedRun(artifacts=commanded, records={})
 
 
 def _in_container(plan: Plan) -> bool:
@@ -162,9 +162,9 @@ def options_are_free(context: RuleContext) -> Iterator[Problem]:
     """Forbid further options of sbatch that this tool sets, or that hold a secret."""
     for index, option in enumerate(context.profile.slurm.sbatch_options):
         location, name = context.location("slurm", "sbatch_options", index), option[2:].partition("=")[0]
-        if ours := min((item for item in _OURS if item.startswith(name)), default=""):  # as in getopt_long(3)
-            hint = f"`slurm.{ours}` sets it" if ours in SlurmSection.model_fields else "omit it"
-            yield Problem(f"cannot set `--{ours}`: `deploy` sets it", location, hint)
+        if reserved := min((item for item in _OURS if item.startswith(name)), default=""):  # as in getopt_long(3)
+            hint = f"`slurm.{reserved}` sets it" if reserved in SlurmSection.model_fields else "omit it"
+            yield Problem(f"cannot set `--{reserved}`: `deploy` sets it", location, hint)
         if looks_secret(option):
             what = f"`--{name}` looks like a secret"
             yield Problem(what, location, "remove the option: Slurm shows the options of a job to everyone")

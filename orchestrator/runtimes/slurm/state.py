@@ -95,13 +95,9 @@ def _failed_rank(run_dir: Path, first: Record | None) -> str:
     }
     if len(records) == 1 or 0 not in ended:
         return ""
-    lost = {rank for rank in ended if lost_another_rank(LogTail(rank_dir(run_dir, rank) / LOG).to_end())}
-    orderly = all(rank in ended and ended[rank][1] == EXIT_AFTER_RANK_0 for rank in range(1, len(records)))
-    if orderly and not lost:
-        return ""
-    rank, after = failed_rank({rank: when for rank, (_, _, when) in ended.items()}, lost)
-    record, code, _ = ended[rank]
-    return f"rank {rank} on {urlsplit(record.url).hostname} ended first: {describe_exit(code)}{after}"
+    lost_peer = lost_another_rank(LogTail(rank_dir(run_dir, rank) / LOG).to_end())
+    reason = f"{describe_exit(code)}{LOST_RANK if lost_peer else ''}"
+    return f"rank {rank} on {urlsplit(record.url).hostname} ended first: {reason}"
 
 
 def saved_state(run_dir: Path) -> ServerState | None:
@@ -138,7 +134,7 @@ def _units_of_name(folder: Path, live: Mapping[Path, Unit], handle_of: Callable[
 
     Of a folder that cannot be listed, these are the units in the queue; the process runtime lists it as unreadable.
     """
-    alive, lost, run_dirs = {run_root(path) for path in live}, list[Unit](), list[Path]()
+    alive, unreadable_units, run_dirs = {run_root(path) for path in live}, list[Unit](), list[Path]()
     with suppress(HostError):
         run_dirs = [] if folder.is_symlink() else subfolders(folder)
 
@@ -146,13 +142,13 @@ def _units_of_name(folder: Path, live: Mapping[Path, Unit], handle_of: Callable[
         for top in sorted(alive.union(run_dirs), key=lambda path: path.name, reverse=True):
             run, unreadable = _read_run(top, live, handle_of)
             if top in alive or not live:
-                lost.extend(Unit.unreadable("slurm", folder.name, part) for part in unreadable)
+                unreadable_units.extend(Unit.unreadable("slurm", folder.name, part) for part in unreadable)
             if run.units:
                 yield run
-            elif lost and not live:
+            elif unreadable_units and not live:
                 return
 
-    return [*(unit for run in current_runs(recorded(), alive) for unit in run.units), *lost]
+    return [*(unit for run in current_runs(recorded(), alive) for unit in run.units), *unreadable_units]
 
 
 def _read_run(

@@ -212,10 +212,10 @@ def receipt_of(folder: Path) -> ImageReceipt | None:
     try:
         receipt = parse_receipt((folder / _RECEIPT).read_text(encoding="utf-8"))
         files = [file for record in receipt.patches for file in record.files]
-        whole = all(hashlib.sha256(Path(file.path).read_bytes()).hexdigest() == file.after for file in files)
+        is_unchanged = all(hashlib.sha256(Path(file.path).read_bytes()).hexdigest() == file.after for file in files)
     except (OSError, ValueError):
         return None
-    return receipt if whole else None
+    return receipt if is_unchanged else None
 
 
 def copies(packages: Path, runtime: Runtime) -> tuple[Cache, ...]:
@@ -225,9 +225,9 @@ def copies(packages: Path, runtime: Runtime) -> tuple[Cache, ...]:
     """
     if not packages.is_dir():
         return ()
-    used = list(_used(runtime))
+    uses = list(_used(runtime))
     folders = sorted(path for path in packages.iterdir() if path.is_dir())
-    return tuple(_copy(folder, packages, tuple(name for name, at in used if at == str(folder))) for folder in folders)
+    return tuple(_copy(folder, packages, tuple(name for name, at in uses if at == str(folder))) for folder in folders)
 
 
 def _copy(folder: Path, packages: Path, servers: tuple[str, ...]) -> Cache:

@@ -133,11 +133,11 @@ def prepare(
     plan = artifacts.plan
     python = engine_python(plan.engine, host_ref.home)
     if artifacts.spec is None:
-        made = commanded(artifacts, host_ref.home, lambda item: _started_by(python, _command(item, host)), host)
+        commanded_artifacts = commanded(artifacts, host_ref.home, lambda item: _started_by(python, _command(item, host)), host)
         return PreparedRun(
-            artifacts=made,
+            artifacts=commanded_artifacts,
             records={},
-            engine=_engine_python(python, made, host_ref.home, identity=_identity(plan, python)),
+            engine=_engine_python(python, commanded_artifacts, host_ref.home, identity=_identity(plan, python)),
         )
     sources = artifacts.spec
     assert isinstance(sources, SourcePatches)  # noqa: S101 - for the type: `rendered` puts it there
@@ -154,13 +154,13 @@ def prepare(
         started = _started_by(python, _command(server, host, detected))
         return replace(started, env=_env(started, sources, copy), script=script)
 
-    made = commanded(artifacts, host_ref.home, command, host)
+    commanded_artifacts = commanded(artifacts, host_ref.home, command, host)
     return PreparedRun(
-        artifacts=made,
+        artifacts=commanded_artifacts,
         records={"patches.json": asdict(copy.receipt)},
         not_needed=copy.receipt.handled_at_build(plan.patches),
         detected_patches=detected,
-        engine=_engine_python(python, made, host_ref.home, identity=f"{python} {copy.folder}"),
+        engine=_engine_python(python, commanded_artifacts, host_ref.home, identity=f"{python} {copy.folder}"),
     )
 
 

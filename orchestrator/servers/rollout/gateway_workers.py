@@ -216,16 +216,16 @@ class DiscoveredWorkers:
         poll = partial(count_workers, self.url)
         remaining = poll_until(lambda count: count < before, poll, timeout=_CHANGE_TIMEOUT, interval=_POLL_INTERVAL)
         if was_counted and remaining >= before:
-            which = f"`{Path(old.run_dir).name}` after {_CHANGE_TIMEOUT:.0f} s"
-            warn(f"the gateway still routes to {which}; requests may fail")
+            description = f"`{Path(old.run_dir).name}` after {_CHANGE_TIMEOUT:.0f} s"
+            warn(f"the gateway still routes to {description}; requests may fail")
 
     def uncordon(self, _: str, new: RunningServer, others: int) -> None:
         """Show a healthy replica and wait until it is routed. Raises NotReadyError."""
         poll = partial(count_workers, self.url)
         before = poll_until(bool, poll, timeout=_CHANGE_TIMEOUT, interval=_POLL_INTERVAL)  # 0 without an answer
         self.runtime.set_routable(new, routable=True)
-        more = min(before, others) + 1
-        if poll_until(lambda count: count >= more, poll, timeout=_ROUTE_TIMEOUT, interval=_POLL_INTERVAL) < more:
+        expected = min(before, others) + 1
+        if poll_until(lambda count: count >= expected, poll, timeout=_ROUTE_TIMEOUT, interval=_POLL_INTERVAL) < expected:
             what = f"the gateway does not route to `{Path(new.run_dir).name}` after {_ROUTE_TIMEOUT:.0f} s"
             raise NotReadyError(what, hint="`deploy logs` shows the log of the gateway")
 

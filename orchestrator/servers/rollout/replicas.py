@@ -58,8 +58,8 @@ class ReplicatedStart:
             self._servers.append(started)
             info(f"started {self._plan.label_of(number)} of `{name}`; log: {RunDir(folder).log}")
         for number, replica in enumerate(artifacts.replicas):
-            others = partial(self._require_others, self._servers[number])
-            self._servers[number] = self.runtime.wait_for_placement(self._servers[number], replica.plan, on_wait=others)
+            require_others = partial(self._require_others, self._servers[number])
+            self._servers[number] = self.runtime.wait_for_placement(self._servers[number], replica.plan, on_wait=require_others)
         for number, (server, replica) in enumerate(zip(self._servers, artifacts.replicas, strict=True), start=1):
             seconds = wait_for_server(
                 server,
@@ -90,12 +90,12 @@ class ReplicatedStart:
         if CONTROL_KEY in secrets:
             require_own_gateway(unit.url, secrets[CONTROL_KEY])
         note_gateway(self.run, self._seconds)
-        whole = replace(unit, replicas=(*self._servers,))
+        server = replace(unit, replicas=(*self._servers,))
         if self._plan.roles:
-            self._checks += run_smoke_test(whole, self.runtime, plan=self._plan, key=self.start.key).checks
+            self._checks += run_smoke_test(server, self.runtime, plan=self._plan, key=self.start.key).checks
         else:
             self._checks += gateway_checks(target_of(self._plan, url=unit.url, api_key=self.start.key), count)
-        return whole
+        return server
 
     def _state(self, server: RunningServer) -> ServerState:
         """Return the state of a replica while the others run."""
@@ -104,8 +104,8 @@ class ReplicatedStart:
 
     def _require_others(self, server: RunningServer) -> None:
         """Raise NotReadyError if another replica has exited."""
-        others = ((number, item) for number, item in enumerate(self._servers, start=1) if item is not server)
-        for number, other in others:
+        other_servers = ((number, item) for number, item in enumerate(self._servers, start=1) if item is not server)
+        for number, other in other_servers:
             state = self.runtime.state(other)
             if state.unschedulable or state.status not in {Status.RUNNING, Status.PENDING}:
                 hint = "`deploy diagnose` names causes"

@@ -129,8 +129,8 @@ class _RollingUpdate:
 
     def _address(self, number: int, server: RunningServer | None = None) -> str:
         """Return the URL under which the gateway knows the replica."""
-        apart = self._plan.gateway is not None and not self._plan.gateway.one_node
-        if apart and server is not None and server.url:
+        separate_gateway = self._plan.gateway is not None and not self._plan.gateway.one_node
+        if separate_gateway and server is not None and server.url:
             return server.url
         if server is not None and server in self.surplus:
             return server.require_plan().server.url
@@ -157,8 +157,8 @@ class _RollingUpdate:
         return sorted(numbers, key=self._is_routed)
 
     def _is_current(self, number: int) -> bool:
-        server, wanted = self._running.get(number), self._artifacts(number).plan.digest
-        return server is not None and server.plan_digest == wanted and self._is_routed(number)
+        server, digest = self._running.get(number), self._artifacts(number).plan.digest
+        return server is not None and server.plan_digest == digest and self._is_routed(number)
 
     def _is_routed(self, number: int) -> bool:
         server = self._running.get(number)
@@ -256,8 +256,8 @@ class _RollingUpdate:
             warnings=self._plan.warnings,
             kernel_gate=lambda: None,
         )
-        called, folder = self._plan.label_of(number), self._folder(number)
-        require_gsm8k(target, minimum=min_score, name=called, folder=folder, home=self.servers.home)
+        label, folder = self._plan.label_of(number), self._folder(number)
+        require_gsm8k(target, minimum=min_score, name=label, folder=folder, home=self.servers.home)
 
     def _undo(self, number: int, step: "_Step", failure: BaseException) -> None:
         """Clean up after a failure: keep the old replica if it was not stopped, else leave neither."""

@@ -86,7 +86,7 @@ def prepare_start(request: UpRequest, source: PlanSource, first: Artifacts, host
     first without and then with one.
     """
     host_ref = with_head_address(host_ref)
-    plan, home, rows, image, early = first.plan, host_ref.home, NO_SOURCES, None, None
+    plan, home, rows, image, prepared = first.plan, host_ref.home, NO_SOURCES, None, None
     if plan.prebuilt_image is not None and not runtime_class(plan.runtime).cluster_managed:
         image, *_ = [fetch_image(plan.prebuilt_image, node) for node in host_ref.nodes]
         rows = rows_in(image, plan, host_ref, allow_untuned=request.allow_untuned)
@@ -96,7 +96,7 @@ def prepare_start(request: UpRequest, source: PlanSource, first: Artifacts, host
         require_tuned(plan, home, rows)
     files = engine_files(plan, host_ref, fetch=request.stage) if plan.model.checkpoint.source == "hub" else None
     if files is not None:
-        early = _prepare_checked(source, first, host_ref, files)
+        prepared = _prepare_checked(source, first, host_ref, files)
     ensure_checkpoint(plan, host_ref, stage=request.stage)
     mirror = mirror_path(plan.model, host_ref)
     if mirror is not None and mirror.is_dir() and (uses_tuned_table(plan) or might_fuse(plan)):
@@ -108,10 +108,10 @@ def prepare_start(request: UpRequest, source: PlanSource, first: Artifacts, host
     report_coverage(final.plan, home, rows, before=coverage)  # by the config of the checkpoint and the table built
     if not request.allow_untuned:
         require_tuned(final.plan, home, rows)
-    if early is None or final != first:
-        early = _prepare_checked(source, final, host_ref, files or engine_files(plan, host_ref, fetch=False))
-    prepare_overlay(early, host_ref)
-    return early
+    if prepared is None or final != first:
+        prepared = _prepare_checked(source, final, host_ref, files or engine_files(plan, host_ref, fetch=False))
+    prepare_overlay(prepared, host_ref)
+    return prepared
 
 
 def _prepare_checked(

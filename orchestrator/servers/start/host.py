@@ -145,8 +145,8 @@ def _warn(findings: Iterable[Finding]) -> None:
 
 def _ports_of(servers: Servers, name: str) -> frozenset[int]:
     """Return the ports of this host that are free after the server of that name is stopped."""
-    here = [handle for handle in servers.find(name) if runtime_class(handle.runtime).is_local]
-    plans = (read_plan(servers.run_of(handle)) for handle in here)
+    local_handles = [handle for handle in servers.find(name) if runtime_class(handle.runtime).is_local]
+    plans = (read_plan(servers.run_of(handle)) for handle in local_handles)
     ports = {
         port
         for plan in plans
@@ -154,7 +154,7 @@ def _ports_of(servers: Servers, name: str) -> frozenset[int]:
         for rank in range(plan.layout.nodes)
         for _, port in plan_ports(plan, rank=rank)
     }
-    return frozenset(ports | {port for handle in here if (port := urlsplit(handle.url).port) is not None})
+    return frozenset(ports | {port for handle in local_handles if (port := urlsplit(handle.url).port) is not None})
 
 
 def _server_on(host_ref: HostRef, port: int) -> str | None:

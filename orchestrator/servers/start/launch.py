@@ -120,9 +120,9 @@ def _stop_and_explain(
     if keep:
         error.hint = f"`{handle.name}` is kept; see `deploy logs {handle.name}`, then `deploy down {handle.name}`"
     elif interrupted:
-        still_running = _might_run(runtime, handle)
+        runs = _might_run(runtime, handle)
         error.hint = f"`{handle.name}` " + (
-            f"may still be running; stop with `deploy down {handle.name}`" if still_running else f"was stopped; {_NOTHING_LEFT}"
+            f"may still be running; stop with `deploy down {handle.name}`" if runs else f"was stopped; {_NOTHING_LEFT}"
         )
     if not interrupted:
         error.hint = error.hint or f"`deploy logs {handle.name}` shows the whole log"

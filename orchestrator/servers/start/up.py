@@ -81,30 +81,30 @@ def up(
         warn_unpinned(plan)
     with open_servers(home, request.host) as servers, name_lock(home, name):
         on_locked(servers)
-        if (already := _already_up(servers, name, plan=plan, request=request)) is not None:
-            return already
+        if (running_result := _already_up(servers, name, plan=plan, request=request)) is not None:
+            return running_result
         require_archive(plan, host_ref, of_run=request.run is not None)
         running = _server_to_roll(servers, name, plan=plan, request=request)
         before = require_host(plan, servers, name, host_ref, stage=request.stage)
         prepared = prepare_start(request, source, first, host_ref)
-        made, records = prepared.artifacts, prepared.records
-        report_warnings(made.plan, name=name, image=prepared.image, before=made.plan)
+        final, records = prepared.artifacts, prepared.records
+        report_warnings(final.plan, name=name, image=prepared.image, before=final.plan)
         kernels = unpack_kernels(prepared, host_ref)
-        request = replace(request, image=made.plan.prebuilt_image) if source.image else request
-        start = StartSpec(name=name, request=request, artifacts=made, records=records, key=key, on_verified=on_verified)
+        request = replace(request, image=final.plan.prebuilt_image) if source.image else request
+        start = StartSpec(name=name, request=request, artifacts=final, records=records, key=key, on_verified=on_verified)
         if running is not None:
-            with _reserved_space(home, name, made):
+            with _reserved_space(home, name, final):
                 pass
             done = rolling_update(start, servers, running, host_ref)
             kernels.save()
             return done
-        with ExitStack() as room:
+        with ExitStack() as reservation:
             if servers.find(name):
-                room.enter_context(_reserved_space(home, name, made))
+                reservation.enter_context(_reserved_space(home, name, final))
             with _recovery_hint(servers, name, recovery_command):
                 _stop_old(servers, name, request)
-                room.close()
-                machine = require_ready_host(made.plan, host_ref, before)
+                reservation.close()
+                machine = require_ready_host(final.plan, host_ref, before)
                 start = replace(start, records={**records, "preflight.json": redact_data(machine.to_dict())})
                 done = start_server(start, servers)
             kernels.save()
@@ -163,9 +163,9 @@ def _already_up(servers: Servers, name: str, *, plan: Plan, request: UpRequest) 
             raise StartError(f"`{name}` is pending: {state.detail}", hint=f"`deploy down {name}` cancels it; {hint}")
         if state.status is not Status.RUNNING:
             continue
-        if others := replicas_on_other_plan(handle, plan):
+        if differing := replicas_on_other_plan(handle, plan):
             raise StartError(
-                f"the rolling update of `{name}` is incomplete: {others}",
+                f"the rolling update of `{name}` is incomplete: {differing}",
                 hint=f"`{request.command(name)} --replace` continues, "
                 f"`deploy rollback {name}` returns to the last plan",
             )

@@ -212,9 +212,9 @@ def _pair_report(
     prefill, decode = (
         [server.url for server in handle.replicas if server.role is role] for role in (Role.PREFILL, Role.DECODE)
     )
-    whole = target_of(replica_plans(plan)[-1], url=handle.url, api_key=key)
+    decode_target = target_of(replica_plans(plan)[-1], url=handle.url, api_key=key)
     # No tiers: only the server itself tells the size of its pool, and only the decode servers are asked.
-    target = replace(_of_pair(_with_soak(whole, soak), decode), tiers=())
+    target = replace(_of_pair(_with_soak(decode_target, soak), decode), tiers=())
     report = _test(target, handle, runtime, plan)
 
     def logs() -> dict[str, Iterable[str]]:
@@ -260,8 +260,8 @@ def smoke_server(servers: Servers, name: str, *, strict_kernels: bool, soak: flo
     server = servers.open(name)
     run, plan = server.require_own_run(), server.handle.require_plan()
     server.require_running()
-    if lost := dead_processes(server.runtime, server.handle):
-        raise SmokeError(f"`{name}` failed its smoke test: {lost}", hint=RESTART_HINT.format(name=name))
+    if dead := dead_processes(server.runtime, server.handle):
+        raise SmokeError(f"`{name}` failed its smoke test: {dead}", hint=RESTART_HINT.format(name=name))
     knee = knee_requests(run)
     report = run_smoke_test(server.handle, server.runtime, plan=plan, key=server.key, soak=soak, knee=knee)
     try:

@@ -98,8 +98,8 @@ class Alerts:
         """Yield server and reason of each delivery that failed since the last call; end those that take too long."""
         running, self._running = self._running, []
         for delivery in running:
-            late = self.clock() - delivery.started_at >= TIMEOUT
-            if delivery.program.code is None and not late:
+            is_late = self.clock() - delivery.started_at >= TIMEOUT
+            if delivery.program.code is None and not is_late:
                 self._running.append(delivery)
             elif delivery.program.code is None:
                 delivery.program.end(signal.SIGKILL)

@@ -44,8 +44,8 @@ class WatchEvent:
 
     def to_text(self) -> str:
         """Return the event as a line of text."""
-        took = "" if self.seconds is None else f", {self.seconds:.1f} s after the death was detected"
-        return f"{self.time[11:19]}  {self.name}  {self.event}{f': {self.detail}' if self.detail else ''}{took}"
+        duration = "" if self.seconds is None else f", {self.seconds:.1f} s after the death was detected"
+        return f"{self.time[11:19]}  {self.name}  {self.event}{f': {self.detail}' if self.detail else ''}{duration}"
 
 
 class PendingEvent(NamedTuple):

@@ -315,8 +315,8 @@ def _interrupt(restarts: Sequence[Program]) -> None:
 def _parse_snapshot(data: dict[str, Any]) -> ServerSnapshot | SnapshotFailure:
     if "code" in data:
         return _parse(SnapshotFailure, data)
-    listed = {key: tuple(data[key]) for key in ("processes", "restarted_at", "replica_urls")}
-    return _parse(ServerSnapshot, {**data, **listed})
+    tuples = {key: tuple(data[key]) for key in ("processes", "restarted_at", "replica_urls")}
+    return _parse(ServerSnapshot, {**data, **tuples})
 
 
 def _parse_restart(data: dict[str, Any]) -> RestartResult:

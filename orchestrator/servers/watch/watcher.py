@@ -226,8 +226,8 @@ class Watcher:
         rejection = next(filter(None, (rank.rejection for rank in self._ranks)), "")
         if problem := snapshot.dead or self._stall_summary(now) or rejection:
             stalled_since = min((rank.stalled_since for rank in self._ranks if rank.problem), default=inf)
-            until_dead = min(_UNHEALTHY_INTERVAL, stalled_since + snapshot.unhealthy_after - now)  # until it counts as dead
-            self._next_snapshot = now + (_RECHECK if snapshot.dead else max(_RECHECK, until_dead))
+            delay = min(_UNHEALTHY_INTERVAL, stalled_since + snapshot.unhealthy_after - now)  # until it counts as dead
+            self._next_snapshot = now + (_RECHECK if snapshot.dead else max(_RECHECK, delay))
             yield from self._report_unhealthy(problem, now)
             return
         self._next_snapshot = now + _HEALTHY_INTERVAL
@@ -255,8 +255,8 @@ class Watcher:
         return self._events.emit_unhealthy(detail, now, since=since, unhealthy_after=self.snapshot.unhealthy_after)
 
     def _describe(self, rank: _Rank) -> str:
-        which = "gateway" if rank.number == GATEWAY else f"rank {rank.number}"
-        return f"{which}: {rank.problem}" if len(self._ranks) > 1 else rank.problem
+        subject = "gateway" if rank.number == GATEWAY else f"rank {rank.number}"
+        return f"{subject}: {rank.problem}" if len(self._ranks) > 1 else rank.problem
 
     def _death_reason(self, now: float) -> str:
         """Return why the server counts as dead; "" while it may be alive."""
@@ -271,21 +271,21 @@ class Watcher:
             return "the server died, and its runtime restarted it"
         for rank in self._ranks:
             if rank.problem and now - rank.stalled_since >= snapshot.unhealthy_after:
-                how = "no output" if self._output_stalled and rank.number != GATEWAY else "no progress"
-                return f"{self._describe(rank)}; {how} for {now - rank.stalled_since:.0f} s"
+                lacking = "no output" if self._output_stalled and rank.number != GATEWAY else "no progress"
+                return f"{self._describe(rank)}; {lacking} for {now - rank.stalled_since:.0f} s"
         return ""
 
     def _restart(self, reason: str, now: float, wall: float) -> Iterator[PendingEvent]:
         snapshot = self.snapshot
         recent = [at for at in snapshot.restarted_at if wall - at < snapshot.window]
         if max(len(recent), self._failed_restarts) >= snapshot.max_attempts:
-            counted = f"{len(recent)} restarts within {snapshot.window:g} s did not help"
+            restarts = f"{len(recent)} restarts within {snapshot.window:g} s did not help"
             if self._failed_restarts > len(recent):
-                counted = f"{self._failed_restarts} restarts in a row failed"
+                restarts = f"{self._failed_restarts} restarts in a row failed"
             elif not recent:
-                counted = "no restart is allowed"
+                restarts = "no restart is allowed"
             limit = f"`restart_policy.max_attempts` is {snapshot.max_attempts}"
-            yield self._give_up(f"{reason}; {counted}, and {limit}", now)
+            yield self._give_up(f"{reason}; {restarts}, and {limit}", now)
             return
         if self._events.last is EventKind.RESTART_FAILED:
             if len(snapshot.restarted_at) <= self._restarts_on_record:  # it would be retried for ever
