@@ -145,7 +145,7 @@ def command(
 
 
 class _UrlOptions(NamedTuple):
-    """The options that say what is behind a URL."""
+    """The options that describe the server behind a URL."""
 
     api_key_env: str | None
     gpus: int | None

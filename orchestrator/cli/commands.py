@@ -97,7 +97,7 @@ PROFILE_KEYS: Final[Mapping[str, str]] = {
     "--tp": "layout.tp",
     "--workload": "workload",
 }
-ENDED_BY_HAND: Final = frozenset({"ask", "logs", "status", "top", "watch"})  # after Ctrl-C they say nothing
+ENDED_BY_HAND: Final = frozenset({"ask", "logs", "status", "top", "watch"})  # Ctrl-C ends them without a message
 # By command: message and hint of an error after Ctrl-C, "interrupted" by default.
 INTERRUPTED: Final[Mapping[str, tuple[str, str]]] = {
     "build": ("interrupted; the build was stopped", "nothing is left running; the same command builds what is missing"),

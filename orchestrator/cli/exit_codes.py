@@ -24,7 +24,7 @@ from orchestrator.core.streams import output_error
 _OF_THE_MACHINE: Final = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE}
     | {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN}
-    # something else is at the path of a file or directory: a dangling link, a FIFO
+    # a dangling link, a FIFO or the like where a file or directory is expected
     | {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO, errno.ENODEV}
 )
 
@@ -43,7 +43,7 @@ def run_and_exit(command: Callable[[], object]) -> None:
         _answer(signal.default_int_handler, _interrupt)
         signal.pthread_sigmask(
             signal.SIG_UNBLOCK, TERMINATION_SIGNALS
-        )  # a command that starts other programs holds signals back meanwhile
+        )  # a command blocks signals while it starts other programs
         sys.unraisablehook = _interrupt_again
         _run(command)
     except KeyboardInterrupt:
@@ -51,7 +51,7 @@ def run_and_exit(command: Callable[[], object]) -> None:
     finally:
         try:
             _answer(signal.SIG_DFL, signal.SIG_DFL)
-        except KeyboardInterrupt:  # a second signal at this very moment
+        except KeyboardInterrupt:  # a second signal
             _answer(signal.SIG_DFL, signal.SIG_DFL)
             sys.exit(Interrupted.exit_code)
         sys.unraisablehook = sys.__unraisablehook__

@@ -1,4 +1,4 @@
-"""The part of `deploy preflight` about the network between the nodes of a plan."""
+"""`deploy preflight`: the checks of the network between the nodes of a plan."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -53,7 +53,7 @@ def _vram_in_use(result: HostResult) -> bool:
 
 
 def fabric_of_cluster(plan: Plan, home: Home, baseline: Path | None, save: Path | None) -> Sequence[Finding]:
-    """Return the findings about the network between the nodes of the allocation of this shell, if there is one."""
+    """Return the findings about the network between the nodes of this shell's allocation, if it has one."""
     if not _crosses_nodes(plan) and not baseline and not save:
         return ()
     try:
@@ -77,7 +77,7 @@ def _crosses_nodes(plan: Plan) -> bool:
 
 
 def _failed(error: DeployError) -> tuple[Finding, ...]:
-    """Return an error as findings: the other checks have findings of their own, which are shown, too."""
+    """Return an error as findings, so that the findings of the other checks are shown too."""
     return tuple(
         fail("fabric", f"{item.location}: {item.message}".removeprefix(": "), _NEEDED, item.hint or error.hint)
         for item in error.problems_or_self()
@@ -93,6 +93,6 @@ def _fabric(
     busy: Sequence[str] = (),
 ) -> PreflightReport:
     recorded = read_model(baseline, FabricBaseline, str(baseline)) if baseline else None
-    if save and not save.absolute().parent.is_dir():  # found before the measurement, not after it
+    if save and not save.absolute().parent.is_dir():  # checked before the measurement, which takes minutes
         raise UsageError(f"cannot write `{save}`: no such directory", hint=f"`mkdir -p {save.parent}`")
     return preflight_fabric(plan, nodes, home, recorded, save, busy)

@@ -20,7 +20,7 @@ from orchestrator.core.signals import defer_signals, start_thread_without_signal
 from orchestrator.core.suggest import closest_match
 
 FROM_FILE: Final = "@"  # before the name of a file with one host per line
-_LOOK: Final = 0.05  # seconds
+_INTERVAL: Final = 0.05  # seconds
 _SCHEMES: Final = ("ssh", "unix", "tcp", "http", "https")  # those of the Docker SDK (7.1, docker/utils/utils.py)
 
 
@@ -142,7 +142,7 @@ def run_on_hosts(
                 if (code := item.program.code) is not None:
                     running.remove(item)
                     done[item.node] = item.result(code)
-            time.sleep(_LOOK)
+            time.sleep(_INTERVAL)
     except BaseException:
         with defer_signals():
             for item in running:

@@ -30,5 +30,5 @@ def name_options(error: DeployError, *, revision: str | None, runtime: str | Non
 
 
 def _option_of(hint: str, runtime: str | None) -> str:
-    """Return the hint for who gave `--runtime`, which precedes `--set runtime`."""
+    """Return the hint with `--runtime` if that option was given: it overrides `--set runtime`."""
     return hint.replace("--set runtime=", "--runtime ") if runtime else hint

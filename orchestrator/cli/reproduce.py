@@ -205,7 +205,7 @@ def _model(
     overrides: Sequence[str],
     checkpoint: Path | None,
 ) -> PublishedModel | None:
-    """Return the model like the published one if a running server has it, or the host and the user named none."""
+    """Return the published model if the running server has it, or if the user chose none and the host has it."""
     model = published.reproduce.published_model
     if model is not None and running is not None:
         return model if model.name == running[1].model.name else None

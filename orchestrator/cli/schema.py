@@ -1,4 +1,4 @@
-"""The command `deploy schema`: of the files that a user writes, for editors, and of what commands print with `--json`.
+"""The command `deploy schema`: JSON Schemas of the files that a user writes, and of the JSON that commands print.
 
 The schemas are generated from the pydantic models and the declared outputs.
 """
@@ -112,13 +112,13 @@ def _entry_schema(entry_key: str, definitions: dict[str, Any]) -> dict[str, Any]
 
 
 def json_outputs() -> dict[str, JsonOutput[Any]]:
-    """Return what each command with `--json` prints, by the words of the command."""
+    """Return the output type of each command with `--json`, by the words of the command."""
     commands = (words for section in COMMANDS.values() for words in section if group_text(words) is None)
     modules = {words: import_module(f"orchestrator.cli.{words.replace(' ', '.')}") for words in commands}
     return {words: module.OUTPUT for words, module in modules.items() if hasattr(module, "OUTPUT")}
 
 
 def output_schema(words: str, output: JsonOutput[Any]) -> str:
-    """Return the schema of what a command prints, as text with a final newline."""
+    """Return the schema of a command's output, as text with a final newline."""
     title = {"title": f"{PROGRAM} {words} --json{', each line' if output.lines else ''}"}
     return json.dumps({**output.schema, **title}, indent=2, ensure_ascii=False) + "\n"

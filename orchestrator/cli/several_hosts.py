@@ -17,7 +17,7 @@ from orchestrator.core.streams import ignore_sigpipe
 MULTI_HOST_COMMANDS: Final = frozenset(
     {"up", "preflight", "stage", "build", "status", "smoke", "down", "diagnose", "prune"}
 )
-_READING: Final = frozenset({"preflight", "status", "diagnose"})  # those that change nothing
+_READING: Final = frozenset({"preflight", "status", "diagnose"})  # commands that change nothing
 _HOST: Final = "--host"
 _OF_ALL: Final = ("--baseline", "--save-baseline")  # options for all hosts together
 
@@ -75,7 +75,7 @@ def on_all(
     `location` returns the index of the word that names the server.
     """
     if verb not in _READING:
-        ignore_sigpipe()  # it is unknown when the command on a host begins to change something
+        ignore_sigpipe()  # the commands on the hosts may already be changing something
     words = _words(verb, args, params, location)
     results = run_on_hosts(nodes, words, parallel=params.get("parallel"))
     as_json = params.get("json")

@@ -128,7 +128,7 @@ def command(
 
 def _preview(planned: Sweep, *, json: bool) -> None:
     if planned.request.resume:
-        with open_search(planned):  # which refuses the options of another sweep
+        with open_search(planned):  # raises UsageError for the options of another sweep
             pass
     preview = preview_sweep(planned)
     OUTPUT.show_or_print(preview, lambda: preview_text(planned, preview), json=json)

@@ -144,7 +144,7 @@ def command(
 
 
 def _require_one_source(model: str | None, other_sources: Sequence[object], gpus: int | None) -> None:
-    """Raise UsageError for `--model` beside a profile, a run or a lockfile, and for `--gpus` without `--model`."""
+    """Raise UsageError for `--model` with a profile, a run or a lockfile, and for `--gpus` without `--model`."""
     if model is not None and any(other_sources):
         raise UsageError("`--model` takes no profile, run or lockfile", hint=f"`deploy up --model {quote([model])}`")
     if model is None and gpus is not None:

@@ -15,14 +15,14 @@ from orchestrator.engine.responses import (
     read_completion_event,
 )
 
-# The first request after a start may compile kernels, and a long answer takes long.
+# The first request after a start may compile kernels; a long answer takes minutes.
 _LIMITS: Final = Timeouts(connect=5, idle=300, total=3600)
 
 
 def ask(url: str, prompt: str, *, tokens: int, key: Secret | None, model: str = "default") -> Iterator[str]:
     """Stream a greedy completion of at most `tokens` tokens, piece by piece.
 
-    sglang accepts any `model` name; its gateway only the name of a worker's model.
+    sglang accepts any `model` name; its gateway accepts only the name of a worker's model.
 
     Raises StartError if there is no response, or if it is truncated, empty or too long.
     """

@@ -1,4 +1,4 @@
-"""`deploy down`: stop a server with everything it started."""
+"""`deploy down`: stop a server and everything that it started."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -85,6 +85,6 @@ def _is_ours(servers: Servers, handle: RunningServer) -> bool:
 
 
 def grace_of(servers: Servers, name: str) -> float:
-    """Return the seconds that the server of that name gets to finish its running requests."""
+    """Return the seconds in which the server of that name may finish its running requests."""
     plan = read_plan(latest_run(servers.home, name))
     return float(plan.timeouts.termination_grace) if plan else _GRACE

@@ -1,4 +1,4 @@
-"""The drain of a server before it stops: its requests get a time limit, and what became of them is printed."""
+"""The drain of a server before it stops: a time limit for its requests, and a report of those ended and aborted."""
 
 import os
 import threading
@@ -21,7 +21,7 @@ from orchestrator.servers.rollout.join import leave
 from orchestrator.servers.servers import Servers, api_key
 
 _POLL: Final = 0.2  # seconds
-_EXIT: Final = 10.0  # seconds for sglang to exit after its last request: it looks every 5 s
+_EXIT: Final = 10.0  # seconds for sglang to exit after its last request: it checks every 5 s
 _FLUSH: Final = 2.0  # seconds for the last tokens of aborted requests to reach their clients
 
 
@@ -42,7 +42,7 @@ class Drain:
         self._ended, self._expired = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         for engine in (server.replicas or (server,)) if server is not None else ():
-            with suppress(DeployError, OSError):  # dead, or hung: it has no requests that could end
+            with suppress(DeployError, OSError):  # dead or hung: none of its requests can end
                 replica = replica_name(Path(engine.run_dir)).replace("-", " ")
                 self._add(runtime, engine, replica or f"`{engine.name}`")
 
@@ -61,16 +61,16 @@ class Drain:
 
     @property
     def grace(self) -> float:
-        """Seconds for the stop of the server: for its requests that are left, and then for its exit."""
+        """Seconds for the stop of the server: for its remaining requests, and then for its exit."""
         if self._seconds <= 0:
             return 0.0
         return max(self._end - time.monotonic(), 0.0) + (_EXIT if self._tallies else 0.0)
 
     def wait(self) -> None:
-        """Wait until no request is left, or abort them if there is no time. The gateway must send none any more."""
+        """Wait until no request is left, or abort them at the time limit. The gateway must send no new ones."""
         if self._seconds <= 0:
             self.abort()
-        idle = 0  # polls in a row: a request may be on its way
+        idle = 0  # consecutive idle polls: a request may still be in transit
         while idle < 2 and not self._expired.wait(_POLL):
             idle = 0 if any(tally.is_busy for tally in self._tallies.values()) else idle + 1
 
@@ -100,7 +100,7 @@ class Drain:
             tally.update()
 
     def abort(self) -> None:
-        """Abort the requests that are left, and wait until their clients have what was generated."""
+        """Abort the remaining requests, and wait until their clients have the tokens generated so far."""
         for tally in self._tallies.values():
             tally.abort()
         end = time.monotonic() + _FLUSH
@@ -129,7 +129,7 @@ def _key_variable(engine: RunningServer) -> str | None:
 
 
 def _key_of(engine: RunningServer) -> str:
-    """Return the API key of a server; "" if it has none or it is not known here."""
+    """Return the API key of a server; "" if it has none, or if this machine lacks it."""
     with suppress(UsageError):
         key = api_key(_key_variable(engine))
         return key.reveal() if key else ""

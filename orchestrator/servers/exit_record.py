@@ -1,4 +1,4 @@
-"""The exit record in the run directory: how a server ended, which its runtime forgets after the stop."""
+"""The exit record in the run directory: how a server ended. Its runtime forgets this after the stop."""
 
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -16,16 +16,16 @@ from orchestrator.runtimes.base import EXIT_FILE, ServerState, Status
 from orchestrator.servers.group import RunningServer, ServerGroup
 
 RESTARTS_FILE: Final = "restarts.json"  # when `deploy watch` restarted the server of this run, and why
-STOPPED_FOR_RESTART: Final = "stopped by `deploy watch` for a restart"  # the reason of a stop
+STOPPED_FOR_RESTART: Final = "stopped by `deploy watch` for a restart"  # the reason for a stop
 UP_FAILED: Final = "`up` failed"
-REMOVED: Final = "removed"  # the reason of the stop of a replica that the new plan lacks
+REMOVED: Final = "removed"  # the reason for stopping a replica that the new plan lacks
 
 
 def stop_server(runtime: ServerGroup, handle: RunningServer, *, home: Home, grace: float, reason: str) -> None:
-    """Stop a server and record `reason`, or how it had exited before. Raises as `Runtime.stop`."""
+    """Stop a server and record `reason`, or its exit if it had already exited. Raises as `Runtime.stop`."""
     ignore_sigpipe()
     state = None
-    with suppress(DeployError):  # a server whose state is unknown can often be stopped
+    with suppress(DeployError):  # most servers of unknown state can be stopped
         state = runtime.state(handle)
     runtime.stop(handle, grace=grace)
     run_dir = Path(handle.run_dir)
@@ -63,6 +63,6 @@ def saved_state(run: RunDir) -> ServerState | None:
 
 
 def failure_reason(failure: BaseException) -> str:
-    """Return the reason that the exit record gets after a failed start."""
+    """Return the reason to record after a failed start."""
     code = failure.exit_code if isinstance(failure, DeployError) else DeployError.exit_code
     return f"{UP_FAILED} with {code}: {redact(str(failure)) or type(failure).__name__}"

@@ -1,7 +1,7 @@
 """The servers of one runtime: a single unit, or a gateway and its replicas.
 
-Replicas start before their gateway, and the gateway is stopped first. Logs are joined. After a rolling update, the
-newest run of each replica number counts.
+Replicas start before their gateway; the gateway stops before them. Logs are joined. After a rolling update, a server
+consists of the newest run of each replica number.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class RunningServer(Unit):
 
     @property
     def has_roles(self) -> bool:
-        """Whether prefill and decode are apart."""
+        """Whether prefill and decode are separate servers."""
         return any(server.role in {Role.PREFILL, Role.DECODE} for server in self.replicas)
 
     @property
@@ -114,7 +114,7 @@ class ServerGroup:
         return RunningServer.of(self.runtime.wait_for_placement(server.unit, plan, on_wait=on_wait))
 
     def find(self, name: str | None = None) -> tuple[RunningServer, ...]:
-        """Return the servers (of that name) with their states, sorted by name. Raises as `Runtime.find`."""
+        """Return the servers, or those of that name, with their states, sorted by name. Raises as `Runtime.find`."""
         return servers_of(self.runtime.find(name))
 
     def state(self, server: RunningServer) -> ServerState:
@@ -131,7 +131,7 @@ class ServerGroup:
         return None if None in sizes else sum(filter(None, sizes))
 
     def logs(self, server: RunningServer, *, follow: bool) -> Iterator[str]:
-        """Yield the log; of several units or ranks, each part follows the name of its file, as `tail` prints it."""
+        """Yield the log; with several units or ranks, a file name precedes each part, as in the output of `tail`."""
         if len(server.logged) > 1:
             return self._all_logs(server, follow=follow)
         return self.runtime.logs(server.unit, follow=follow)

@@ -54,7 +54,7 @@ def parse_older_than(text: str, now: datetime) -> datetime:
 
 @dataclass(frozen=True, kw_only=True)
 class OldRun:
-    """A run that is old enough to go; `keep_reason` says why it stays, "" where it goes."""
+    """A run that is old enough to be removed; `keep_reason` says why it is kept, "" if it is removed."""
 
     name: str
     run_dir: str
@@ -65,7 +65,7 @@ class OldRun:
 def prune(
     servers: Servers, name: str | None, *, keep: int, since: datetime, dry_run: bool = False
 ) -> tuple[OldRun, ...]:
-    """Remove the runs (of that name) before `since`, except for the newest `keep`; with `dry_run` only report them.
+    """Remove runs before `since`, of all names or one, except the newest `keep`; with `dry_run` only report them.
 
     Raises StartError if the name has no runs, and HostError at the end if a run was not removed.
     """
@@ -135,8 +135,8 @@ def _old(servers: Servers, name: str, keep: int, since: datetime) -> list[RunDir
 def _may_run(run: RunDir, found_dirs: Iterable[Path], responded: Collection[str]) -> str:
     """Return why the server of a run may still be running; "" if it has exited.
 
-    `listed` are the run directories of all servers of the name, `responded` the runtimes that were asked for them. Only
-    the daemon of its host knows a container: it must have responded, and a record of the exit must exist.
+    `listed` are the run directories of all servers of the name, `responded` the runtimes that listed them. Only the
+    daemon of its host knows a container: it must have responded, and a record of the exit must exist.
     """
     if any(_same(run_dir, run.path) for run_dir in found_dirs):
         return "`deploy status` still lists its server"
@@ -165,7 +165,7 @@ def _size(folder: Path) -> int:
 
 
 def _remove(run_dir: Path, home: Home) -> None:
-    """Remove a run directory. Raises OSError. No other command takes a half removed one for a run."""
+    """Remove a run directory; rename it first, so that no command reads a half-removed run. Raises OSError."""
     ignore_sigpipe()
     gone = move(run_dir, run_dir.with_name(f"{_REMOVED}{run_dir.name}"))
     remove_tree(gone, within=home.runs, ignore_errors=False)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from orchestrator.engine.client import EngineClient, Timeouts
 
 RESTART_HINT: Final = "`deploy diagnose {name}` and `deploy logs {name}` show why; `deploy restart {name}` restarts it"
-PROCESSES_FILE: Final = "processes.json"  # what a server is made of, noted when it is ready
+PROCESSES_FILE: Final = "processes.json"  # the processes of a server, recorded when it is ready
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Server:
 
     handle: RunningServer
     runtime: ServerGroup
-    run: RunDir | None  # None for a server of another home, whose labels could name any directory
+    run: RunDir | None  # None for a server of another home: its labels could name any directory
 
     @property
     def engines(self) -> tuple[RunningServer, ...]:
@@ -100,7 +100,7 @@ class Servers:
     host: str | None = None  # the remote host, `ssh://user@node`
 
     def find(self, name: str | None = None) -> tuple[RunningServer, ...]:
-        """Return all servers (of that name), sorted by name; add runtimes that do not respond to `unreachable`.
+        """Return all servers, or those of that name, sorted by name; add runtimes that do not respond to `unreachable`.
 
         Raises UsageError for an invalid name.
         """
@@ -147,7 +147,7 @@ class Servers:
     def gateway_of(self, server: RunningServer, listed: Sequence[RunningServer] | None = None) -> RunningServer | None:
         """Return the running server whose gateway the plan of `server` names; None if there is none.
 
-        `listed` are all servers, if they were just listed. Only the name is read from the plan: to check a whole plan
+        `listed` are all servers, if they were just listed. Only the name is read from the plan: validating a whole plan
         takes 0.25 s.
         """
         section = server.run.read("plan.json").get("server")
@@ -176,7 +176,7 @@ class Servers:
                     self.unreachable[kind] = error.message
 
     def _started_with(self, kind: str) -> bool:
-        """Return whether a newest run of this home is of that runtime, on this host: a pod needs no Docker daemon."""
+        """Return whether the newest run of some name was started with that runtime on this host."""
         runs = (run for run in latest_runs(self.home) if self.host is not None or requested(run, "host") is None)
         return any(run.read("plan.json").get("runtime") == kind for run in runs)
 
@@ -216,14 +216,14 @@ def requested(run: RunDir, key: str) -> object:
 def resolve_server_name(target: str, home: Home, *others: object) -> str:
     """Return the name of the server with prefill and decode servers at the URL `target`, or `target` if there is none.
 
-    Listing a gateway's workers needs its control key. With any of `others`, options that decide the owner of the URL,
-    nothing is looked up.
+    Listing a gateway's workers needs its control key. `others` are options for a URL; with any of them nothing is
+    looked up.
     """
     if "://" not in target or any(others):
         return target
     plans = map(read_plan, latest_runs(home))
     if not any(plan is not None and plan.roles for plan in plans):
-        return target  # most URLs: no runtime is asked
+        return target  # most URLs: no runtime is queried
     url = target.rstrip("/").removesuffix("/v1").replace("//localhost", "//127.0.0.1")
     with open_servers(home) as servers:
         return next((handle.name for handle in servers.find() if handle.has_roles and handle.url == url), target)
@@ -261,7 +261,7 @@ def exit_problem(name: str, state: ServerState) -> Problem | None:
 def record_processes(
     runtime: ServerGroup, handle: RunningServer, seconds: float, stages: Mapping[str, float] | None = None
 ) -> None:
-    """Record the processes of a ready server, and the seconds until it was ready, in total and by stage."""
+    """Record the processes of a ready server, and the total seconds until it was ready and those of each stage."""
     data = {
         "processes": process_names(runtime.process_cmdlines(handle)),
         "ready_seconds": round(seconds, 1),
@@ -278,8 +278,8 @@ def note_gateway(run: RunDir, seconds: float) -> None:
 def dead_processes(runtime: ServerGroup, handle: RunningServer) -> str:
     """Return the dead processes of a ready server, as `rank DP1 has ended`; "" if there are none or it is unknown.
 
-    The process table shows a death first: sglang notices a dead data-parallel rank by the next health request, after
-    20 s, and a dead tensor-parallel rank when the others wait for it.
+    The process table shows a death sooner than sglang: sglang notices a dead data-parallel rank by the next health
+    request, after 20 s, and a dead tensor-parallel rank when the others wait for it.
     """
     if handle.replicas:
         return "; ".join(_missing_servers(runtime, handle))

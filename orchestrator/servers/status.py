@@ -30,7 +30,7 @@ class ServerStatus:
     plan: str  # digest
     started_at: str | None
     ended_at: str | None
-    age: str  # how long it has run, or how long ago it ended
+    age: str  # time since its start, or since its end
     restarts: int
     exit_code: int | None
     detail: str
@@ -45,7 +45,7 @@ class ServerStatus:
 
 
 def statuses(servers: Servers, name: str | None, *, check_health: bool) -> tuple[ServerStatus, ...]:
-    """Return the status of the servers (of that name), with the health of the running ones if `check_health`.
+    """Return the status of all servers, or of those of that name, with the health of running ones if `check_health`.
 
     A health check takes about 1 s and at most 54 s: two requests, which sglang answers within 20 s each. A server with
     a dead process is not checked.
@@ -57,7 +57,7 @@ def statuses(servers: Servers, name: str | None, *, check_health: bool) -> tuple
             warn(error.message, hint=error.hint)
     listed = handles if name is None and not check_health else None  # a check needs a URL that this host reaches
     pairs = [(handle, servers.gateway_of(handle, listed)) for handle in handles]
-    with ThreadPool(_MAX_PARALLEL) as pool:  # Ctrl-C ends the waiting at once; an executor waits for its threads
+    with ThreadPool(_MAX_PARALLEL) as pool:  # Ctrl-C ends the wait at once; an executor would wait for its threads
         return tuple(pool.map(lambda item: _status(servers, *item, ask=check_health), pairs, chunksize=1))
 
 
@@ -66,7 +66,7 @@ def require_healthy(servers: Servers, listed: Iterable[ServerStatus], *, explici
 
     StartError means that the server has exited, SmokeError that it is running but unhealthy.
     """
-    if servers.unreachable and not (explicit and listed):  # the server was found: other runtimes do not matter
+    if servers.unreachable and not (explicit and listed):  # if the server was found, other runtimes do not matter
         raise HostError("; ".join(servers.unanswered()))
     if not explicit:
         return
@@ -122,7 +122,8 @@ def _of_replica(server: RunningServer, state: ServerState) -> ServerStatus:
 def _report(
     handle: RunningServer, state: ServerState, *, health: str, detail: str, reached: RunningServer
 ) -> ServerStatus:
-    """Return the status of a server whose requests go to `reached`: itself, or one whose gateway routes to it."""
+    """Return the status of a server; `reached` is the server that gets its requests: itself, or one with its
+    gateway."""
     return ServerStatus(
         name=handle.name,
         profile=handle.profile,
@@ -147,7 +148,7 @@ def startup_seconds(run: RunDir) -> dict[str, float]:
     stages, checked = run.read(PROCESSES_FILE).get("stages"), run.read(SMOKE_FILE).get(STARTUP)
     if not isinstance(stages, Mapping):
         return {}
-    total = Counter[str]()  # the first sampled request of a pod is in both
+    total = Counter[str]()  # both records have the first sampled request of a pod
     for item in (stages, checked if isinstance(checked, Mapping) else {}):
         total.update({str(stage): seconds for stage, seconds in item.items() if isinstance(seconds, int | float)})
     return {stage: round(seconds, 1) for stage, seconds in total.items() if seconds >= _MIN_STAGE_SECONDS}

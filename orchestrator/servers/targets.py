@@ -103,7 +103,7 @@ def resolve_target(
 
 
 def side_of_server(servers: Servers, name: str) -> ProbeSide:
-    """Return the side of a server that `deploy up` started. Raises StartError if it does not run or has no plan here.
+    """Return the side of a server that `deploy up` started. Raises StartError if it is not running or has no plan here.
 
     Raises UsageError for prefill and decode servers, which answer only through the gateway.
     """

@@ -82,7 +82,7 @@ class Frame:
     time: str  # ISO 8601
     name: str
     url: str
-    age: str  # how long it has run
+    age: str  # time since its start
     problem: str  # why it is unhealthy; "" if it is not
     activity: Activity
     kernel_misses: int | None  # distinct keys, or Triton's files, since the start; None for a server that looks none up
@@ -119,7 +119,7 @@ class Frame:
 
 
 def _gpu_table(gpus: Sequence[GpuSample], width: int | None) -> str:
-    """Return a table of the GPUs, without the column `power` where no GPU reports it."""
+    """Return a table of the GPUs, without the column `power` if no GPU reports it."""
     columns = 3 if any(gpu.watts is not None for gpu in gpus) else 2
     rows = []
     for gpu in gpus:
@@ -216,8 +216,8 @@ class TopView:
     ) -> None:
         """Open the server of that name.
 
-        Raises StartError where there is none, it has ended, or its plan is not on this machine; UsageError where it
-        exports no counters.
+        Raises StartError if there is none, it has ended, or its plan is not on this machine; UsageError if it exports
+        no counters.
         """
         self._server = servers.open(name)
         self._server.require_running()

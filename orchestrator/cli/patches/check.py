@@ -42,7 +42,7 @@ def command(
 
 
 def _table(states: Iterable[PatchState]) -> str:
-    """Format the states; of several lines of evidence, only the first has the name."""
+    """Format the states; the name precedes only the first line of evidence."""
     rows = []
     for state in states:
         first, *more_lines = "\n".join(state.evidence).splitlines()

@@ -1,8 +1,8 @@
 """Workers of a running gateway: cordon, drain and uncordon a replica.
 
 A gateway accepts such changes with its control key. `up` makes the key and saves it beside the gateway's record,
-readable by its user alone, because later commands need it. On Kubernetes the gateway discovers its replicas, and a
-label hides or shows one.
+readable by its user alone, because later commands need it. On Kubernetes the gateway discovers its replicas by a label
+of their pods.
 """
 
 import secrets
@@ -34,7 +34,7 @@ from orchestrator.verify.gateway import count_workers
 
 _FILE: Final = "gateway.key"
 _ACCEPTED: Final = 202
-_MAX_DRAIN_SECONDS: Final = 30  # after that a worker is not listed; `servers.drain` waits for longer requests
+_MAX_DRAIN_SECONDS: Final = 30  # after that the gateway no longer lists a worker; `servers.drain` waits for longer requests
 _CHANGE_TIMEOUT: Final = 10.0  # seconds for the gateway to apply a change, on a busy machine
 _ROUTE_TIMEOUT: Final = 60.0  # seconds; smg 1.13.0 adds a healthy worker within 0.2 s
 _POLL_INTERVAL: Final = 0.1
@@ -65,7 +65,7 @@ def require_own_gateway(url: str, control_key: Secret) -> None:
 def open_gateway_workers(
     gateway: RunningServer, runtime: ServerGroup, *, plan: Plan, key: Secret | None, grace: float
 ) -> "GatewayWorkers | DiscoveredWorkers":
-    """Open the workers of a running gateway, some of which may be down.
+    """Open the workers of a running gateway; some may have exited.
 
     `key` is the API key of the replicas, `grace` the seconds that their requests may take. Raises StartError if the
     gateway accepts no changes.
@@ -87,7 +87,7 @@ def saved_workers(
 ) -> "GatewayWorkers":
     """Return the workers of a gateway whose control key is saved in its run directory. Raises HostError.
 
-    `key` is the API key of new workers, `seconds` how long the requests of a removed one may take.
+    `key` is the API key of new workers; `seconds` is the time limit for the requests of a removed worker.
     """
     file = Path(gateway.log_dir) / _FILE
     try:
@@ -99,7 +99,7 @@ def saved_workers(
 
 
 def count_other_models(gateway: RunningServer) -> int:
-    """Return how many ready workers of a gateway serve another model than its replicas; 0 if that is unknown."""
+    """Return the number of ready workers of a gateway that serve another model than its replicas; 0 if unknown."""
     if (plan := gateway.plan) is None or not (Path(gateway.log_dir) / _FILE).is_file():
         return 0
     with suppress(HostError):
@@ -139,7 +139,7 @@ class GatewayWorkers:
             raise HostError(f"the gateway does not list its workers: {error}") from error
 
     def cordon(self, new: RunningServer) -> None:
-        """Send a new replica no requests; it is not registered yet."""
+        """Do nothing: a new replica gets no requests until it is registered."""
 
     def drain(self, url: str, _: RunningServer | None, __: int = 0) -> None:
         """Send a replica no new requests, wait for its running ones and remove it."""
@@ -147,7 +147,7 @@ class GatewayWorkers:
             path = f"{WORKERS}/{server.identity}"
             self._change("PATCH", path, {"health": {"drain_settle_secs": self.drain_seconds}})
             self._change("DELETE", path)
-        idle_polls = 0  # in a row: a request may be on its way from the gateway to the replica
+        idle_polls = 0  # consecutive: a request may be in transit from the gateway to the replica
 
         def poll() -> bool:
             nonlocal idle_polls
@@ -160,7 +160,7 @@ class GatewayWorkers:
     def uncordon(self, url: str, new: RunningServer, _: int = 0) -> None:
         """Register a healthy replica and wait until it is routed. Raises NotReadyError."""
         poll_until(
-            lambda workers: all(server.ready for server in workers),  # none of them still drains
+            lambda workers: all(server.ready for server in workers),  # no earlier one still drains
             lambda: self._of(url),
             timeout=self.drain_seconds + _CHANGE_TIMEOUT,
             interval=_POLL_INTERVAL,

@@ -1,8 +1,8 @@
 """Servers behind the gateway of another server: one URL, several models.
 
 `server.gateway` in a profile names the other server. smg registers a worker with its served name and routes each
-request by its `model`, without its option `--enable-igw` (tried with 1.13.0). No gateway finds such a worker by itself:
-a server that starts joins, and a gateway that starts is joined again.
+request by its `model`, without its option `--enable-igw` (tried with 1.13.0). Gateways do not discover such workers: a
+server joins after its own start, and again after a start of the gateway.
 """
 
 from contextlib import suppress
@@ -64,7 +64,7 @@ def join(server: RunningServer, servers: Servers) -> None:
 
 
 def join_or_warn(server: RunningServer, servers: Servers) -> None:
-    """Register a server as `join` does; a failure is a warning, because the server is worth more than its gateway."""
+    """Register a server as `join` does; a failure is only a warning, because the server works without the gateway."""
     try:
         join(server, servers)
     except DeployError as error:
@@ -91,7 +91,7 @@ def leave(server: RunningServer, servers: Servers, *, seconds: float) -> None:
 
 
 def unrouted(server: RunningServer, gateway: RunningServer | None) -> str:
-    """Return that the gateway which the plan of a server names does not route to it; "" if it does, or names none.
+    """Return a message if the gateway that the plan of a server names does not route to it; else "".
 
     `gateway` is that of `Servers.gateway_of`.
     """

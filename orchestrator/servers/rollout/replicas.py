@@ -98,7 +98,7 @@ class ReplicatedStart:
         return server
 
     def _state(self, server: RunningServer) -> ServerState:
-        """Return the state of a replica while the others run."""
+        """Return the state of a replica; raise an error if another one has exited."""
         self._require_others(server)
         return self.runtime.state(server)
 

@@ -5,7 +5,7 @@
     cordon, drain, stop a replica ─▶ start its successor ─▶ wait until ready, verify ─▶ uncordon it ─▶ the next one
                                                             └─ the first failure ends the update
 
-However the update ends, every replica that runs is verified and routed, and the others keep serving.
+However the update ends, every running replica is verified and routed, and the others keep serving.
 """
 
 from collections.abc import Sequence
@@ -49,10 +49,7 @@ _REPLACED = "replaced"
 
 
 def require_rollable(old: Plan, new: Plan, name: str, request: UpRequest) -> None:
-    """Raise NameTakenError if a rolling update cannot lead from one plan to the other, UsageError for its options."""
-    if new.roles and request.min_gsm8k is not None:
-        what = "`--min-gsm8k` asks each server alone, and prefill and decode servers answer only together"
-        raise UsageError(what, hint=f"`deploy eval {name} --suite gsm8k` measures them together")
+    """Raise NameTakenError if no rolling update from one plan to the other is possible."""
     if reason := rolling_update_blocker(old, new):
         hint = f"`deploy down {name}`, then `{request.command(name)}` starts all replicas"
         raise NameTakenError(f"cannot do a rolling update of `{name}`: {reason}", hint=hint)
@@ -61,10 +58,8 @@ def require_rollable(old: Plan, new: Plan, name: str, request: UpRequest) -> Non
 def rolling_update(start: StartSpec, servers: Servers, running: RunningServer, host_ref: HostRef) -> UpResult:
     """Start the replicas that the plan adds, replace those that do not run it, and remove those that it lacks.
 
-    If the plan is that of all replicas, each is replaced.
-
-    Raises StartError before any change if the gateway accepts none; afterwards a DeployError whose hint names the
-    progress and the next commands.
+    If all replicas already run the plan, each is replaced. Raises StartError before any change if the gateway accepts
+    no changes; afterwards a DeployError whose hint names the progress and the next commands.
     """
     plan, runtime = start.artifacts.plan, servers.runtime(running)
     seconds = _drain_seconds(start)
@@ -144,7 +139,7 @@ class _RollingUpdate:
         return self.run.path / FileName(self._plan.server_names[number - 1])
 
     def set_running(self, running: RunningServer) -> None:
-        """Set the replicas that run now."""
+        """Set the running replicas."""
         of_folder = {Path(server.run_dir).name: server for server in running.replicas}
         numbers = {number: of_folder.get(name) for number, name in enumerate(self._plan.server_names, start=1)}
         self._running = {number: server for number, server in numbers.items() if server is not None}
@@ -152,7 +147,7 @@ class _RollingUpdate:
         self._old_runs = {run_dir_of(server) for server in running.replicas}
 
     def outdated(self) -> list[int]:
-        """Return the numbers of replicas that do not run the plan, those first that are not routed."""
+        """Return the numbers of replicas that do not run the plan, unrouted ones first."""
         numbers = [number for number in server_numbers(self._plan) if not self._is_current(number)]
         return sorted(numbers, key=self._is_routed)
 
@@ -170,7 +165,7 @@ class _RollingUpdate:
         )
 
     def replace_replica(self, number: int) -> None:
-        """Replace one replica; if that fails or is interrupted, no new replica is left."""
+        """Replace one replica; a failure or an interrupt leaves no new replica."""
         step = _Step()
         self._started.add(number)
         with defer_signals():
@@ -187,7 +182,7 @@ class _RollingUpdate:
             info(f"{self._plan.label_of(number)} is updated")
 
     def remove_replica(self, server: RunningServer) -> None:
-        """Remove one of the surplus replicas when its requests have ended. An interrupt before its stop keeps it."""
+        """Remove a surplus replica when its requests have ended. An interrupt before its stop keeps it."""
         folder = Path(server.run_dir).name
         name, url = folder.replace("-", " "), self._address(replica_number(folder), server)
         info(f"{name}: draining")
@@ -214,7 +209,7 @@ class _RollingUpdate:
         step.draining = True
         with Drain(self.runtime, old, seconds=_drain_seconds(self.start)) as drain:
             self.workers.drain(self._address(number), old, self._others(old) if old is not None else 0)
-            if routed:  # a hung one may never end its requests; SIGTERM ends it
+            if routed:  # a hung replica may never end its requests; SIGTERM ends it
                 drain.wait()
             step.drained = True
             if old is not None:
@@ -282,7 +277,7 @@ class _RollingUpdate:
             failure.add_note(error.message)
 
     def _forget(self, number: int) -> None:
-        """Remove a stopped replica from the gateway, which may just have added it."""
+        """Remove a stopped replica from the gateway, which may have added it in the meantime."""
         try:
             self.workers.drain(self._address(number), None, 0)
         except DeployError as error:
@@ -312,7 +307,7 @@ class _RollingUpdate:
         return UpResult(handle=handle, served_name=self._plan.model.served_name, smoke=report, seconds=self.seconds)
 
     def record_ended_runs(self) -> None:
-        """Record the exit of each old run that has no replica left."""
+        """Record the exit of each old run without a running replica."""
         current = {run_dir_of(server) for server in (*self._running.values(), *self.surplus)}
         for path in self._old_runs - current:
             record_exit(RunDir(path), _REPLACED)
@@ -321,7 +316,7 @@ class _RollingUpdate:
     def explain(self, error: BaseException) -> None:
         """Add progress and next commands to the hint of an error; record the exit of a run without replicas.
 
-        A run with a report is the newest of the replicas that run, see `join_replicas`.
+        A run with a report counts as the newest run of the replicas, see `join_replicas`.
         """
         serves = any(run_dir_of(server) == self.run.path for server in self._running.values())
         if not serves and not self.run.read(SMOKE_FILE):
@@ -330,7 +325,7 @@ class _RollingUpdate:
             error.hint = "; ".join(filter(None, [error.hint, self.progress_summary(), self.next_commands()]))
 
     def progress_summary(self) -> str:
-        """Return in words which replicas have which plan."""
+        """Return a text that says which replicas have which plan."""
         plans = {number: self._artifacts(number).plan.digest for number in self._running}
         right = sum(server.plan_digest == plans[number] for number, server in self._running.items())
         old, down = len(self._running) - right, len(self._started - set(self._running))

@@ -49,7 +49,7 @@ def engine_files(plan: Plan, host_ref: HostRef, *, fetch: bool) -> dict[str, str
 def require_accepted(
     artifacts: Artifacts, engine: EnginePython, home: Home, files: Mapping[str, str] | None, locate: Locate
 ) -> None:
-    """Check the arguments with the engine; equal arguments once. Raises ProfileError if it refuses them.
+    """Check the arguments with the engine; equal arguments only once. Raises ProfileError if it rejects them.
 
     If the check is not possible, print a note and continue.
     """
@@ -88,7 +88,7 @@ def require_accepted_by_image(
 
 
 def _problem(rejection: ArgumentRejection, argv: Sequence[str], plan: Plan, locate: Locate) -> Problem:
-    """Return the problem for a refusal, located at the settings that cause it."""
+    """Return the problem for a rejection, located at the settings that cause it."""
     requested = [word.removeprefix("--") for word in argv if word.startswith("--")]
     keys = rejection.keys(requested)
     hint = "" if keys else f"`deploy show {profile_words(plan.profile)}` shows each option with its origin"

@@ -29,9 +29,8 @@ def preflight_fabric(
 ) -> PreflightReport:
     """Run every check of the fabric, and save the figures as a baseline if none is missing.
 
-    Of servers with nodes of their own, the one with most GPUs tells the GPUs of a node.
-    Nothing is measured if the GPUs of a node are `busy`.
-    Raises HostError if a node does not answer, OSError if the file cannot be written.
+    If servers have nodes of their own, the largest server determines the GPUs of a node. Nothing is measured if the
+    GPUs of a node are `busy`. Raises HostError if a node does not answer, OSError if the file cannot be written.
     """
     if len(plan.gpus) > plan.hardware.gpus:
         plan = max((unit.plan for unit in plan.servers), key=lambda server: len(server.gpus))
@@ -62,7 +61,7 @@ def compare_hosts(plan: Plan, runners: Mapping[str, Runner], home: Home) -> tupl
 
 
 def ssh_nodes(urls: Mapping[str, str]) -> list[FabricNode]:
-    """Return nodes by name and ssh URL, with the address at which the next node reaches each, all nodes the first.
+    """Return nodes by name and ssh URL, each with an address that the next node reaches; all nodes reach the first.
 
     Raises UsageError for another URL, HostError if a node does not reach another.
     """

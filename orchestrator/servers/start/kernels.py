@@ -1,6 +1,6 @@
 """The compiled kernels of a start: unpacked before it, saved after its smoke test.
 
-Of one archive in the home directory for each GPU, driver and build of the engine, or the one that the profile names.
+The archive is the one that the profile names, or that of the GPU, driver and build of the engine in the home directory.
 """
 
 import hashlib
@@ -49,7 +49,7 @@ _DOWNLOAD: Final = 600.0  # seconds
 
 
 def kernel_plan(plan: Plan) -> str:
-    """Return the digest of what a plan has compiled: the model, its layout, and the flags."""
+    """Return the digest of the model, layout and flags, which determine the compiled kernels of a plan."""
     model = plan.model.checkpoint
     parts = [plan.model.name, asdict(model), asdict(plan.layout), [(flag.name, flag.values) for flag in plan.flags]]
     return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()
@@ -73,7 +73,7 @@ class StartKernels:
         return cls(plan, host_ref, runtime_class(plan.runtime).kernel_store(prepared, host_ref), in_image)
 
     def unpack(self) -> None:
-        """Unpack what the start lacks. Raises KernelsError for an archive of the profile that does not match.
+        """Unpack the missing kernels. Raises KernelsError if the archive that the profile names does not match.
 
         A problem with an archive in the home directory is a warning: the server then compiles its kernels.
         """
@@ -87,7 +87,8 @@ class StartKernels:
     def save(self) -> None:
         """Save the kernels that a verified server has compiled. A failure is only a warning.
 
-        Once for each plan, and again after a start that has unpacked some: it may have compiled others.
+        Kernels are saved once for each plan, and again after a start that unpacked some, because it may have compiled
+        more.
         """
         if self.store is None:
             return
@@ -125,7 +126,7 @@ class StartKernels:
         if reference.rpartition("@")[2] == self.in_image:
             return
         if self.store is None:
-            if not runtime_class(self.plan.runtime).cluster_managed:  # `require_archive` has read the image of a pod
+            if not runtime_class(self.plan.runtime).cluster_managed:  # for a pod, `require_archive` has read the image
                 note(f"`{reference}` is not unpacked: the image of the job must have its kernels; this is not checked")
             return
         archive = archive_of(reference, self.host_ref)
@@ -143,7 +144,7 @@ class StartKernels:
 
 
 def unpack_kernels(prepared: PreparedRun, host_ref: HostRef) -> StartKernels:
-    """Unpack what a start lacks on each of its hosts, and return the kernels of the first host."""
+    """Unpack the missing kernels on each host of a start, and return the kernels of the first host."""
     kernels = [StartKernels.of(prepared, node) for node in host_ref.nodes]
     for kernel in kernels:
         kernel.unpack()
@@ -153,7 +154,7 @@ def unpack_kernels(prepared: PreparedRun, host_ref: HostRef) -> StartKernels:
 def image_with_kernels(docker: DockerCli, built: BuiltImage, plan: Plan, host_ref: HostRef) -> BuiltImage:
     """Return the image with the kernels that the plan names. Raises KernelsError if they are for another image.
 
-    A build knows no driver, so that is not compared.
+    The driver is not compared, because a build does not know it.
     """
     reference = plan.engine.compiled_kernels or ""
     archive, digest = archive_of(reference, host_ref), reference.rpartition("@")[2]
@@ -183,8 +184,9 @@ def _require_match(archive: KernelArchive, use: KernelUse) -> None:
 def require_archive(plan: Plan, host_ref: HostRef, *, of_run: bool = False, offline: bool = False) -> None:
     """Raise KernelsError, before any build or download, if the named archive is missing, damaged or for another GPU.
 
-    Not for one in a registry, nor for a job in a container, whose image may have the kernels. That of a pod must have
-    them; with the plan of an earlier run (`of_run`), a warning. `offline` compares only an image that is known.
+    An archive in a registry is not checked, nor one for a job in a container, whose image may have the kernels. The
+    image of a pod must have them; with the plan of an earlier run (`of_run`), missing ones cause only a warning.
+    `offline` checks only an image that is already known.
     """
     reference = plan.engine.compiled_kernels
     if reference is not None and runtime_class(plan.runtime).cluster_managed:
@@ -240,7 +242,7 @@ def archive_of(reference: str, host_ref: HostRef) -> KernelArchive:
 
 
 def _downloaded(reference: str, home: Home) -> KernelArchive:
-    """Return an archive of a registry: the digest in `reference` pins its manifest, and that the archive's digest.
+    """Return an archive of a registry: the digest in `reference` pins its manifest, which pins the archive's digest.
 
     Raises KernelsError.
     """
@@ -260,7 +262,7 @@ def _downloaded(reference: str, home: Home) -> KernelArchive:
 
 @contextmanager
 def _warning(message: str) -> Iterator[None]:
-    """Turn an error of the block into a warning: kernels that are missing cost time, and nothing else."""
+    """Turn an error of the block into a warning: missing kernels only cost time."""
     try:
         yield
     except (DeployError, OSError) as error:

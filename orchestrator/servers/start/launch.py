@@ -77,7 +77,7 @@ def start_server(start: StartSpec, servers: Servers) -> UpResult:
                     (join_or_warn if start.request.run else join)(handle, servers)
                 else:
                     join_again(handle, servers)
-                start.on_verified()  # an interrupt after this would report a failure and leave the server running
+                start.on_verified()  # after this, an interrupt would report a failure although the server keeps running
         except BaseException as error:
             if joining is not None and not start.request.keep_failed:
                 leave(joining, servers, seconds=0)
@@ -95,7 +95,7 @@ def _started(runtime: ServerGroup, name: str, run: RunDir) -> RunningServer | No
 
 
 def _log_location(request: UpRequest, run: RunDir, name: str) -> str:
-    """Return the path of the log, or the command that shows it if the runtime keeps it until the stop."""
+    """Return the path of the log, or the command that shows it while the runtime keeps it."""
     if run.log.exists():
         return str(run.log)
     return f"`{quote(['deploy', 'logs', name, *(['--host', request.host] if request.host else [])])}`"
@@ -104,7 +104,7 @@ def _log_location(request: UpRequest, run: RunDir, name: str) -> str:
 def _stop_and_explain(
     error: BaseException, handle: RunningServer | None, runtime: ServerGroup, *, run: RunDir, keep: bool
 ) -> None:
-    """Stop the server, and add to the error what is left and the diagnosis of the log.
+    """Stop the server, and add to the error what still runs and the diagnosis of the log.
 
     `Runtime.start` leaves no server if it fails.
     """

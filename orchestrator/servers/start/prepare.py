@@ -32,7 +32,7 @@ from orchestrator.servers.start.host import resolve_host_ref
 def ensure_checkpoint(plan: Plan, host_ref: HostRef, *, stage: bool) -> None:
     """Ensure that the checkpoint is complete on the server's host: generate, verify or stage it.
 
-    It is staged only with `stage`, and not checked in a cluster. Raises CheckpointError, HostError.
+    It is staged only with `stage`; in a cluster it is not checked. Raises CheckpointError, HostError.
     """
     if runtime_class(plan.runtime).cluster_managed:
         note(f"the checkpoint of `{plan.model.name}` is on the server's node; its files were not checked")

@@ -58,7 +58,7 @@ class Preview:
 
 
 def preview(request: UpRequest, home: Home) -> Preview:
-    """Return what `up` would do and start. Raises a DeployError for what it would refuse before it asks sglang."""
+    """Return the preview of an `up`. Raises the DeployErrors that `up` raises before sglang checks the arguments."""
     if request.name:
         require_name(request.name)
     source = request.source(home)

@@ -26,7 +26,7 @@ class UpRequest:
     profile: str
     name: str | None
     overrides: tuple[str, ...]
-    host: str | None  # of a server on several nodes that of rank 0
+    host: str | None  # with several nodes, the host of rank 0
     image: str | None  # prebuilt; None: the image of the plan is built
     replace: bool
     keep_failed: bool
@@ -39,8 +39,8 @@ class UpRequest:
     lock: str | None = None  # path of a lockfile
     by_watch: bool = False  # a restart by `deploy watch`
     drain: float | None = None  # seconds for the requests of a server that is replaced; None: as its plan says
-    max_replicas: int | None = None  # of a rolling update, how many replicas are replaced
-    min_gsm8k: float | None = None  # of a rolling update, the minimum score of each new replica
+    max_replicas: int | None = None  # for a rolling update: how many replicas are replaced
+    min_gsm8k: float | None = None  # for a rolling update: the minimum score of each new replica
 
     def command(self, name: str) -> str:
         """Return the command that repeats the request."""

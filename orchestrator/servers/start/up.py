@@ -1,4 +1,4 @@
-"""`deploy up`: from a profile to a running, verified server. A failed start leaves nothing of its own behind."""
+"""`deploy up`: from a profile to a running, verified server. A failed start leaves nothing behind."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -61,9 +61,10 @@ def up(
 ) -> UpResult:
     """Start the server of a profile and verify it. Raises a DeployError after stopping everything it started.
 
-    `recovery_command` starts again what this call stops; by default the command that started it. `on_locked` is called
-    when this command holds the lock of the name, before any change, and may raise. `on_verified` is called at the end;
-    by default it ignores signals from then on. A caller that does something else stops the server itself.
+    `recovery_command` is the command that restarts the server which this call stops; by default the one that started
+    it. `on_locked` is called when this command holds the lock of the name, before any change, and may raise.
+    `on_verified` is called at the end; by default it ignores signals from then on. A caller with another `on_verified`
+    stops the server itself on a signal.
     """
     source = request.source(home)
     home = source.home
@@ -117,7 +118,7 @@ def _server_to_roll(servers: Servers, name: str, *, plan: Plan, request: UpReque
     Raises NameTakenError if its plan allows none, UsageError for options that need one, and StartError if the plan
     names a gateway that cannot route to it.
     """
-    if request.run is None:  # a restart does without the gateway, which may start later
+    if request.run is None:  # a restart needs no gateway, which may start later
         require_gateway(servers, plan, name)
     running = _replicated_server(servers, name, by_watch=request.by_watch)
     if running is not None:
@@ -132,7 +133,8 @@ def _server_to_roll(servers: Servers, name: str, *, plan: Plan, request: UpReque
 def _replicated_server(servers: Servers, name: str, *, by_watch: bool) -> RunningServer | None:
     """Return the server of that name with replicas behind a running gateway; None if there is none.
 
-    A hung gateway accepts no changes: `deploy watch` (`by_watch`) stops all its replicas, as if it had died.
+    A hung gateway accepts no changes; for `deploy watch` (`by_watch`) it counts as dead, and all its replicas are
+    stopped.
     """
     handles = [handle for handle in servers.find(name) if handle.replicas]
     running = (handle for handle in handles if servers.runtime(handle).state(handle).status is Status.RUNNING)
@@ -143,7 +145,7 @@ def _already_up(servers: Servers, name: str, *, plan: Plan, request: UpRequest) 
     """Return the result for a server that already runs this plan and is healthy; None if it has to be started.
 
     Raises NameTakenError if it has another plan, StartError if it does not become healthy in time or cannot join the
-    gateway of its plan; with `--replace` none of them.
+    gateway of its plan; with `--replace` it raises neither.
     """
     for handle in () if request.replace else servers.find(name):
         state = servers.runtime(handle).state(handle)
@@ -180,7 +182,8 @@ def _already_up(servers: Servers, name: str, *, plan: Plan, request: UpRequest) 
 
 
 def _other_plan(old: Plan | None, new: Plan, handle: RunningServer, request: UpRequest, hint: str) -> NameTakenError:
-    """Return the error for a server with another plan; `hint` is replaced if no rolling update leads to the new one."""
+    """Return the error for a server with another plan; `hint` is replaced if a rolling update to the new one is
+    impossible."""
     name, running = handle.name, handle.state.status is Status.RUNNING
     if running and handle.replicas and old and rolling_update_blocker(old, new):
         hint = f"`deploy down {name}`, then `{request.command(name)}`; or choose another name with `--name`"

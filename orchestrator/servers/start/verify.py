@@ -45,7 +45,7 @@ from orchestrator.verify.smoke import smoke_test
 from orchestrator.verify.target import Target, describe, target_from_server_info, target_of
 
 _INTERVAL: Final = 0.5  # seconds between two health checks of a server that is not healthy yet
-_MIN_TIMEOUT: Final = 1.0  # seconds that a health check has, however little is left of the deadline
+_MIN_TIMEOUT: Final = 1.0  # minimum timeout of a health check in seconds, also near the deadline
 _BELOW_KNEE: Final = 0.5  # share of the requests at the knee that a soak sends (this project's choice)
 
 
@@ -59,7 +59,7 @@ def is_healthy(handle: RunningServer) -> bool:
 
 def _healthy_replicas(handle: RunningServer, *, tries: int = 2, timeout: float = inf) -> int:
     """Return the number of healthy replicas (0 or 1 without a gateway); a try ends after `timeout` seconds."""
-    if handle.has_roles:  # the gateway still answers 200 after one has died
+    if handle.has_roles:  # the gateway still answers 200 after a server has died
         roles = [_healthy_replicas(server, tries=tries, timeout=timeout) for server in handle.replicas]
         return min(sum(roles), count_workers(handle.url)) if generates(handle.url) else 0
     if handle.replicas:
@@ -74,8 +74,8 @@ def _healthy_replicas(handle: RunningServer, *, tries: int = 2, timeout: float =
 def await_healthy(handle: RunningServer, runtime: ServerGroup, *, deadline: float) -> None:
     """Wait until a running server is healthy, with all its replicas or roles.
 
-    A health check fails behind a long prefill, and a gateway that has just lost one counts a replica as unhealthy until
-    the next. Raises NotReadyError after `deadline` seconds, or at once when a process of the server has ended.
+    A health check fails during a long prefill, and after one failed check a gateway counts a replica as unhealthy until
+    the next check. Raises NotReadyError after `deadline` seconds, or at once when a process of the server has ended.
     """
     replicas, began = len(handle.replicas) or 1, time.monotonic()
     kind = "servers" if handle.has_roles else "replicas"
@@ -208,12 +208,12 @@ def _test(target: Target, handle: RunningServer, runtime: ServerGroup, plan: Pla
 def _pair_report(
     handle: RunningServer, runtime: ServerGroup, *, plan: Plan, key: Secret | None, soak: float | None
 ) -> SmokeReport:
-    """Test prefill and decode through their gateway, then that requests cross between them."""
+    """Test prefill and decode through their gateway, then the transfer of requests between them."""
     prefill, decode = (
         [server.url for server in handle.replicas if server.role is role] for role in (Role.PREFILL, Role.DECODE)
     )
     decode_target = target_of(replica_plans(plan)[-1], url=handle.url, api_key=key)
-    # No tiers: only the server itself tells the size of its pool, and only the decode servers are asked.
+    # No tiers: only a server itself reports the size of its pool, and only the decode servers are queried.
     target = replace(_of_pair(_with_soak(decode_target, soak), decode), tiers=())
     report = _test(target, handle, runtime, plan)
 
@@ -245,7 +245,7 @@ def _of_pair(target: Target, decode: Sequence[str]) -> Target:
 
 
 def prefix_replica(name: str, report: SmokeReport) -> list[CheckResult]:
-    """Return the checks of a server behind a gateway, with its name before theirs."""
+    """Return the checks of a server behind a gateway, each with the server's name before its own."""
     return [replace(check, name=f"{name.replace('-', ' ')}: {check.name}") for check in report.checks]
 
 
@@ -267,7 +267,7 @@ def smoke_server(servers: Servers, name: str, *, strict_kernels: bool, soak: flo
     try:
         save_report(run, report)
         kernel_gate(server.runtime.logs(server.handle, follow=False), plan=plan, run=run, strict=strict_kernels)
-    except HostError as error:  # a full disk: the result still matters
+    except HostError as error:  # a full disk; the result is still returned
         warn(f"cannot save all results: {error.message}", hint=error.hint)
     return report
 
@@ -275,7 +275,7 @@ def smoke_server(servers: Servers, name: str, *, strict_kernels: bool, soak: flo
 def smoke_url(
     url: str, *, plan: Plan | None, key: Secret | None, engine: str | None = None, soak: float | None = None
 ) -> SmokeReport:
-    """Run the smoke test of any endpoint, with a plan or with what it reports; `engine` is the one the user names.
+    """Run the smoke test of any endpoint, with a plan or with the facts that it reports; `engine` is the user's choice.
 
     `soak` is the minutes of mixed load, by default those of the plan.
 
@@ -303,7 +303,7 @@ def smoke_url(
 
 
 def _workers_with_roles(gateway: EngineClient) -> tuple[GatewayWorker, ...]:
-    """Return the workers of a gateway in disaggregation mode; none if it is none, or lists them only with a key."""
+    """Return the workers of a gateway in disaggregation mode; none for any other server, or if listing needs a key."""
     try:
         return tuple(worker for worker in parse_workers(gateway.get(WORKERS)) if worker.role)
     except UnexpectedResponseError:

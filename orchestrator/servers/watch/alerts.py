@@ -38,7 +38,7 @@ class Receiver:
             raise UsageError(f"cannot parse the command of `--exec`: {error}") from error
         if not argv:
             raise UsageError("`--exec` needs a command")
-        if shutil.which(argv[0]) is None:  # else the first death would reveal it
+        if shutil.which(argv[0]) is None:  # otherwise the first death would reveal that it is missing
             raise UsageError(f"no program `{argv[0]}` found", hint="pass `--exec` a command on the PATH, or a path")
         return cls(label=f"`{argv[0]}`", argv=argv)
 
@@ -85,7 +85,7 @@ class Alerts:
     _running: list["_Delivery"] = field(default_factory=list)
 
     def send(self, event: Mapping[str, object]) -> Iterator[str]:
-        """Begin a delivery to every receiver; yield why one could not begin."""
+        """Begin a delivery to every receiver; yield the reason for each that could not begin."""
         for receiver in self.receivers:
             try:
                 program = receiver.deliver(event)

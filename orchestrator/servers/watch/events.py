@@ -1,11 +1,11 @@
-"""Events of `deploy watch`, and the rule that decides which events alert somebody."""
+"""Events of `deploy watch`, and the rule that decides which events are alerts."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-# Share of `unhealthy_after`. A busy server has made progress by then, and no restart has begun.
+# Share of `unhealthy_after`. By then a busy server has made progress, and no restart has begun.
 _ALERT_AFTER: Final = 0.5
 
 
@@ -13,9 +13,9 @@ class EventKind(StrEnum):
     """The kind of an event."""
 
     WATCHING = "watching"  # the server is healthy
-    UNHEALTHY = "unhealthy"  # something does not answer; no restart yet
+    UNHEALTHY = "unhealthy"  # a rank or the gateway does not answer; no restart yet
     RECOVERED = "recovered"  # without a restart
-    RUNTIME_RESTARTED = "runtime-restarted"  # by Docker, for example
+    RUNTIME_RESTARTED = "runtime-restarted"  # for example by Docker
     DIED = "died"  # a restart begins
     RESTARTED = "restarted"  # and verified
     RESTART_FAILED = "restart-failed"
@@ -63,7 +63,7 @@ class EventLog:
 
     `emit` holds the rule of alerts. Every event alerts at once, with two exceptions: `unhealthy` alerts once, and only
     after it has lasted; `recovered` alerts only after such an alert. A long queue, a long prefill and a slow Docker
-    daemon pass without help: 14 times in 27 minutes of full load.
+    daemon end without a restart: 14 times in 27 minutes of full load.
     """
 
     last: EventKind | None = None
@@ -72,7 +72,7 @@ class EventLog:
     _alerted: bool = False  # of the current `unhealthy`
 
     def emit(self, kind: EventKind, detail: str, seconds: float | None = None, *, lasted: bool = False) -> PendingEvent:
-        """Return the event. `lasted`: the server has been unhealthy for long enough to alert."""
+        """Return the event. `lasted`: the server has been unhealthy long enough for an alert."""
         emit_unhealthy = kind is EventKind.UNHEALTHY
         alert = {
             EventKind.WATCHING: False,
@@ -92,7 +92,7 @@ class EventLog:
     def emit_unhealthy(
         self, detail: str, now: float, *, since: float | None, unhealthy_after: float
     ) -> Iterator[PendingEvent]:
-        """Return `unhealthy` if its detail is new, or once it has lasted. `since`: when it began, if known."""
+        """Return `unhealthy` if its detail is new, or once when it has lasted. `since`: when it began, if known."""
         if self.last is not EventKind.UNHEALTHY:
             self._since = now
         lasted = now - (self._since if since is None else since) >= _ALERT_AFTER * unhealthy_after

@@ -1,7 +1,7 @@
-"""Snapshots for `deploy watch`, taken without importing what a start needs: that is half of the CPU time.
+"""Snapshots for `deploy watch`, taken without the imports of a start, which cost half of the CPU time.
 
-Run directories hold what must outlive the watcher: who stopped a run (`exit.json`), who started it (`request.json`),
-and when it was restarted (`restarts.json`, in the run that died).
+Run directories hold the state that must outlive the watcher: who stopped a run (`exit.json`), who started it
+(`request.json`), and when it was restarted (`restarts.json`, in the run that died).
 """
 
 import os
@@ -89,7 +89,7 @@ def other_host(runtime: str, host: str | None) -> str:
 
 
 def _replica_urls(plan: Plan, handle: RunningServer | None) -> Iterator[str]:
-    """Yield the URLs of the replicas: as found, else as planned."""
+    """Yield the URLs of the replicas: those of running replicas, else the planned ones."""
     replicas = handle.replicas if handle else ()
     urls = {Path(server.run_dir).name: server.service_url or server.url for server in replicas}
     for unit in plan.servers:
@@ -101,7 +101,7 @@ def require_watchable(home: Home, names: Sequence[str]) -> None:
 
     Such a server has an API key that is not set here, or a cluster that restarts it.
     """
-    for name in names:  # needs no answer from the cluster
+    for name in names:  # works without an answer from the cluster
         if (plan := read_plan(latest_run(home, name))) is not None:
             require_not_cluster_managed(plan, name)
     for name in names:
@@ -128,9 +128,9 @@ def newest(servers: Servers, name: str) -> tuple[RunDir | None, RunningServer | 
 
 
 def is_wanted(run: RunDir, handle: RunningServer | None) -> bool:
-    """Return whether no person has stopped this run. A server without any record of its end was removed by a person."""
+    """Return whether no person has stopped this run. If no record of a server's end exists, a person removed it."""
     ended = run.read(EXIT_FILE)
-    if not ended:  # on a full disk only the runtime may have recorded it
+    if not ended:  # with a full disk, only the runtime may have recorded the end
         state = saved_state(run)
         return (state is None or state.detail != STOPPED) and (handle is not None or _started_by_watch(run))
     reason = str(ended.get("asked"))
@@ -158,7 +158,7 @@ def saved_restarts(run: RunDir) -> list[dict[str, object]]:
 
 
 def take_snapshot(home: Home, name: str) -> ServerSnapshot | SnapshotFailure:
-    """Return the snapshot of a server, or why none could be taken."""
+    """Return the snapshot of a server, or the reason why it failed."""
     try:
         host = requested_host(home, name)
         with open_servers(home, host) as servers:

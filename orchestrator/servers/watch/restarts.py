@@ -54,19 +54,19 @@ def restart_dead(home: Home, name: str, dead: str, reason: str) -> RestartResult
 
 
 def _disk_full(home: Home, name: str) -> str:
-    """Return why the disk has no room for a start of `name`; "" if it has."""
+    """Return the reason why the disk is too full for a start of `name`; "" if it is not."""
     plan = read_plan(latest_run(home, name))
     try:
         with name_lock(home, name), reserved_space(home, name, replicas=plan.replicas if plan else 1):
             return ""
-    except NameTakenError:  # that command holds disk space of its own
+    except NameTakenError:  # the other command has reserved its disk space
         return ""
     except HostError as error:
         return error.message
 
 
 def _forget_attempt(home: Home, name: str, dead: str) -> None:
-    """Remove the record of a restart that a full disk prevented, if the disk takes even that."""
+    """Remove the record of a restart that a full disk prevented, if the disk allows it."""
     run = RunDir(home.runs / FileName(name) / FileName(dead))
     with suppress(HostError):
         run.save_state(RESTARTS_FILE, {"restarts": saved_restarts(run)[:-1]})

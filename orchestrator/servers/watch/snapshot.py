@@ -5,7 +5,7 @@ from enum import StrEnum
 
 
 def describe_location(url: str, host: str) -> str:
-    """Return the URL of a server and the host on which it holds; an empty `host` is this one."""
+    """Return the URL of a server and the host on which the URL is valid; an empty `host` is this one."""
     return f"{url} on {host}" if host else url
 
 
@@ -21,7 +21,7 @@ class ServerSnapshot:
     processes: tuple[str, ...]  # their `procfs.process_identity`; only those on this machine
     status: str  # `runtimes.Status`
     exit_reason: str  # "" while it runs
-    dead: str  # processes that have exited while the server runs, in words
+    dead: str  # text that names the processes that have exited while the server runs
     restarts: int  # by its runtime
     busy: bool  # another command holds the lock of this name
     wanted: bool  # no person has stopped it
@@ -35,7 +35,7 @@ class ServerSnapshot:
     window: float  # seconds
     restarted_at: tuple[float, ...]  # Unix times of restarts since a person started the server
     is_remote: bool = False  # it runs on another host
-    has_roles: bool = False  # prefill and decode are apart; then each server counts as one rank
+    has_roles: bool = False  # prefill and decode are separate; each server then counts as one rank
 
     @property
     def location(self) -> str:
@@ -45,7 +45,7 @@ class ServerSnapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotFailure:
-    """Why no snapshot could be taken; `code` is the exit code of the error."""
+    """A failed snapshot, with the reason; `code` is the exit code of the error."""
 
     message: str
     hint: str

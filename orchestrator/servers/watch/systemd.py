@@ -90,7 +90,8 @@ def secret_variables(names: Sequence[str], home: Home) -> tuple[str, ...]:
 
 
 def _holds_secret(command: str) -> bool:
-    """Return whether a command looks secret, or has an option with a secret's name or the value of such a variable."""
+    """Return whether a command looks like a secret, or has an option with a secret's name or the value of such a
+    variable."""
     words = re.split(r"[\s=:'\"]+", command)
     options = (word.lstrip("-").replace("-", "_") for word in words if word.startswith("-"))
     values = (value for name, value in os.environ.items() if is_secret_name(name) and len(value) >= SAFE_LENGTH)

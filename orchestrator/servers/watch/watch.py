@@ -145,7 +145,7 @@ class LiveBackend:
     def restart(self, snapshot: ServerSnapshot, reason: str) -> _Worker[RestartResult]:
         """See `WatchBackend.restart`."""
 
-        def broken(cause: str) -> RestartResult:  # the next snapshot shows what it did
+        def broken(cause: str) -> RestartResult:  # the next snapshot shows the actual state
             return RestartResult(outcome=RestartOutcome.FAILED, message=cause)
 
         run = _Worker(("restart", snapshot.name, snapshot.run, reason), _parse_restart, broken, None)
@@ -175,7 +175,8 @@ class LiveBackend:
     def _forward(self, url: str, snapshot: ServerSnapshot) -> SshForward | None:
         """Return the forward to a URL of a remote host; None on this host.
 
-        A new snapshot ends those that it needs no more. It has reached the host, so an ssh that ended is started again.
+        A new snapshot ends the forwards that are no longer needed. It has reached the host, so an ssh that ended is
+        restarted.
         """
         forwards = self._forwards.get(snapshot.name, _Forwards())
         if forwards.snapshot is not snapshot:
@@ -207,7 +208,7 @@ def _combine(works: Sequence[RankProgress], ranks: int) -> RankProgress:
     item = ranks // len(works)
     emitted = [work.emitted for work in works if work.emitted is not None]
 
-    def numbered(counts: Sequence[Mapping[int, float]]) -> dict[int, float]:  # a role is one rank, whatever its dp
+    def numbered(counts: Sequence[Mapping[int, float]]) -> dict[int, float]:  # a role is one rank, for any dp
         return {
             server * item + rank: count
             for server, ranks_of in enumerate(counts)
@@ -304,7 +305,7 @@ def _only_watch(home: Home, name: str) -> AbstractContextManager[object]:
 
 
 def _interrupt(restarts: Sequence[Program]) -> None:
-    """Interrupt running restarts; each stops what it has started."""
+    """Interrupt running restarts; each stops the server that it has started."""
     running = [program for program in restarts if program.code is None]
     for program in running:
         program.send(signal.SIGINT)
@@ -320,7 +321,8 @@ def _parse_snapshot(data: dict[str, Any]) -> ServerSnapshot | SnapshotFailure:
 
 
 def _parse_restart(data: dict[str, Any]) -> RestartResult:
-    """Parse a result; an outcome that only a newer version has is a failure. The next snapshot shows what it did."""
+    """Parse a result; an outcome that only a newer version has is a failure. The next snapshot shows the actual
+    state."""
     is_known = data["outcome"] in [*RestartOutcome]
     outcome = RestartOutcome(data["outcome"]) if is_known else RestartOutcome.FAILED
     return _parse(RestartResult, {**data, "outcome": outcome})

@@ -1,7 +1,8 @@
 """The state machine behind `deploy watch`; pure, with an injected clock.
 
-Nothing here outlives the process. Each snapshot (`snapshot.py`) reads anew what a server is, who stopped it and how
-often it was restarted. Only the last progress of each rank is kept here, because only a running clock can tell it.
+No state here outlives the process. Each snapshot (`snapshot.py`) reads the state of a server again, who stopped it and
+how often it was restarted. Only the last progress of each rank is kept, because it is measured with the clock of this
+process.
 
 ::
 
@@ -32,7 +33,7 @@ _SLOW_RECHECK: Final = 30.0  # seconds between two snapshots because of a slow a
 _REPORT_AFTER: Final = 20.0  # seconds without an answer and without progress before an event
 _MIN_BACKOFF, _MAX_BACKOFF = 5.0, 60.0  # seconds, doubled each time, while no restart is allowed
 _OK: Final = 200
-GATEWAY: Final = -1  # probed like a rank; it does no work of its own
+GATEWAY: Final = -1  # probed like a rank, but it has no progress of its own
 # After one of these, a healthy server is reported as watched.
 _NOT_WATCHING: Final = {
     EventKind.WAITING,
@@ -61,7 +62,8 @@ class WatchBackend(Protocol):
         """
 
     def probe_rank(self, snapshot: ServerSnapshot, rank: int) -> Pending[int | str]:
-        """Request a token from a rank, or the health of `GATEWAY`: the HTTP status, or why there is none."""
+        """Request a token from a rank, or the health of `GATEWAY`: returns the HTTP status, or the reason without
+        one."""
 
     def work(self, snapshot: ServerSnapshot) -> Pending[RankProgress]:
         """Read the progress of each rank."""
@@ -80,8 +82,8 @@ class _Rank:
     number: int
     probed_at: float
     probe: Pending[int | str] | None = None
-    problem: str = ""  # why it does not answer; "" while it does
-    stalled_since: float = 0.0  # since when a rank with a problem makes no progress
+    problem: str = ""  # the reason without an answer; "" while it answers
+    stalled_since: float = 0.0  # the time since which a rank with a problem makes no progress
     rejection: str = ""
 
 
@@ -92,7 +94,7 @@ class Watcher:
     name: str
     backend: WatchBackend
     snapshot: ServerSnapshot
-    ended: str = ""  # why it gave up
+    ended: str = ""  # the reason why it gave up
     _ranks: list[_Rank] = field(default_factory=list)
     _events: EventLog = field(default_factory=EventLog)
     _known_restarts: int = 0  # restarts by the runtime that were reported
@@ -113,7 +115,7 @@ class Watcher:
     _output_stalled: bool = False  # the ranks decode, and no output leaves the server
     _work_read_at: float = -inf
     _restarting: Pending[RestartResult] | None = None
-    _retry_at: float = -inf  # when to retry a restart that this machine prevented; -inf: none
+    _retry_at: float = -inf  # the time to retry a restart that this machine prevented; -inf: none
 
     def begin(self, now: float, wall: float) -> Iterator[PendingEvent]:
         """Evaluate the first snapshot."""
@@ -259,7 +261,7 @@ class Watcher:
         return f"{subject}: {rank.problem}" if len(self._ranks) > 1 else rank.problem
 
     def _death_reason(self, now: float) -> str:
-        """Return why the server counts as dead; "" while it may be alive."""
+        """Return the reason why the server counts as dead; "" while it may be alive."""
         snapshot = self.snapshot
         if snapshot.status != "running":
             return snapshot.exit_reason or "its start was interrupted"
@@ -288,7 +290,7 @@ class Watcher:
             yield self._give_up(f"{reason}; {restarts}, and {limit}", now)
             return
         if self._events.last is EventKind.RESTART_FAILED:
-            if len(snapshot.restarted_at) <= self._restarts_on_record:  # it would be retried for ever
+            if len(snapshot.restarted_at) <= self._restarts_on_record:  # otherwise it would be retried forever
                 yield self._give_up(f"{reason}; the restart left no record", now)
                 return
         elif self._retry_at == -inf:
@@ -335,7 +337,7 @@ class Watcher:
         rank.problem = problem
 
     def _read_work(self, now: float) -> None:
-        """Read whether a rank that does not answer makes progress, as in a long prefill or a long queue."""
+        """Read whether a rank without an answer makes progress, as in a long prefill or behind a long queue."""
         if self._work is not None and (work := self._work.outcome()) is not None:
             self._work, before, self._before = None, self._before, work
             self._output_stalled = output_stalled(before, work)
@@ -349,7 +351,7 @@ class Watcher:
 
 
 def _hold_reason(snapshot: ServerSnapshot) -> tuple[EventKind, str] | None:
-    """Return why the server must not be restarted, whatever its state; None if it may be."""
+    """Return the reason why the server must not be restarted, whatever its state; None if it may be."""
     if snapshot.busy:
         return EventKind.WAITING, "another `deploy` command is changing the server"
     if not snapshot.wanted:
