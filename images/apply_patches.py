@@ -187,15 +187,15 @@ def apply_diff(root: Path, diff: str) -> list[dict[str, str | None]]:
 
 def _replace(path: Path, content: bytes) -> None:
     """Replace a file atomically; hard links to the old file keep its content."""
-    temporary = path.with_name(f".{path.name}.patched")
+    beside = path.with_name(f".{path.name}.patched")
     try:
-        temporary.write_bytes(content)
-        shutil.copymode(path, temporary)
-        temporary.replace(path)
+        beside.write_bytes(content)
+        shutil.copymode(path, beside)
+        beside.replace(path)
     except OSError as error:
         raise Refusal(f"cannot write `{path}`: {error.strerror}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        beside.unlink(missing_ok=True)
 
 
 def applied_before(root: Path, diff: str) -> list[dict[str, str | None]]:

@@ -204,12 +204,12 @@ class Judge:
 
     def _missing_file(self, argv: Sequence[str], model: str) -> "dict[str, object] | None":
         """Return the rejection of a missing file; a file in the folder of the model may be staged later."""
-        model_folder = Path(self._replaced[model]).parent if model in self._replaced else None
+        beside = Path(self._replaced[model]).parent if model in self._replaced else None
         for option, value in itertools.pairwise(argv):
             path = Path(value)
             if option not in _FILES or not _is_path(value) or path.exists():
                 continue
-            if model_folder is None or not path.is_relative_to(model_folder):
+            if beside is None or not path.is_relative_to(beside):
                 refusal = {
                     "kind": "FileNotFoundError",
                     "message": f"`{value}` does not exist",

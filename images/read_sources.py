@@ -37,7 +37,7 @@ _OPERATORS: dict[type[ast.AST], Any] = {
 }
 
 
-_MAX_QUOTE = 120  # characters of a line that are quoted
+_LONGEST = 120  # characters of a line that are quoted
 
 
 class Refusal(Exception):  # noqa: N818 - no error of this program: the sources refuse the patch
@@ -109,7 +109,7 @@ def _quoted(root: Path, path: Path, text: str, seen: Reading, hit: "re.Match[str
     line = text.count("\n", 0, max(hit.start(), hit.end() - 1))
     quoted = encoded(text.split("\n")[line].strip()).decode("utf-8", "replace")
     begun = max((known for known in seen.lines if known <= line + 1), default=0)
-    quoted = quoted if len(quoted) <= _MAX_QUOTE else f"{quoted[:_MAX_QUOTE]}…"
+    quoted = quoted if len(quoted) <= _LONGEST else f"{quoted[:_LONGEST]}…"
     return f"{path.relative_to(root).as_posix()}:{seen.lines.get(begun, line + 1)}: {quoted}"
 
 

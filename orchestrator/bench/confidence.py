@@ -66,7 +66,9 @@ def change(base: Estimate, other: Estimate) -> Change | None:
     deviations = [item.deviation for item in (base, other) if item.deviation is not None]
     if not deviations:
         return Change(share=share)
-    variances = [(deviations[0] if item.deviation is None else item.deviation) ** 2 / item.runs for item in (base, other)]
+    variances = [
+        (deviations[0] if item.deviation is None else item.deviation) ** 2 / item.runs for item in (base, other)
+    ]
     if len(deviations) == 1:
         degrees: float = base.runs + other.runs - 2  # Student's test
     else:

@@ -165,7 +165,13 @@ class Connections:
         self._release(connection)
 
     async def fetch(
-        self, method: str, path: str, *, content: bytes = b"", max_bytes: int = MAX_RESPONSE_BYTES, timeout_s: float = 30
+        self,
+        method: str,
+        path: str,
+        *,
+        content: bytes = b"",
+        max_bytes: int = MAX_RESPONSE_BYTES,
+        timeout_s: float = 30,
     ) -> tuple[int, bytearray]:
         """Send a control request with JSON `content`; return status and body, at most `max_bytes`.
 

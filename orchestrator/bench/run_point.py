@@ -111,7 +111,9 @@ class PointRunner:
         def sessions(rank_number: int | None) -> list[SinglePrompt]:
             chosen = (prompt for prompt, rank in prompts if rank == rank_number)
             return [
-                SinglePrompt(planned, self.endpoint.request(item, self.workload, tokens=planned.output_tokens, rank=rank_number))
+                SinglePrompt(
+                    planned, self.endpoint.request(item, self.workload, tokens=planned.output_tokens, rank=rank_number)
+                )
                 for item in chosen
             ]
 

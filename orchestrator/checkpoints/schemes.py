@@ -165,7 +165,10 @@ def _fp8(section: Config) -> SchemeOf:
 
 def _compressed(section: Config) -> SchemeOf:
     ignored = _words(section.get("ignore"))
-    excluded_modules, excluded_parts = _ModuleNames(ignored), [entry.lower() for entry in ignored if not entry.startswith("re:")]
+    excluded_modules, excluded_parts = (
+        _ModuleNames(ignored),
+        [entry.lower() for entry in ignored if not entry.startswith("re:")],
+    )
     groups = cast("Mapping[str, Config]", section["config_groups"])
     targets = [
         (

@@ -168,7 +168,9 @@ def _run(target: str, options: BenchOptions, url_options: _UrlOptions, host: str
             )
             endpoint = url_target(target, api_key_env=url_options.api_key_env, claimed=claimed)
         else:
-            endpoint = server_target(stack.enter_context(open_servers(Home.from_environment(), host, name=target)), target)
+            endpoint = server_target(
+                stack.enter_context(open_servers(Home.from_environment(), host, name=target)), target
+            )
         with Progress() as progress:
             result, directory = bench(endpoint, options, lambda text, remote: progress.update(text, transient=remote))
     if result.points or result.end_reason is not EndReason.INTERRUPTED:

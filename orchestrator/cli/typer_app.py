@@ -43,10 +43,9 @@ if TYPE_CHECKING:
 NEVER_ENDED_BY_SIGPIPE: Final = frozenset({"down", "watch"})
 _PROFILE: Final = re.compile(r"--profile(?:=(.+))?|-p(?:=?(.+))?")
 _QUOTED: Final = re.compile(r"'([^']*)'")
-_NEAR_OPTION: Final = (
-    0.75  # similarity to an option of the command: that of `--out` to `--output` is higher, that of `--host` to `--set` lower
-)
-_NEAR_KEY: Final = 0.8  # similarity of an option to a key of the profile: that of `--prot` is higher, that of `--revision` lower
+# Minimum similarity to an option of the command: that of `--out` to `--output` is higher, of `--host` to `--set` lower.
+_NEAR_OPTION: Final = 0.75
+_NEAR_KEY: Final = 0.8  # the same for a key of the profile: that of `--prot` is higher, that of `--revision` lower
 _NODES: Final = "deploy.nodes"  # key of a context: several hosts
 _MARK: Final = "\0"  # a word that no user can type
 _TYPE: Final = re.compile(r" <.*>$")  # the type after the name of an argument

@@ -127,9 +127,13 @@ class ErrorOutput:
     def of(cls, error: DeployError) -> "ErrorOutput":
         """Return an error as data, with the commands in its hints expanded."""
         item = (Problem(error.message, error.location, error.hint), *error.problems)
-        details, *problems = (replace(p, location=expand_commands(p.location), hint=expand_commands(p.hint)) for p in item)
+        details, *problems = (
+            replace(p, location=expand_commands(p.location), hint=expand_commands(p.hint)) for p in item
+        )
         return cls(
-            error=ErrorDetails(**vars(details), problems=tuple(problems), details=error.details, exit_code=error.exit_code)
+            error=ErrorDetails(
+                **vars(details), problems=tuple(problems), details=error.details, exit_code=error.exit_code
+            )
         )
 
 

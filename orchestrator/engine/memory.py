@@ -177,7 +177,9 @@ def token_bytes(needs: KvCacheSpec) -> TokenBytes:
     drafts, counted_drafts = needs.draft_layers, needs.counted_drafts
     keys = 0 if needs.indexer is None else needs.indexer.bytes * (needs.indexer.layers + drafts)
     return TokenBytes(
-        planned=int(planned * layers * (1 + counted_drafts / layers)) + keys, held=held * (layers + drafts) + keys, keys=keys
+        planned=int(planned * layers * (1 + counted_drafts / layers)) + keys,
+        held=held * (layers + drafts) + keys,
+        keys=keys,
     )
 
 

@@ -113,7 +113,9 @@ def read_simulations(folder: Path, name: str, command: str, *, require_name: boo
     simulations = [
         (run.info.environment_info.domain_name, simulation) for run in results for simulation in run.simulations
     ]
-    completed = [(domain, simulation) for domain, simulation in simulations if simulation.termination_reason != _NEVER_RAN]
+    completed = [
+        (domain, simulation) for domain, simulation in simulations if simulation.termination_reason != _NEVER_RAN
+    ]
     if not completed:
         raise BenchError("no tau2 simulation was run", location=str(folder))
     info = results[0].info

@@ -104,7 +104,9 @@ def plan_steps(published: Published, directory: Path, request: ReproduceRequest)
         measured = tuple(step for step in own_steps if step.stage not in {"up", "down"})
         return ReproducePlan(steps=measured, skipped=tuple(_results_without_step(published, servers)), servers=servers)
     stages = _EARLY_STAGES_WITH_TUNING if request.tune else _EARLY_STAGES
-    candidates = [(stage, server, _skip_reason(stage, server.plan, request.host)) for stage in stages for server in servers]
+    candidates = [
+        (stage, server, _skip_reason(stage, server.plan, request.host)) for stage in stages for server in servers
+    ]
     needed = [(stage, server) for stage, server, reason in candidates if reason is None]
     steps, baselines = list(_prepare(needed, request)), dict[str, Path]()
     for server in servers:

@@ -52,7 +52,9 @@ class CheckContext:
     @property
     def inventory(self) -> GpuInventory | None:
         """The GPUs of the plan's vendor; None if the host has none."""
-        return next((inventory for inventory in self.machine.inventories if inventory.vendor == self.plan.hardware.vendor), None)
+        return next(
+            (inventory for inventory in self.machine.inventories if inventory.vendor == self.plan.hardware.vendor), None
+        )
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:

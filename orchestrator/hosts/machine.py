@@ -106,7 +106,10 @@ def read_memory(text: str) -> HostMemory | None:
         return HostMemory(total=sizes["MemTotal"], available=sizes["MemAvailable"])
     cached = sum(map(int, re.findall(r"^(?:in)?active_file (\d+)$", text, re.MULTILINE)))
     limit_bytes, used_bytes = int(match[1]), int(match[2]) - cached
-    return HostMemory(total=min(sizes["MemTotal"], limit_bytes), available=min(sizes["MemAvailable"], max(limit_bytes - used_bytes, 0)))
+    return HostMemory(
+        total=min(sizes["MemTotal"], limit_bytes),
+        available=min(sizes["MemAvailable"], max(limit_bytes - used_bytes, 0)),
+    )
 
 
 def available_memory() -> int | None:

@@ -146,7 +146,9 @@ class _Repository:
         document = parse_json(content)
         return str(document.get("token") or document["access_token"])
 
-    def _read(self, url: str, headers: Mapping[str, str], *, max_bytes: int = _MAX_BYTES) -> tuple[httpx.Response, bytes]:
+    def _read(
+        self, url: str, headers: Mapping[str, str], *, max_bytes: int = _MAX_BYTES
+    ) -> tuple[httpx.Response, bytes]:
         """Read a response and its content, limited in size, and in time by the deadline."""
         headers, watch = {**headers, "Accept-Encoding": "identity"}, {"trace": self.deadline.watch}
         with self.client.stream("GET", url, headers=headers, extensions=watch) as response:

@@ -55,9 +55,10 @@ def expand_exclude(config: Mapping[str, object], dtypes: Mapping[str, str]) -> T
     changed = {**quantization, "exclude": [*exclude, *new]}
     if len(renamed) > len(schemes):
         changed["layer_quant_config"] = renamed
+    count = len(excluded) + len(keys)
     return Transformed(
         config={**config, "quantization_config": changed},
-        reason=f"{len(excluded) + len(keys)} entries of `{layer}` repeated under the names sglang builds that layer with",
+        reason=f"{count} entries of `{layer}` repeated under the names sglang builds that layer with",
     )
 
 

@@ -145,7 +145,9 @@ def _mtp_entry_taken_for_model(checkpoint: MoeCheckpoint, version: tuple[int, ..
     prefixes = ["mtp."]
     if version >= _IGNORES_MTP_ENTRIES:
         prefixes += [f"model.layers.{checkpoint.layers + number}." for number in range(checkpoint.draft_layers)]
-    entries = (entry for entry in checkpoint.exclude if _is_shared_entry(entry) and not entry.startswith(tuple(prefixes)))
+    entries = (
+        entry for entry in checkpoint.exclude if _is_shared_entry(entry) and not entry.startswith(tuple(prefixes))
+    )
     return next(entries, None)
 
 

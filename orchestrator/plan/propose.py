@@ -83,7 +83,7 @@ def require_host_memory(model: ModelSection, capacity: Capacity, available: int,
         f"`{name}` does not fit into the memory of this host",
         problems=[Problem(f"{values} need {gb(needed)}; {gb(available)} are available")],
         hint="use another host (`--host ssh://NODE`), or a checkpoint with a smaller quantization",
-        longest=max(int((available - weights) / per_token), 0) if per_token else 0,
+        max_tokens=max(int((available - weights) / per_token), 0) if per_token else 0,
     )
 
 

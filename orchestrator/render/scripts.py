@@ -79,7 +79,12 @@ def gateway_script(artifacts: Artifacts) -> str:
     plan = artifacts.plan
     options = plan.gateway.options if plan.gateway else ()
     description = f"{plan.profile}: the gateway of {plan.replicas} replicas; start it when all of them are ready"
-    lines = ["#!/bin/sh", _comment(description), "#", *_origins([(" ".join(option.argv), option) for option in options])]
+    lines = [
+        "#!/bin/sh",
+        _comment(description),
+        "#",
+        *_origins([(" ".join(option.argv), option) for option in options]),
+    ]
     lines += ["set -eu", 'CDPATH= cd -- "$(dirname -- "$0")"']
     lines += [f"export {name}={shlex.quote(value)}" for name, value in artifacts.command.env]
     text = "\n".join([*lines, *_executed(artifacts)])

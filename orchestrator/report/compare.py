@@ -168,7 +168,9 @@ def find_reasons(result: BenchResult, published: Published | None) -> tuple[Comp
 
     A changed workload is an issue only for a comparison with published metrics.
     """
-    own_issues = (issue for issue in result.comparability_issues if published or issue.kind is not IssueKind.CHANGED_WORKLOAD)
+    own_issues = (
+        issue for issue in result.comparability_issues if published or issue.kind is not IssueKind.CHANGED_WORKLOAD
+    )
     mismatches = mismatch_reasons(result, published) if published else ()
     return (*own_issues, *(ComparabilityIssue(kind=kind, detail=detail) for kind, detail in mismatches))
 

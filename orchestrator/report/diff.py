@@ -151,13 +151,17 @@ def diff(a: DiffSide, b: DiffSide) -> DiffOutput:
     """Compare two sides; a group that only one side has is reported as unknown, not as a difference."""
     one_sided = [group for group in (*_OBSERVED, "layout") if a.knows(group) != b.knows(group)]
     differing = differences([_comparable(side, one_sided) for side in (a, b)])
-    values = [DifferentValue(area=_area(item.key), key=item.key, a=item.values[0], b=item.values[1]) for item in differing]
+    values = [
+        DifferentValue(area=_area(item.key), key=item.key, a=item.values[0], b=item.values[1]) for item in differing
+    ]
     values.sort(key=lambda value: _ORDER.index(value.area))
     reasons: dict[tuple[str, str], list[str]] = {}
     for entry in values:
         reasons.setdefault((a.reason(entry.key), b.reason(entry.key)), []).append(entry.key)
     reason_lines = tuple(
-        DifferentReason(keys=tuple(keys), a=a_value, b=b_value) for (a_value, b_value), keys in reasons.items() if a_value or b_value
+        DifferentReason(keys=tuple(keys), a=a_value, b=b_value)
+        for (a_value, b_value), keys in reasons.items()
+        if a_value or b_value
     )
     compared = _last_per_workload(a.results, b.results)
     unknown = [

@@ -114,7 +114,10 @@ def _scores(rows: Sequence[EvalRow]) -> Iterator[str]:
 
 def _ablations(published: Published, comparisons: tuple[Comparison, ...]) -> Iterator[AblationRow]:
     """Yield the rows of each ablation whose two servers were measured on the same workload."""
-    measured = {(comparison.result.run.provenance.name, comparison.result.run.workload_name): comparison for comparison in comparisons}
+    measured = {
+        (comparison.result.run.provenance.name, comparison.result.run.workload_name): comparison
+        for comparison in comparisons
+    }
     for ablation in published.reproduce.ablations:
         for name in map(workload_name, ablation.workloads):
             without, full = measured.get((ablation.server, name)), measured.get((ablation.full_server, name))
@@ -223,7 +226,11 @@ def _match(row: LayoutRow, published: Published) -> tuple[str, str]:
     """Return system and layout of the matching published row; it may be the "not published" layout of the system."""
     rows_published = {(line.system, line.layout) for line in published.layouts}
     unnamed = (row.system, "not published")
-    return unnamed if (row.system, row.layout) not in rows_published and unnamed in rows_published else (row.system, row.layout)
+    return (
+        unnamed
+        if (row.system, row.layout) not in rows_published and unnamed in rows_published
+        else (row.system, row.layout)
+    )
 
 
 def _published_layout(line: PublishedLayout, published: Published, prices: PriceBook) -> LayoutRow:

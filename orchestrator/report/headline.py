@@ -128,7 +128,9 @@ def verdict(table: SideBySide, comparisons: tuple[Comparison, ...]) -> Iterator[
         )
     for column in measured:
         if kinds[column] != kinds[0]:
-            only_by_name = {names[at]: ", ".join(sorted(kinds[at] - kinds[other])) for at, other in ((column, 0), (0, column))}
+            only_by_name = {
+                names[at]: ", ".join(sorted(kinds[at] - kinds[other])) for at, other in ((column, 0), (0, column))
+            }
             issues = " and ".join(f"{name} is NOT COMPARABLE ({only})" for name, only in only_by_name.items() if only)
             yield f"No verdict on {names[column]} and {names[0]}: {issues}."
 

@@ -38,7 +38,9 @@ def _template_context(report: Report) -> dict[str, object]:
     Metrics without any measured value are omitted unless the report has published metrics.
     """
     rows = [row for comparison in report.comparisons for row in comparison.rows]
-    measured_keys = {metric.key for metric in metrics.METRICS if any(row.of(metric).measured is not None for row in rows)}
+    measured_keys = {
+        metric.key for metric in metrics.METRICS if any(row.of(metric).measured is not None for row in rows)
+    }
     table_of = {
         "by_rate": metrics.DisplayIn.RATE,
         "by_wait": metrics.DisplayIn.WAIT,

@@ -114,7 +114,9 @@ def may_coexist(run_dir: Path, others: Sequence[Unit]) -> bool:
     top = run_root(run_dir)
     other_runs = [other for other in others if run_root(Path(other.run_dir)) != top]
     has_gateway = run_dir != top and any(other.role is Role.GATEWAY for other in others)
-    return not other_runs or (has_gateway and all(run_root(Path(other.run_dir)).parent == top.parent for other in other_runs))
+    return not other_runs or (
+        has_gateway and all(run_root(Path(other.run_dir)).parent == top.parent for other in other_runs)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -205,7 +205,9 @@ class GpuReader:
         if before is None or now is None or now.at_s <= before.at_s:
             return {}
         joules_used = [last - first for first, last in zip(before.joules, now.joules, strict=True)]
-        return {gpu: joules / (now.at_s - before.at_s) for gpu, joules in zip(gpus, joules_used, strict=True) if joules >= 0}
+        return {
+            gpu: joules / (now.at_s - before.at_s) for gpu, joules in zip(gpus, joules_used, strict=True) if joules >= 0
+        }
 
 
 class TopView:

@@ -193,7 +193,9 @@ def prefix_cache(client: SmokeClient) -> CheckOutcome:
     source = "" if tiers.keys() <= {"device"} else "".join(f", {count} from {tier}" for tier, count in tiers.items())
     expected = (len(prompt) - 2) // page * page
     if warm < expected:
-        return failed(f"a repeated prompt of {len(prompt)} tokens: {warm} from cache, {expected} expected (page {page})")
+        return failed(
+            f"a repeated prompt of {len(prompt)} tokens: {warm} from cache, {expected} expected (page {page})"
+        )
     if cold >= expected:
         return failed(f"{cold} of {len(prompt)} tokens of a new prompt are reported as cached")
     takes_ids = client.target.cache_report and not client.target.engine_url

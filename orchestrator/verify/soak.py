@@ -110,7 +110,9 @@ def soak(client: SmokeClient) -> CheckOutcome:
         elif held is not None and held > held_before:
             problems.append(f"{held:,.0f} cache tokens are in use without a request, {held_before:,.0f} before")
     problems += memory.problems()
-    return failed("; ".join([*problems, request_counts])) if problems else passed("; ".join([*text, *memory.summaries()]))
+    return (
+        failed("; ".join([*problems, request_counts])) if problems else passed("; ".join([*text, *memory.summaries()]))
+    )
 
 
 def _start_client(client: SmokeClient, load: _Load, rank: int, number: int) -> threading.Thread:
@@ -154,7 +156,9 @@ def _complete(client: SmokeClient, rank: int, source: random.Random, *, max_toke
 
 
 def _short(client: SmokeClient, rank: int, source: random.Random) -> None:
-    _complete(client, rank, source, max_tokens=min(512, client.target.context_length // 4), tokens=source.randint(1, 128))
+    _complete(
+        client, rank, source, max_tokens=min(512, client.target.context_length // 4), tokens=source.randint(1, 128)
+    )
 
 
 def _long(client: SmokeClient, rank: int, source: random.Random) -> None:

@@ -55,7 +55,9 @@ def _from_host(client: SmokeClient) -> CheckOutcome:
     after = client.generate(prompt, tokens=_ANSWER)
     needed = (len(prompt) - 2) // info.page_size * info.page_size
     if after.cached_tokens < needed or not after.cached_by_source.get(HOST):
-        return failed(f"of {len(prompt)} tokens that the device evicted, {_sources(after)}; {needed} from host expected")
+        return failed(
+            f"of {len(prompt)} tokens that the device evicted, {_sources(after)}; {needed} from host expected"
+        )
     return _same(client, HOST, before, after) or passed(f"{_sources(after)} after {filled:,} other tokens")
 
 

@@ -75,7 +75,9 @@ def describe_difference(sweep: Sweep, search: Search, best: SweepTrial) -> str:
         return ""
     base, other = (estimate(runs_of(search, trial)) for trial in (other_trials[0], best))
     difference = change(base, other) if base and other else None
-    names = [f"`{sweep.plan.profile}`" if trial.is_baseline else f"trial {trial.number}" for trial in (best, other_trials[0])]
+    names = [
+        f"`{sweep.plan.profile}`" if trial.is_baseline else f"trial {trial.number}" for trial in (best, other_trials[0])
+    ]
     both = " and ".join(names)
     if difference is None or difference.is_significant is None:
         return f"The noise is not known: {both} have one value each"

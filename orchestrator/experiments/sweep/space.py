@@ -214,7 +214,9 @@ def _profile_value(profile: Profile, key: str) -> object:
 
 def _layout_of(profile: Profile) -> LayoutChoice:
     layout = profile.layout
-    return LayoutChoice(tp=layout.tp.value, dp=layout.dp.value, ep=layout.ep.value, dp_attention=layout.dp_attention.value)
+    return LayoutChoice(
+        tp=layout.tp.value, dp=layout.dp.value, ep=layout.ep.value, dp_attention=layout.dp_attention.value
+    )
 
 
 def _same(value: object, baseline: object, *, text: bool) -> bool:
@@ -261,12 +263,16 @@ def default_space(profile: Profile, options: Sequence[str]) -> SearchSpace:
             middle = current if isinstance(current, int) and current > 1 else default
             values: tuple[Value, ...] = (middle // 2, middle, middle * 2)
             first = current if isinstance(current, int) else None
-            parameters.append(SweepParameter(key=f"flags.{name}", values=values if current in values else (first, *values)))
+            parameters.append(
+                SweepParameter(key=f"flags.{name}", values=values if current in values else (first, *values))
+            )
     return SearchSpace(parameters=tuple(parameters))
 
 
 def _layouts(profile: Profile) -> tuple[LayoutChoice, ...]:
     current, gpus = _layout_of(profile), profile.hardware.gpus
     gpus_used = current.tp if current.dp_attention else current.tp * current.dp
-    layouts = [LayoutChoice(tp=tp, dp=gpus_used // tp) for tp in range(1, gpus_used + 1) if gpus and gpus_used % tp == 0]
+    layouts = [
+        LayoutChoice(tp=tp, dp=gpus_used // tp) for tp in range(1, gpus_used + 1) if gpus and gpus_used % tp == 0
+    ]
     return tuple(dict.fromkeys([current, *reversed(layouts)])) if len(layouts) > 1 else ()

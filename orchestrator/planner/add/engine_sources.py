@@ -154,7 +154,9 @@ class _Image:
             root = str(PurePosixPath(facts.aiter.root).parent)
             values.append(("aiter_dir", root, "location of aiter in its Python"))
             values.append(("aiter_commit", facts.aiter.commit, f"{root}: the HEAD of git"))
-        return (YamlLine(path=(key,), value=value, comment=comment) for key, value, comment in values if value is not None)
+        return (
+            YamlLine(path=(key,), value=value, comment=comment) for key, value, comment in values if value is not None
+        )
 
     def missing_facts(self) -> Mapping[str, Problem]:
         missing = dict[str, Problem]()

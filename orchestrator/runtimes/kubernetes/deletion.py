@@ -49,7 +49,10 @@ class Removal:
         self._end(*(f"deployment/{name_owned}" for name_owned in names_owned), *running)
         remaining = poll_until(lambda pods: not pods, self._running, timeout=grace + _LATE, interval=_INTERVAL)
         if remaining:
-            names, node = [pod["metadata"]["name"] for pod in remaining], remaining[0]["spec"].get("nodeName", "no node")
+            names, node = (
+                [pod["metadata"]["name"] for pod in remaining],
+                remaining[0]["spec"].get("nodeName", "no node"),
+            )
             force = self._cluster.command_text("delete", "pod", *names, "--force", "--grace-period=0")
             pods_text = " and ".join(f"pod `{pod}`" for pod in names)
             hint = f"if that node is lost for good: {force}"

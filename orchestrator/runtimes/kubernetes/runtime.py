@@ -102,7 +102,9 @@ class KubernetesRuntime(Runtime):
             other["metadata"]["annotations"] |= start
         try:
             with defer_signals():  # a request in flight cannot be undone
-                created = creation.create_deployment(cluster, deployment | {"spec": deployment["spec"] | {"replicas": 0}})
+                created = creation.create_deployment(
+                    cluster, deployment | {"spec": deployment["spec"] | {"replicas": 0}}
+                )
             creation.require_applied(cluster.apply(objects))
             creation.require_applied(cluster.change(deployment, {"spec": {"replicas": deployment["spec"]["replicas"]}}))
         except BaseException:  # mainly Ctrl-C: no record would mention these objects

@@ -27,7 +27,9 @@ _AFTER_KILL: Final = 5.0  # seconds for the kernel to end killed processes
 
 def is_serving(markers: ProcessMarkers) -> bool:
     """Return whether a server or its supervisor is running; leftover child processes do not count."""
-    return any(find_process(identity) is not None for identity in (markers.supervisor, markers.server) if identity is not None)
+    return any(
+        find_process(identity) is not None for identity in (markers.supervisor, markers.server) if identity is not None
+    )
 
 
 def runs(markers: ProcessMarkers) -> bool:
@@ -63,7 +65,9 @@ def _kill(markers: ProcessMarkers, excluded: Collection[Process], *, timeout: fl
     def kill(running: Collection[Process]) -> None:
         signal_processes([process for process in running if process not in excluded], signal.SIGKILL)
 
-    poll_until(lambda running: not running, lambda: server_processes(markers), timeout=timeout, interval=_POLL, on_tick=kill)
+    poll_until(
+        lambda running: not running, lambda: server_processes(markers), timeout=timeout, interval=_POLL, on_tick=kill
+    )
 
 
 def record_end(record: Record, run_dir: Path) -> None:

@@ -62,7 +62,9 @@ def _whole_nodes(runner: Runner, plan: Plan, job: SlurmSection) -> Iterator[Find
     count_found = sum(int(count) for name, count in rows if name.removesuffix("*") in partitions)
     needed = nodes + (job.gateway_partition in {None, *partitions})
     if count_found < needed:
-        hint = _PARTITION_HINT if count_found >= nodes else "reduce the number of servers, or `--set slurm.partition=NAME`"
+        hint = (
+            _PARTITION_HINT if count_found >= nodes else "reduce the number of servers, or `--set slurm.partition=NAME`"
+        )
         yield fail("nodes", str(count_found), f"{needed}, for servers that take whole nodes, and their gateway", hint)
 
 

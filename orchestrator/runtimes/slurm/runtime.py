@@ -266,7 +266,9 @@ def _end_server(number: str, run_dir: Path, *, grace: float) -> None:
     """Let the supervisor end its server, then kill it, then wait until the job has released the GPUs."""
     for timeout in (grace, _RECORD_TIMEOUT):
         jobs.signal_server(number)
-        if not poll_until(lambda alive: not alive, lambda: _server_runs(number, run_dir), timeout=timeout, interval=_POLL):
+        if not poll_until(
+            lambda alive: not alive, lambda: _server_runs(number, run_dir), timeout=timeout, interval=_POLL
+        ):
             break
     else:
         return

@@ -53,7 +53,9 @@ def prepare(artifacts: Artifacts, host_ref: HostRef) -> PreparedRun:
         return supervisor.prepare(artifacts, host_ref, host_ref.home.job_packages, _EVERYWHERE)
     note(f"`{job_of(plan).image}` is used unchanged; the smoke test shows missing patches")
     home = str(host_ref.home.root)
-    commanded = supervisor.commanded(artifacts, host_ref.home, lambda item: _container_artifacts(item, home).command, _EVERYWHERE)
+    commanded = supervisor.commanded(
+        artifacts, host_ref.home, lambda item: _container_artifacts(item, home).command, _EVERYWHERE
+    )
     return PreparedRun(artifacts=commanded, records={})
 
 
@@ -87,7 +89,10 @@ def _container_artifacts(plan: Plan, home: str | None) -> Artifacts:
 def files(artifacts: Artifacts, name: str) -> tuple[RenderedFile, ...]:
     """Return the job files of the server, or those of the gateway and of each replica in its folder."""
     plan = artifacts.plan
-    job_files = (script_file(SCRIPT, job_script(plan, job_name(name, plan))), *supervisor.launcher_files(artifacts, name))
+    job_files = (
+        script_file(SCRIPT, job_script(plan, job_name(name, plan))),
+        *supervisor.launcher_files(artifacts, name),
+    )
     return job_files + tuple(
         script_file(f"{folder}/{SCRIPT}", job_script(named_replica.plan, job_name(name, named_replica.plan, folder)))
         for folder, named_replica in artifacts.named_replicas

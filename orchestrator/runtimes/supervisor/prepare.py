@@ -133,7 +133,9 @@ def prepare(
     plan = artifacts.plan
     python = engine_python(plan.engine, host_ref.home)
     if artifacts.spec is None:
-        commanded_artifacts = commanded(artifacts, host_ref.home, lambda item: _started_by(python, _command(item, host)), host)
+        commanded_artifacts = commanded(
+            artifacts, host_ref.home, lambda item: _started_by(python, _command(item, host)), host
+        )
         return PreparedRun(
             artifacts=commanded_artifacts,
             records={},

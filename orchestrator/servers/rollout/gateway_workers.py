@@ -34,7 +34,7 @@ from orchestrator.verify.gateway import count_workers
 
 _FILE: Final = "gateway.key"
 _ACCEPTED: Final = 202
-_MAX_DRAIN_SECONDS: Final = 30  # after that the gateway no longer lists a worker; `servers.drain` waits for longer requests
+_MAX_DRAIN_SECONDS: Final = 30  # then the gateway unlists a worker; `servers.drain` waits for longer requests
 _CHANGE_TIMEOUT: Final = 10.0  # seconds for the gateway to apply a change, on a busy machine
 _ROUTE_TIMEOUT: Final = 60.0  # seconds; smg 1.13.0 adds a healthy worker within 0.2 s
 _POLL_INTERVAL: Final = 0.1
@@ -225,7 +225,10 @@ class DiscoveredWorkers:
         before = poll_until(bool, poll, timeout=_CHANGE_TIMEOUT, interval=_POLL_INTERVAL)  # 0 without an answer
         self.runtime.set_routable(new, routable=True)
         expected = min(before, others) + 1
-        if poll_until(lambda count: count >= expected, poll, timeout=_ROUTE_TIMEOUT, interval=_POLL_INTERVAL) < expected:
+        if (
+            poll_until(lambda count: count >= expected, poll, timeout=_ROUTE_TIMEOUT, interval=_POLL_INTERVAL)
+            < expected
+        ):
             what = f"the gateway does not route to `{Path(new.run_dir).name}` after {_ROUTE_TIMEOUT:.0f} s"
             raise NotReadyError(what, hint="`deploy logs` shows the log of the gateway")
 

@@ -59,7 +59,9 @@ class ReplicatedStart:
             info(f"started {self._plan.label_of(number)} of `{name}`; log: {RunDir(folder).log}")
         for number, replica in enumerate(artifacts.replicas):
             require_others = partial(self._require_others, self._servers[number])
-            self._servers[number] = self.runtime.wait_for_placement(self._servers[number], replica.plan, on_wait=require_others)
+            self._servers[number] = self.runtime.wait_for_placement(
+                self._servers[number], replica.plan, on_wait=require_others
+            )
         for number, (server, replica) in enumerate(zip(self._servers, artifacts.replicas, strict=True), start=1):
             seconds = wait_for_server(
                 server,

@@ -202,7 +202,9 @@ def require_archive(plan: Plan, host_ref: HostRef, *, of_run: bool = False, offl
         return
     archive = archive_of(reference, host_ref)
     receipt = archive.receipt
-    use = KernelUse(arch=plan.hardware.arch, driver=receipt.driver, engine=receipt.engine, plan=next(iter(receipt.plans), ""))
+    use = KernelUse(
+        arch=plan.hardware.arch, driver=receipt.driver, engine=receipt.engine, plan=next(iter(receipt.plans), "")
+    )
     _require_match(archive, use)
 
 

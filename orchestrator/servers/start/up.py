@@ -61,10 +61,9 @@ def up(
 ) -> UpResult:
     """Start the server of a profile and verify it. Raises a DeployError after stopping everything it started.
 
-    `recovery_command` is the command that restarts the server which this call stops; by default the one that started
-    it. `on_locked` is called when this command holds the lock of the name, before any change, and may raise.
-    `on_verified` is called at the end; by default it ignores signals from then on. A caller with another `on_verified`
-    stops the server itself on a signal.
+    `recovery_command` restarts the server that this call stops; by default it is the command that started that server.
+    `on_locked` is called before any change, with the lock of the name, and may raise. `on_verified` is called at the
+    end; by default it ignores signals from then on. A caller with another one stops the server itself on a signal.
     """
     source = request.source(home)
     home = source.home
@@ -92,7 +91,9 @@ def up(
         report_warnings(final.plan, name=name, image=prepared.image, before=final.plan)
         kernels = unpack_kernels(prepared, host_ref)
         request = replace(request, image=final.plan.prebuilt_image) if source.image else request
-        start = StartSpec(name=name, request=request, artifacts=final, records=records, key=key, on_verified=on_verified)
+        start = StartSpec(
+            name=name, request=request, artifacts=final, records=records, key=key, on_verified=on_verified
+        )
         if running is not None:
             with _reserved_space(home, name, final):
                 pass
