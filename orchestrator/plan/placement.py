@@ -85,8 +85,11 @@ def fits_node(context: "RuleContext") -> Iterator[Problem]:
     profile, facts = context.profile, context.serving
     roles = [(role_count(profile, name), name, role_profile) for name, role_profile in role_profiles(profile).items()]
     count, gpus = profile.replicas, gpus_per_replica(profile)
-    gpu_count = sum(number * gpus_per_replica(role) for number, _, role in roles) or count * gpus
-    needed = facts.first_gpu + (gpu_count - 1) * facts.gpu_step + 1
+    free = facts.first_gpu
+    for number, name, role in roles or [(count, "", profile)]:
+        first = role_first_gpu(profile, name) if name else None
+        free = max(free, (free if first is None else first) + number * gpus_per_replica(role) * facts.gpu_step)
+    needed = free - facts.gpu_step + 1
     if (count > 1 or roles) and profile.hardware.vendor != "cpu" and needed > profile.hardware.gpus:
         shares = " and ".join(f"{number} {name} of {gpus_per_replica(role)}" for number, name, role in roles)
         yield Problem(

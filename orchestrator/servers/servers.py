@@ -307,13 +307,18 @@ def _started_again(state: ServerState, run: RunDir) -> str:
 
 def replicas_on_other_plan(handle: RunningServer, plan: Plan) -> str:
     """Return the replicas with another plan, as `replica 2 of 2 has another`; "" if there are none."""
-    planned = {unit.name: unit.plan.digest for unit in plan.servers}
-    digests = {Path(server.run_dir).name: server.plan_digest for server in handle.replicas}
-    return ", ".join(
-        f"{name.replace('-', ' ')} {f'of {plan.replicas} has another' if name in planned else 'is to be removed'}"
-        for name, digest in digests.items()
-        if digest != planned.get(name)
-    )
+    planned = {unit.name: (plan.label_of(number), unit.plan.digest) for number, unit in enumerate(plan.servers, 1)}
+
+    def others() -> Iterator[str]:
+        for server in handle.replicas:
+            name = Path(server.run_dir).name
+            label, digest = planned.get(name, ("", ""))
+            if not label:
+                yield f"{name.replace('-', ' ')} is to be removed"
+            elif server.plan_digest != digest:
+                yield f"{label} has another"
+
+    return ", ".join(others())
 
 
 def _missing_servers(runtime: ServerGroup, handle: RunningServer) -> Iterator[str]:

@@ -56,8 +56,10 @@ def main() -> int:
     if len(sys.argv) > 2:
         rank, head = int(sys.argv[2]), sys.argv[3]
     try:
-        if not head and (rank_count := len(rank_dirs(run_dir))):
-            return _start_ranks(run_dir, rank_count)
+        if not head:
+            remove_file(run_dir / FileName(REJECTION))  # a requeued job checks again
+            if rank_count := len(rank_dirs(run_dir)):
+                return _start_ranks(run_dir, rank_count)
         request = _consume_request(rank_dir(run_dir, rank))
         request = replace(request, argv=rank_argv(request.argv, rank=rank, head=head))
         set_known(request.secrets)

@@ -95,9 +95,13 @@ def _failed_rank(run_dir: Path, first: Record | None) -> str:
     }
     if len(records) == 1 or 0 not in ended:
         return ""
-    lost_peer = lost_another_rank(LogTail(rank_dir(run_dir, rank) / LOG).to_end())
-    reason = f"{describe_exit(code)}{LOST_RANK if lost_peer else ''}"
-    return f"rank {rank} on {urlsplit(record.url).hostname} ended first: {reason}"
+    lost = {rank for rank in ended if lost_another_rank(LogTail(rank_dir(run_dir, rank) / LOG).to_end())}
+    orderly = all(rank in ended and ended[rank][1] == EXIT_AFTER_RANK_0 for rank in range(1, len(records)))
+    if orderly and not lost:
+        return ""
+    rank, reason = failed_rank({rank: ended_at for rank, (_, _, ended_at) in ended.items()}, lost)
+    record, code, _ = ended[rank]
+    return f"rank {rank} on {urlsplit(record.url).hostname} ended first: {describe_exit(code)}{reason}"
 
 
 def saved_state(run_dir: Path) -> ServerState | None:

@@ -49,7 +49,10 @@ _REPLACED = "replaced"
 
 
 def require_rollable(old: Plan, new: Plan, name: str, request: UpRequest) -> None:
-    """Raise NameTakenError if no rolling update from one plan to the other is possible."""
+    """Raise NameTakenError if no rolling update from one plan to the other is possible, UsageError for its options."""
+    if new.roles and request.min_gsm8k is not None:
+        message = "`--min-gsm8k` asks each server alone, and prefill and decode servers answer only together"
+        raise UsageError(message, hint=f"`deploy eval {name} --suite gsm8k` measures them together")
     if reason := rolling_update_blocker(old, new):
         hint = f"`deploy down {name}`, then `{request.command(name)}` starts all replicas"
         raise NameTakenError(f"cannot do a rolling update of `{name}`: {reason}", hint=hint)

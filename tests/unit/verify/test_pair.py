@@ -72,8 +72,8 @@ def verdicts(
     transfer: str = "mooncake over tcp",
 ) -> dict[str, tuple[str, str]]:
     monkeypatch.setattr(Client, "world", world, raising=False)
-    monkeypatch.setattr(checked, "EngineClient", Client)
-    monkeypatch.setattr(checked, "_TIMEOUT", 0)
+    monkeypatch.setattr(pair_module, "EngineClient", Client)
+    monkeypatch.setattr(pair_module, "_TIMEOUT", 0)
     pair = Pair(
         model="tiny",
         gateway="gateway",
