@@ -10,8 +10,8 @@ def overridden(
     overrides: Sequence[str] | None, *, revision: str | None = None, runtime: str | None = None
 ) -> tuple[str, ...]:
     """Return the `--set` options, with those for `--revision` and `--runtime`."""
-    stand_ins = {"model.checkpoint.revision": revision, "runtime": runtime}
-    return (*(overrides or ()), *(f"{key}={value}" for key, value in stand_ins.items() if value))
+    from_options = {"model.checkpoint.revision": revision, "runtime": runtime}
+    return (*(overrides or ()), *(f"{key}={value}" for key, value in from_options.items() if value))
 
 
 def name_options(error: DeployError, *, revision: str | None, runtime: str | None) -> None:

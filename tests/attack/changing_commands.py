@@ -14,7 +14,7 @@ from forked import Command, Fault
 from kernel_samples import HEADER, MISS, line
 from loopback_hub import Hub, serve
 from measured_samples import save, tp8
-from quark_source import stand_in_home, stand_in_path, write_source
+from quark_source import fake_quark_home, fake_quark_path, write_source
 
 from orchestrator.core.paths import Home, data_root
 from orchestrator.evals.harness import REQUIREMENTS
@@ -49,7 +49,7 @@ class Workspace:
         return self.deployment.home
 
     def start(self, *words: str, broken: Mapping[int, Fault] | None = None, **environ: str) -> Command:
-        variables = {"HF_ENDPOINT": self.hub.url, "PYTHONPATH": stand_in_path(), **environ}
+        variables = {"HF_ENDPOINT": self.hub.url, "PYTHONPATH": fake_quark_path(), **environ}
         return self.deployment.start(*words, broken=broken, **variables)
 
     def call(self, command: "Changing") -> tuple[str, ...]:
@@ -87,7 +87,7 @@ def workspace_of(deployment: Deployment, folder: Path) -> Iterator[Workspace]:
         override = workspace.home / "profiles" / f"{shipped}.yaml"
         override.parent.mkdir(parents=True, exist_ok=True)
         override.write_text((SHIPPED / f"{shipped}.yaml").read_text() + "# the user's own\n")
-    stand_in_home(workspace.home)
+    fake_quark_home(workspace.home)
     harness(workspace.home)
     (workspace.home / _COPY).mkdir(parents=True)
     for run in _RUNS:

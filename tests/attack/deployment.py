@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forked import Command, Ended, Fault, Forks
+from leftovers import leftovers, programs_of
 from ports import free_port
-from survivors import programs_of, survivors
 
 _AT_ONCE = 200  # more than the concurrent rounds
 ENGINE = Path(__file__).parents[1] / "support" / "scripted_engine.py"
@@ -53,8 +53,8 @@ class Deployment:
         settings += ["model.questions=null"]  # the scripted engine answers no question correctly
         return tuple(word for setting in settings for word in ("--set", setting))
 
-    def survivors(self, *, killed: bool = False) -> list[str]:
-        return survivors(self.home, self.port, killed=killed)
+    def leftovers(self, *, killed: bool = False) -> list[str]:
+        return leftovers(self.home, self.port, killed=killed)
 
     def end(self) -> None:
         """Kill the remaining processes, after the test has reported them."""

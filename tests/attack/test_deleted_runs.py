@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 from deployment import Deployments
-from survivors import listens
+from leftovers import listens
 
 pytestmark = pytest.mark.attack
 
@@ -32,4 +32,4 @@ def test_server_with_deleted_run_directory_is_reported_and_stopped(
     assert listens(deployment.port)
     assert not list(deployment.run(*words).faults(0))
     assert not listens(deployment.port)
-    assert deployment.survivors(killed=True) == []
+    assert deployment.leftovers(killed=True) == []

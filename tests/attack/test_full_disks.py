@@ -98,7 +98,7 @@ def test_full_disk_error_names_the_path(workspace: Workspace, disk: Path, name: 
 
 def test_disk_filling_up_during_quantization_is_reported(workspace: Workspace, disk: Path) -> None:
     """The workers write the error to their own logs."""
-    running = workspace.start(*CHANGING["quantize"].words(workspace), QUARK_STAND_IN="sleep 0.4")
+    running = workspace.start(*CHANGING["quantize"].words(workspace), FAKE_QUARK="sleep 0.4")
     wait_for(lambda: any(workspace.made.glob("made.quantizing/checkpoint/*.safetensors")) or running.ends_within(0))
     fill(disk)
     ended = running.wait()

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 from deployment import Deployment, Deployments
 from forked import Command, Ended
-from quark_source import REAL_FILES, files_digest, stand_in_home, stand_in_path, write_source
+from quark_source import REAL_FILES, fake_quark_home, fake_quark_path, files_digest, write_source
 from rounds import attack
 
 from orchestrator.checkpoints.quantize.work_dir import WorkDir
@@ -39,7 +39,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a checkpoint to quantize, and a home with an environment for the fake Quark."""
     directory = tmp_path_factory.mktemp("quantize")
     write_source(directory / "tiny")
-    stand_in_home(directory / "home")
+    fake_quark_home(directory / "home")
     ensure_venv(directory / "home/images/quark-0.13.txt", home=Home(directory / "home"), progress=Progress())
     return directory
 
@@ -80,7 +80,7 @@ def quantized(deployment: Deployment, directory: Path, sent: tuple[signal.Signal
     """Kill `quantize` and run it again; yield problems unless there is a complete checkpoint with receipt."""
     target = deployment.folder / f"made-{deployment.folder.name}"
     words = ("quantize", str(directory / "tiny"), str(target), "--recipe", "glm-5.2-amd", "--workers", "1")
-    environ = {"DEPLOY_HOME": str(directory / "home"), "PYTHONPATH": stand_in_path(), "QUARK_STAND_IN": "sleep 0.1"}
+    environ = {"DEPLOY_HOME": str(directory / "home"), "PYTHONPATH": fake_quark_path(), "FAKE_QUARK": "sleep 0.1"}
     ended = kill_at_random(deployment.start(*words, **environ), sent, dice, within=DURATIONS["quantize"])
     yield from ended.faults(0, 130, -KILL, -TERM, -HUP, -INT)
     if not target.exists():
@@ -108,7 +108,7 @@ def problems(deployment: Deployment, verb: str, ended: Ended, dice: Random) -> I
     if not ended.in_python_itself:
         yield from ended.faults(0, 130, -KILL, -TERM, -HUP, -INT)
     if ended.code == 130 and verb == "up":
-        yield from deployment.survivors()
+        yield from deployment.leftovers()
         return
     if verb == "rollback" and ended.code == 0:
         plans = [run.digest for run in runs_of(Home(deployment.home), deployment.name)]
@@ -118,4 +118,4 @@ def problems(deployment: Deployment, verb: str, ended: Ended, dice: Random) -> I
         yield from deployment.run(*deployment.up("--replace")).faults(0)
     down = deployment.run("down", deployment.name)
     yield from down.faults(0, *((4, 6) if "no server" in down.stderr else ()))
-    yield from deployment.survivors(killed=killed)
+    yield from deployment.leftovers(killed=killed)

@@ -19,8 +19,8 @@ from changing_commands import CHANGING as MAKING
 from changing_commands import Workspace, workspace_of
 from deployment import Deployment, Deployments
 from forked import Fault, Forks
-from parts import pids_of
-from survivors import listens
+from leftovers import listens
+from server_pids import pids_of
 from waits import wait_for
 
 pytestmark = pytest.mark.attack
@@ -154,7 +154,7 @@ def test_server_changes_complete_when_output_is_lost(deployments: Deployments, n
     ends = name == "both-gone"
     assert code_of(deployment, how, *deployment.up("--json")) == (GONE if ends else lost)
     if ends:
-        assert deployment.survivors(killed=True) == []
+        assert deployment.leftovers(killed=True) == []
         assert not list(deployment.run(*deployment.up()).faults(0))
     first = serving(deployment)
     assert first
@@ -168,7 +168,7 @@ def test_server_changes_complete_when_output_is_lost(deployments: Deployments, n
     assert (restarted, third == second) == ((GONE, True) if ends else (lost, False))
     assert code_of(deployment, how, "down", deployment.name, "--json") == lost
     assert not listens(deployment.port)
-    assert deployment.survivors(killed=True) == []
+    assert deployment.leftovers(killed=True) == []
 
 
 @parametrize_names("stdout-closed", "stderr-full", "both-full")

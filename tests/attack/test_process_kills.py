@@ -13,9 +13,9 @@ from random import Random
 
 import pytest
 from deployment import Deployment, Deployments
-from parts import pids_of, record_of
+from leftovers import EXIT_TIMEOUT_S, programs_of
 from rounds import attack
-from survivors import EXIT_TIMEOUT_S, programs_of
+from server_pids import pids_of, record_of
 from waits import wait_for
 
 from orchestrator.core.procfs import read_process
@@ -46,7 +46,7 @@ def test_killed_server_processes_are_reported_and_cleaned_up(deployments: Deploy
         deployment, stage = deployments(number), stages[number % len(stages)]
         part = PARTS[number // len(stages) % len(PARTS)]
         yield from (f"{part} {stage.__name__}: {fault}" for fault in stage(deployment, part, dice))
-        yield from (f"{part} {stage.__name__}: {fault}" for fault in deployment.survivors())
+        yield from (f"{part} {stage.__name__}: {fault}" for fault in deployment.leftovers())
 
     attack("kills of parts", ROUNDS, kill)
 

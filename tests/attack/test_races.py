@@ -24,7 +24,7 @@ def test_races_have_exactly_one_winner(deployments: Deployments) -> None:
         deployment, scene = deployments(number), SCENES[number % len(SCENES)]
         yield from (f"{scene.__name__}: {fault}" for fault in scene(deployment, dice))
         deployment.run("down", deployment.name)
-        yield from (f"{scene.__name__}: {fault}" for fault in deployment.survivors())
+        yield from (f"{scene.__name__}: {fault}" for fault in deployment.leftovers())
 
     attack("races", ROUNDS, race)
 

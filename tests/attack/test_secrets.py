@@ -11,8 +11,8 @@ from random import Random
 import pytest
 from deployment import Deployment, Deployments
 from engine_process import ENCODINGS
+from leftovers import programs_of
 from rounds import attack
-from survivors import programs_of
 
 pytestmark = pytest.mark.attack
 
@@ -46,7 +46,7 @@ def test_api_key_echoed_by_server_is_redacted(deployments: Deployments) -> None:
         deployment, channel = deployments(number), [*CHANNELS][number % len(CHANNELS)]
         encodings = ",".join([*ENCODINGS][number // len(CHANNELS) % 2 :: 2])
         key = "".join(dice.choices(LETTERS, k=24))
-        for fault in (*leaks(deployment, encodings, channel, key), *deployment.survivors()):
+        for fault in (*leaks(deployment, encodings, channel, key), *deployment.leftovers()):
             yield f"{encodings} in {channel}: {fault}"
 
     attack("secrets", ROUNDS, repeat)

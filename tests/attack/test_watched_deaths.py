@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from deployment import Deployment, Deployments
 from forked import Command
-from parts import pids_of
+from leftovers import listens
 from rounds import attack
-from survivors import listens
+from server_pids import pids_of
 from waits import wait_for
 
 pytestmark = pytest.mark.attack
@@ -113,7 +113,7 @@ def test_watch_recovers_every_death_without_leftovers(deployments: Deployments) 
     assert watched.events()[-1] == "stopped"
     watched.watch.send(signal.SIGINT)
     assert not list(watched.watch.wait().faults(130))
-    assert deployment.survivors(killed=True) == []
+    assert deployment.leftovers(killed=True) == []
 
 
 def die(watched: Watched, number: int) -> Iterator[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from deployment import Deployments
-from parts import pids_of
+from server_pids import pids_of
 from waits import wait_for
 from watching import end, events, wait_for_event, watched
 

@@ -13,8 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import httpx
 import pytest
 from deployment import ENGINE, Deployments
-from parts import pids_of
-from survivors import listens
+from leftovers import listens
+from server_pids import pids_of
 from waits import wait_for
 from watching import end, wait_for_event, watched
 

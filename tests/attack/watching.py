@@ -37,4 +37,4 @@ def end(deployment: Deployment, watch: Command) -> None:
     assert not list(deployment.run("down", deployment.name).faults(0))
     watch.send(signal.SIGINT)
     assert not list(watch.wait().faults(130))
-    assert deployment.survivors(killed=True) == []
+    assert deployment.leftovers(killed=True) == []

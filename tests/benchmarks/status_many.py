@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "samples"))
 
 from cluster_samples import cluster_plan
 from cpu_server import CpuEngine
-from own_cluster import own_cluster
-from standin import base_image
+from private_cluster import private_cluster
+from rocm_image import base_image
 from waits import wait_for
 from wheels import wheel
 
@@ -118,7 +118,7 @@ def started(home: str, name: str, artifacts: Artifacts) -> list[Manifest]:
 def of_pods(servers: int, rounds: int) -> None:
     settings = ("kubernetes.image_pull_policy=Never", "kubernetes.weights.host_path=/srv")
     artifacts = render_artifacts(cluster_plan("cpu-tiny", *settings))
-    with own_cluster() as cluster, tempfile.TemporaryDirectory() as folder:
+    with private_cluster() as cluster, tempfile.TemporaryDirectory() as folder:
         cluster.node("node-a", cpu="1000")
         items = [obj for number in range(servers) for obj in started(folder, f"{PREFIX}-{number}", artifacts)]
         cluster.kubectl("create", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))

@@ -4,7 +4,7 @@
 
 By hand: run the rendered command, and poll `/health` every 0.1 s until it returns 200. `deploy up`: the time from its
 start to the ready line, and the time with the smoke test. The two alternate, so that other load on the machine affects
-both. Needs the environment of `cpu-tiny` (`make demo` builds it). With IMAGE (tests/support/standin.py builds one with
+both. Needs the environment of `cpu-tiny` (`make demo` builds it). With IMAGE (built by tests/support/rocm_image.py with
 sglang), both are containers, by hand with the rendered `docker run` script.
 """
 

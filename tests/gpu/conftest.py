@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from line import Line, assert_free, schedulers
-from own_profiles import add_profiles
+from user_profiles import add_profiles
 
 
 @pytest.fixture(scope="session")

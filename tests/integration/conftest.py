@@ -8,19 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import own_cluster
-import own_node
+import private_cluster
+import private_node
 import pytest
 from cluster_server import ClusterEngine
 from cpu_server import CpuEngine, CpuServer
 from docker_server import DockerEngine
 from forked import Forks
-from left_running import MARK, end_containers, end_marked
+from leftover_processes import MARK, end_containers, end_marked
 from loopback_registry import serving
-from own_cluster import OwnCluster
+from private_cluster import PrivateCluster
+from rocm_image import base_image, packages_of, scripted_sources
 from schedule import group_of
 from slurm_cluster import MISSING, PACKAGES, SlurmCluster, SlurmEngine, slurm_running
-from standin import base_image, packages_of, scripted_sources
 from wheels import wheel
 
 from orchestrator.checkpoints.generate import generate_model
@@ -187,20 +187,20 @@ def cluster_home(tmp_path_factory: pytest.TempPathFactory) -> Home:
 
 
 @pytest.fixture(scope="session")
-def cluster_without_node() -> Iterator[OwnCluster]:
+def cluster_without_node() -> Iterator[PrivateCluster]:
     """Start a real Kubernetes without nodes; `schedule.GROUPS` runs its tests before those that need a node."""
-    if reason := own_cluster.unavailable():
+    if reason := private_cluster.unavailable():
         pytest.skip(f"a real Kubernetes {reason}")
-    with own_cluster.own_cluster() as cluster:
+    with private_cluster.private_cluster() as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="session")
-def cluster_of_tests(cluster_home: Home, cluster_without_node: OwnCluster) -> Iterator[ClusterEngine]:
+def cluster_of_tests(cluster_home: Home, cluster_without_node: PrivateCluster) -> Iterator[ClusterEngine]:
     """Add this machine to the cluster as its node."""
-    if reason := own_node.unavailable():
+    if reason := private_node.unavailable():
         pytest.skip(f"a real Kubernetes {reason}")
-    with own_node.own_node(cluster_without_node) as node:
+    with private_node.private_node(cluster_without_node) as node:
         yield ClusterEngine(home=cluster_home, cluster=cluster_without_node, node=node)
 
 

@@ -9,7 +9,7 @@ import docker
 import pytest
 from aiter_image import COMMIT, imported
 from engine_image import AITER, FILES, layered
-from standin import PACKAGE, base_image
+from rocm_image import PACKAGE, base_image
 from typer.testing import CliRunner
 from wheels import read, wheel
 

@@ -46,7 +46,7 @@ def rank_series(name: str, values: str) -> dict[str, str]:
     return {series: values for series in BUSY if series.startswith(f"sglang:{name}{{")}
 
 
-QUIET = BUSY | {series: ZERO for series in BUSY if series.startswith("sglang:") and "max_total" not in series}
+IDLE = BUSY | {series: ZERO for series in BUSY if series.startswith("sglang:") and "max_total" not in series}
 FAULTS = {
     "server down": ({f'up{{{SERVER},job="deploy"}}': "1x40 0x200"}, "12m", "DeployServerDown"),
     "server pod gone": (dict.fromkeys(BUSY, "1x40 _x200"), "20m", "DeployServerDown"),
@@ -117,7 +117,7 @@ LONG = BUSY | {  # one rank writes two long answers, streamed or not; the other 
 }
 
 
-@pytest.mark.parametrize("series", [BUSY, QUIET, LONG], ids=["busy", "quiet", "one rank busy"])
+@pytest.mark.parametrize("series", [BUSY, IDLE, LONG], ids=["busy", "idle", "one rank busy"])
 def test_no_alert_fires_for_healthy_server(rules: Path, series: dict[str, str]) -> None:
     firing(rules, series, after=("1m", "12m", "35m", "59m"), alerts=())
 

@@ -13,8 +13,8 @@ import torch_forks
 from command_line import CommandLine
 from loopback_hub import COMMIT, Hub, serve
 from ports import free_port
+from rocm_image import AITER, PACKAGE, engine_image, packages_of
 from server_commands import command, model_in, with_setting
-from standin import AITER, PACKAGE, engine_image, packages_of
 from torch_forks import Program, run_forked
 from waits import wait_for
 from wheels import unpacked

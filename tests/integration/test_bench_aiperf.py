@@ -1,4 +1,4 @@
-"""Test `bench --tool aiperf` with a stand-in for the program and with the real one."""
+"""Test `bench --tool aiperf` with a fake program and the real one."""
 
 import json
 import os
@@ -29,7 +29,7 @@ from orchestrator.core.secrets import Secret
 
 KEY = "sk-of-this-test-0123456789"
 SAMPLE = data_root() / "tests/samples/aiperf-0.13.0.json"
-STAND_IN = f"""#!{sys.executable}
+FAKE_AIPERF = f"""#!{sys.executable}
 import json, os, pathlib, shutil, sys, time
 config = json.loads(pathlib.Path(sys.argv[sys.argv.index("--config") + 1]).read_text())["benchmark"]
 out = pathlib.Path(config["artifacts"]["dir"])
@@ -41,9 +41,9 @@ shutil.copy("{SAMPLE}", out / "profile_export_aiperf.json")
 """
 
 
-def stand_in(folder: Path, ending: str = "") -> Path:
+def fake_aiperf(folder: Path, ending: str = "") -> Path:
     program = folder / "aiperf"
-    program.write_text(STAND_IN + ending)
+    program.write_text(FAKE_AIPERF + ending)
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     return program
 
@@ -60,7 +60,7 @@ def temp_folders() -> set[Path]:
 
 def test_aiperf_gets_requests_and_its_result_is_translated(tmp_path: Path) -> None:
     before = temp_folders()
-    result = run(tmp_path, stand_in(tmp_path), key=Secret(KEY))
+    result = run(tmp_path, fake_aiperf(tmp_path), key=Secret(KEY))
     seen = json.loads((tmp_path / "out/aiperf-10/seen.json").read_text())
     assert seen["key"] == KEY
     assert KEY not in json.dumps({**seen, "key": ""})
@@ -88,7 +88,7 @@ def test_trace_sessions_become_aiperf_timestamps_or_delays(tmp_path: Path, open_
     load = {"load": "open", "speeds": (2.0,)} if open_loop else {"load": "closed", "concurrency": 2}
     workload = Workload(trace=str(trace), **load)  # type: ignore[arg-type]
     with scripted(Script()) as server:
-        request = order(server, tmp_path / "out", workload=workload, aiperf=stand_in(tmp_path))
+        request = order(server, tmp_path / "out", workload=workload, aiperf=fake_aiperf(tmp_path))
         result = measure(replace(request, source=open_sessions(workload)), lambda _text, _far: None)
     (seen_file,) = (tmp_path / "out").glob("aiperf-*/seen.json")
     seen = json.loads(seen_file.read_text())
@@ -113,7 +113,9 @@ def test_duration_and_session_header_are_passed_to_aiperf(tmp_path: Path) -> Non
     trace.write_text('{"session_id": "a", "input_length": 20, "output_length": 4}\n' * 3)
     workload = Workload(trace=str(trace), load="closed", concurrency=2, duration_s=7.0, timeout_s=9.0)
     with scripted(Script()) as server:
-        request = order(server, tmp_path / "out", workload=workload, aiperf=stand_in(tmp_path), session_header="x-key")
+        request = order(
+            server, tmp_path / "out", workload=workload, aiperf=fake_aiperf(tmp_path), session_header="x-key"
+        )
         measure(replace(request, source=open_sessions(workload)), lambda _text, _far: None)
     (seen_file,) = (tmp_path / "out").glob("aiperf-*/seen.json")
     config = json.loads(seen_file.read_text())["config"]
@@ -126,13 +128,13 @@ def test_full_disk_while_writing_aiperf_requests_is_reported(tmp_path: Path, mon
     before = temp_folders()
     monkeypatch.setattr(runner, "open_new", lambda _path: BufferedWriter(FileIO("/dev/full", "w")))
     with pytest.raises(OSError, match="No space left"):
-        run(tmp_path, stand_in(tmp_path))
+        run(tmp_path, fake_aiperf(tmp_path))
     assert temp_folders() == before
 
 
 def test_aiperf_failure_names_its_log(tmp_path: Path) -> None:
     before = temp_folders()
-    program = stand_in(tmp_path, "print('no such thing', os.environ['DEPLOY_AIPERF_KEY'])\nsys.exit(3)\n")
+    program = fake_aiperf(tmp_path, "print('no such thing', os.environ['DEPLOY_AIPERF_KEY'])\nsys.exit(3)\n")
     with pytest.raises(BenchError, match=r"aiperf 0.13.0 failed with exit code 3") as failed:
         run(tmp_path, program, key=Secret(KEY))
     assert failed.value.location == str(tmp_path / "out/aiperf-10/aiperf.log")
@@ -144,7 +146,9 @@ def test_aiperf_failure_names_its_log(tmp_path: Path) -> None:
 def test_incomplete_aiperf_run_is_rejected(tmp_path: Path) -> None:
     cut = json.dumps({**json.loads(SAMPLE.read_text()), "is_complete": False, "incomplete_reason": "stalled"})
     (tmp_path / "cut.json").write_text(cut)
-    program = stand_in(tmp_path, f"shutil.copy({str(tmp_path / 'cut.json')!r}, out / 'profile_export_aiperf.json')\n")
+    program = fake_aiperf(
+        tmp_path, f"shutil.copy({str(tmp_path / 'cut.json')!r}, out / 'profile_export_aiperf.json')\n"
+    )
     with pytest.raises(BenchError, match="ended early: stalled"):
         run(tmp_path, program)
 
@@ -153,7 +157,7 @@ def test_incomplete_aiperf_run_is_rejected(tmp_path: Path) -> None:
 def test_ctrl_c_leaves_no_aiperf_process_or_files(tmp_path: Path) -> None:
     before = temp_folders()
     pid = tmp_path / "pid"
-    program = stand_in(tmp_path, f"pathlib.Path({str(pid)!r}).write_text(str(os.getpid()))\ntime.sleep(600)\n")
+    program = fake_aiperf(tmp_path, f"pathlib.Path({str(pid)!r}).write_text(str(os.getpid()))\ntime.sleep(600)\n")
 
     def interrupt() -> None:
         deadline = time.monotonic() + TIMEOUT

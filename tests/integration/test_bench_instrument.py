@@ -15,10 +15,10 @@ from pathlib import Path
 from statistics import linear_regression, median
 
 import pytest
-from quiet import Quietness, preferred
+from expected_latency import ExpectedLatency, assert_accurate, from_arrival, from_plan
+from scheduling_delay import SchedulingDelay, preferred
 from scripted_runs import TOKENS, WORKLOAD, after_warm_up, bench, kinds, only
 from scripted_server import Answer, Exchange, Script
-from true_times import TrueTimes, assert_accurate, from_arrival, from_plan
 from waits import TIMEOUT
 
 from orchestrator.bench.result import BenchResult, Distribution, IssueKind, Point
@@ -42,14 +42,14 @@ class Measured:
 
     result: BenchResult
     exchanges: Sequence[Exchange]
-    quietness: Quietness
+    delay: SchedulingDelay
 
     @property
     def only(self) -> Point:
         return only(self.result)
 
     @property
-    def planned(self) -> TrueTimes:
+    def planned(self) -> ExpectedLatency:
         """Return the true times of the only point."""
         assert self.only.offered_rps is not None
         return from_plan(self.exchanges[-self.only.requests :], rate_rps=self.only.offered_rps)
@@ -121,10 +121,10 @@ CASES: Mapping[str, Case] = {
 
 
 def measure(case: Case, directory: Path) -> Measured:
-    quietness = Quietness()
-    with quietness.watched():
+    delay = SchedulingDelay()
+    with delay.measured():
         result = bench(case.script, directory, workload=case.workload, api=case.api)
-    return Measured(result=result, exchanges=case.script.exchanges, quietness=quietness)
+    return Measured(result=result, exchanges=case.script.exchanges, delay=delay)
 
 
 def measure_lane(directory: Path, names: Sequence[str]) -> None:
@@ -171,7 +171,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Find:
         assert isinstance(saved, Measured)
         return saved
 
-    if disturbed := [name for name in names if not load(name).quietness.quiet]:
+    if disturbed := [name for name in names if not load(name).delay.is_small]:
         measure_in_lanes(directory, disturbed)
     return load
 
@@ -188,7 +188,7 @@ def test_every_percentile_is_accurate_within_two_percent(measured: Find, api: st
     assert (point.input_tokens, point.output_tokens) == (30 * 500, 30 * TOKENS)
     assert point.cache is not None
     assert point.cache.usage_share == point.cache.metrics_share == 0.6
-    case.quietness.or_not_judged()
+    case.delay.skip_if_busy()
     assert point.latency is not None
     true = case.planned
     assert median(true.ttft_s) == pytest.approx(0.59, rel=SCRIPT_TOLERANCE)
@@ -206,7 +206,7 @@ def test_server_stall_raises_latency_not_lowers_rate(measured: Find) -> None:
     """Requests that are due during the stall are still sent on time."""
     case = measured("stalled")
     point, true = case.only, case.planned
-    case.quietness.or_not_judged()
+    case.delay.skip_if_busy()
     assert point.send_lag_s is not None
     assert point.send_lag_s.p95 < 0.02
     assert max(true.ttft_s) == pytest.approx(1.0, rel=SCRIPT_TOLERANCE)
@@ -219,7 +219,7 @@ def test_queueing_raises_scheduled_latency_and_is_not_sustained(measured: Find) 
     case = measured("queue")
     point, true = case.only, case.planned
     assert point.sustained is False
-    case.quietness.or_not_judged()
+    case.delay.skip_if_busy()
     assert max(true.ttft_s) == pytest.approx(0.15 + 49 * 0.05, rel=SCRIPT_TOLERANCE)
     assert_accurate(ttft(point), true.ttft_s)
     assert point.send_lag_s is not None
@@ -232,7 +232,7 @@ def test_queueing_raises_scheduled_latency_and_is_not_sustained(measured: Find) 
 def test_knee_is_highest_sustained_rate(measured: Find) -> None:
     case = measured("knee")
     assert case.result.points[1].sustained is False
-    case.quietness.or_not_judged()
+    case.delay.skip_if_busy()
     assert case.result.points[0].sustained is True
     assert case.result.knee_rps == 16.0
 
@@ -241,7 +241,7 @@ def test_slow_accept_counts_as_latency(measured: Find) -> None:
     """The first request reuses the warm-up's connection; the other three each open a new one."""
     case = measured("slow accept")
     true = case.planned
-    case.quietness.or_not_judged()
+    case.delay.skip_if_busy()
     assert true.ttft_s == pytest.approx([0.3, 0.6, 0.6, 0.6], rel=SCRIPT_TOLERANCE)
     assert_accurate(ttft(case.only), true.ttft_s)
 
@@ -252,7 +252,7 @@ def test_split_chunks_with_multiple_tokens_are_measured_correctly(measured: Find
     point, true = case.only, case.planned
     assert point.output_tokens == 30 * TOKENS
     assert point.latency is not None
-    case.quietness.or_not_judged()
+    case.delay.skip_if_busy()
     assert median(true.ttft_s) == pytest.approx(0.4, rel=SCRIPT_TOLERANCE)  # a chunk ends with its second half
     assert median(true.itl_s) == pytest.approx(0.4, rel=SCRIPT_TOLERANCE)
     assert median(true.tpot_s) == pytest.approx(0.4 / (TOKENS - 1), rel=SCRIPT_TOLERANCE)
@@ -267,7 +267,7 @@ def test_failures_are_counted_by_kind_without_delaying_others(measured: Find) ->
     assert {failure.kind for failure in point.failures} == {"http-503", "reset", "stream-error", "timeout"}
     assert point.succeeded == 26
     assert kinds(case.result) == {IssueKind.FAILED_REQUESTS}
-    case.quietness.or_not_judged()
+    case.delay.skip_if_busy()
     assert max(true.ttft_s) == pytest.approx(0.3, rel=SCRIPT_TOLERANCE)
     assert_accurate(ttft(point), true.ttft_s)
     assert point.send_lag_s is not None
@@ -280,7 +280,7 @@ def test_closed_loop_with_single_request_is_measured_correctly(measured: Find) -
     point, true = case.only, from_arrival(case.exchanges[-4:])
     assert (point.label, point.concurrency, point.offered_rps, point.sustained) == ("closed-1", 1, None, None)
     assert not kinds(case.result)
-    case.quietness.or_not_judged()
+    case.delay.skip_if_busy()
     assert median(true.ttft_s) == pytest.approx(0.3, rel=SCRIPT_TOLERANCE)
     assert median(true.e2e_s) == pytest.approx(0.8, rel=SCRIPT_TOLERANCE)
     assert_accurate(ttft(point), true.ttft_s)

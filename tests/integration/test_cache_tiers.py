@@ -16,8 +16,8 @@ import httpx
 import pytest
 from command_line import CommandLine
 from cpu_server import CpuEngine, processes_in
-from own_profiles import add_profiles
 from ports import free_port
+from user_profiles import add_profiles
 from waits import TIMEOUT, wait_for
 
 from orchestrator.core.paths import Home

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from command_line import CommandLine
 from docker_server import DockerEngine
-from own_daemon import OwnDaemon, own_daemon, unavailable
+from private_daemon import PrivateDaemon, private_daemon, unavailable
 from waits import wait_for
 
 from orchestrator.runtimes.base import Status
@@ -23,9 +23,9 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def with_image(docker_image: str) -> Iterator[OwnDaemon]:
+def with_image(docker_image: str) -> Iterator[PrivateDaemon]:
     """Return a stopped daemon that has the image."""
-    with own_daemon() as daemon:
+    with private_daemon() as daemon:
         copied = f"docker save {docker_image} | docker --host {daemon.url} load"
         assert not subprocess.run(["sh", "-c", copied], capture_output=True, check=False).returncode
         daemon.stop()
@@ -33,7 +33,7 @@ def with_image(docker_image: str) -> Iterator[OwnDaemon]:
 
 
 @pytest.fixture
-def daemon(request: pytest.FixtureRequest, with_image: OwnDaemon) -> Iterator[OwnDaemon]:
+def daemon(request: pytest.FixtureRequest, with_image: PrivateDaemon) -> Iterator[PrivateDaemon]:
     """Run the daemon with the options of the test."""
     with_image.options = request.param
     with_image.start()
@@ -49,7 +49,7 @@ def responds(url: str) -> bool:
 
 
 @pytest.mark.parametrize("daemon", [(), ("--live-restore",)], ids=["default", "live-restore"], indirect=True)
-def test_server_is_rediscovered_after_daemon_restart(daemon: OwnDaemon, docker_engine: DockerEngine) -> None:
+def test_server_is_rediscovered_after_daemon_restart(daemon: PrivateDaemon, docker_engine: DockerEngine) -> None:
     """`logs` ends, `status` and `down` fail while the daemon is down, and afterwards the server responds again."""
     deploy, host_option = CommandLine(docker_engine.home), ("--host", daemon.url)
     port = docker_engine.plan().server.port

@@ -17,7 +17,7 @@ import pytest
 from command_line import CommandLine
 from loopback_ssh import needs_sshd, ssh_server
 from ports import free_port
-from standin import AITER, PACKAGE, engine_image, packages_of
+from rocm_image import AITER, PACKAGE, engine_image, packages_of
 from waits import wait_for
 
 from orchestrator.core.paths import Home

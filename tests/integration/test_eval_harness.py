@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from cpu_server import CpuServer
-from together import together
+from parallel import in_parallel
 
 from orchestrator.bench.run import BenchTarget
 from orchestrator.core import subprocesses
@@ -160,7 +160,7 @@ def test_real_server_is_compared_with_baseline_per_question(
 
     with (
         adding_model() as adder,
-        together(
+        in_parallel(
             {
                 "real": partial(score_suite, real, options, options.output, home=engine_home, notify=print),
                 "adder": partial(score_suite, adder, options, tmp_path / "before", home=engine_home, notify=print),
@@ -192,7 +192,7 @@ def test_hostile_answers_are_discarded_and_damaged_dataset_fails(
     options = EvalOptions(target="adder", suite="gsm8k", dataset=damaged, command="deploy eval", output=damaged)
     with (
         adding_model(remark="\x1b]0;OWNED\x07 <script>OWNED</script> Authorization: Bearer OWNED") as target,
-        together(
+        in_parallel(
             {
                 "hostile": partial(ask, target, limit=5, notify=lines.append),
                 "damaged": partial(run_eval, target, options, home=engine_home, notify=lambda _: None),

@@ -11,9 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 from command_line import CommandLine
-from pip_standin import with_pip
+from pip_image import with_pip
 from ports import free_port
-from standin import AITER, PACKAGE
+from rocm_image import AITER, PACKAGE
 from waits import TIMEOUT, wait_for
 
 from orchestrator.core.paths import Home

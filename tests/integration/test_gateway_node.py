@@ -18,10 +18,10 @@ import pytest
 from cluster_server import ClusterEngine
 from command_line import CommandLine
 from cpu_server import CpuEngine
-from own_cluster import OwnCluster
-from own_node import PACKAGES, OwnNode, add_engine, iptables_rule, models_with
 from ports import free_port
-from standin import add_file, debian_python, packages_of, scripted_sources
+from private_cluster import PrivateCluster
+from private_node import PACKAGES, PrivateNode, add_engine, iptables_rule, models_with
+from rocm_image import add_file, debian_python, packages_of, scripted_sources
 from steady_load import client_of, load
 from waits import TIMEOUT, wait_for
 
@@ -102,7 +102,7 @@ def api_reachable(engine: ClusterEngine) -> Iterator[None]:
         yield
 
 
-def up_words(node: OwnNode, image: str, port: int, profile: str = "cpu-tiny") -> tuple[str, ...]:
+def up_words(node: PrivateNode, image: str, port: int, profile: str = "cpu-tiny") -> tuple[str, ...]:
     (node.folder / "checkpoints/tiny").mkdir(parents=True, exist_ok=True)
     settings = (
         *(["replicas=2"] if profile == "cpu-tiny" else []),
@@ -120,7 +120,7 @@ def up_words(node: OwnNode, image: str, port: int, profile: str = "cpu-tiny") ->
     return ("up", profile, "--name", NAME, "--runtime", "kubernetes", "--image", image, *sets)
 
 
-def pods(cluster: OwnCluster, *units: str) -> list[Mapping[str, Any]]:
+def pods(cluster: PrivateCluster, *units: str) -> list[Mapping[str, Any]]:
     return list(cluster.get("pods", "--selector", f"deploy.name={NAME},deploy.unit in ({','.join(units)})"))
 
 
@@ -161,7 +161,7 @@ def update_and_roll_back(deploy: CommandLine, words: tuple[str, ...]) -> str:
     return output
 
 
-def hang_replica(deploy: CommandLine, cluster: OwnCluster) -> str:
+def hang_replica(deploy: CommandLine, cluster: PrivateCluster) -> str:
     """Stop a replica's detokenizer, which `/health` does not check; return the replica's detail after its restart."""
 
     def restarts() -> int:
@@ -181,7 +181,7 @@ def hang_replica(deploy: CommandLine, cluster: OwnCluster) -> str:
     return str(server["replicas"][1]["detail"])
 
 
-def delete_pod_during_stream(cluster: OwnCluster, port: int) -> tuple[list[str], str]:
+def delete_pod_during_stream(cluster: PrivateCluster, port: int) -> tuple[list[str], str]:
     """Delete a pod during a stream longer than its grace period; return the events of the stream and the pod's log."""
     (pod,) = filter(stays, pods(cluster, "replica-1"))  # the previous pod may still be terminating
     name, body = pod["metadata"]["name"], {"model": "tiny", "prompt": "Once", "max_tokens": TOO_LONG, "stream": True}

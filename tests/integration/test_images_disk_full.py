@@ -4,7 +4,7 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
-from own_daemon import OwnDaemon, own_daemon, unavailable
+from private_daemon import PrivateDaemon, private_daemon, unavailable
 from slow_build import with_step
 
 from orchestrator.core.errors import BuildError
@@ -21,15 +21,15 @@ pytestmark = [
 
 
 @pytest.fixture
-def small_daemon(docker_image: str) -> Iterator[OwnDaemon]:
+def small_daemon(docker_image: str) -> Iterator[PrivateDaemon]:
     """Run a daemon whose disk has space for the base image and little more."""
-    with own_daemon(disk="400m") as daemon:
+    with private_daemon(disk="400m") as daemon:
         copied = f"docker save {docker_image} | docker --host {daemon.url} load"
         assert not subprocess.run(["sh", "-c", copied], capture_output=True, check=False).returncode
         yield daemon
 
 
-def test_build_on_full_disk_is_reported_and_cleaned_up(small_daemon: OwnDaemon, docker_image: str) -> None:
+def test_build_on_full_disk_is_reported_and_cleaned_up(small_daemon: PrivateDaemon, docker_image: str) -> None:
     docker = find_docker(small_daemon.url)
     context = with_step("RUN dd if=/dev/zero of=/large bs=1M count=1000", docker_image)
     options = BuildOptions(tag="deploy-test/large:1", no_cache=True, network=None, secrets={})

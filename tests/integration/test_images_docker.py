@@ -1,4 +1,4 @@
-"""Run `deploy build` on a real Docker engine, on a stand-in for the ROCm image with the sources of sglang 0.5.14."""
+"""Run `deploy build` on a real Docker engine, on a fake ROCm image with the sources of sglang 0.5.14."""
 
 import dataclasses
 import hashlib
@@ -16,8 +16,8 @@ import pytest
 import slow_build
 from command_line import CommandLine
 from kernel_samples import FUSED_TP8, HEADER, UNFUSED_TP8, line
+from rocm_image import COMMIT, ENGINE_PACKAGES, PACKAGE, base_image, packages_of
 from slow_build import with_step
-from standin import COMMIT, ENGINE_PACKAGES, PACKAGE, base_image, packages_of
 from waits import TIMEOUT, wait_for
 from wheels import read, wheel
 
@@ -241,7 +241,7 @@ def test_missing_base_image_is_reported_before_building() -> None:
 
 
 def test_moved_base_tag_is_an_error(docker: DockerCli, base: str) -> None:
-    moving = "deploy-standin/moving:latest"
+    moving = "deploy-fake/moving:latest"
     tag_image(docker, base, moving)
     plan = load("mi355x-tp4dp2-july", overrides=base_overrides(moving)).plan
     build_image(docker, render_artifacts(plan), no_cache=True)  # an earlier run may have built one on another base

@@ -1,4 +1,4 @@
-"""Run the tuner with a stand-in that behaves as aiter's tuner does, including its failures."""
+"""Run the tuner with a fake that behaves like aiter's tuner, including its failures."""
 
 import os
 import sys
@@ -18,14 +18,14 @@ from orchestrator.kernels.disk.store import RowProvenance, Store
 from orchestrator.kernels.disk.tuner import Tuned, TunerTimeouts, TuningJob, run_with_limits, tune
 from orchestrator.kernels.rows import RowOrigin
 
-STANDIN = Path(__file__).parents[1] / "support" / "tuner_standin.py"
+FAKE_TUNER = Path(__file__).parents[1] / "support" / "fake_tuner.py"
 KEYS = tuple(row.key for row in every_bucket(FUSED_TP8))[:6]
 PROVENANCE = RowProvenance(host="h", image="sha256:1", aiter_commit="9127c94a", date="2026-11-20T00:00:00Z")
 
 
 def run(folder: Path, fault: str = "", *, total: float = 600, shutdown: float = 0.5) -> Tuned:
     work = folder / "work"
-    argv = (sys.executable, str(STANDIN), "-i", f"{work}/untuned.csv", "-o", f"{work}/tuned.csv", "--batch", "2")
+    argv = (sys.executable, str(FAKE_TUNER), "-i", f"{work}/untuned.csv", "-o", f"{work}/tuned.csv", "--batch", "2")
     job = TuningJob(
         argv=(*argv, "--fault", fault),
         keys=KEYS,

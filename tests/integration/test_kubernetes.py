@@ -14,7 +14,7 @@ import pytest
 from cluster_samples import cluster_plan
 from command_line import CommandLine, Running
 from loopback_registry import push
-from own_cluster import OwnCluster, unavailable
+from private_cluster import PrivateCluster, unavailable
 from waits import wait_for
 
 from orchestrator.core.errors import NameTakenError
@@ -37,7 +37,7 @@ HOST_PATH: Final = ("--set", "kubernetes.weights.host_path=/srv/models")
 
 
 @pytest.fixture(scope="module")
-def cluster(cluster_without_node: OwnCluster) -> Iterator[OwnCluster]:
+def cluster(cluster_without_node: PrivateCluster) -> Iterator[PrivateCluster]:
     """Return the shared cluster with one node of eight GPUs."""
     cluster_without_node.node("node-a", amd_com__gpu="8")
     yield cluster_without_node
@@ -45,7 +45,7 @@ def cluster(cluster_without_node: OwnCluster) -> Iterator[OwnCluster]:
 
 
 @pytest.fixture
-def namespace(cluster: OwnCluster, request: pytest.FixtureRequest) -> Iterator[str]:
+def namespace(cluster: PrivateCluster, request: pytest.FixtureRequest) -> Iterator[str]:
     """Create a namespace for the test, and check afterwards that it is empty."""
     name = "".join(letter if letter.isalnum() else "-" for letter in request.node.name)[:60].strip("-")
     cluster.kubectl("create", "namespace", name)
@@ -62,24 +62,24 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path / "home")
 
 
-def environ_of(cluster: OwnCluster) -> dict[str, str]:
+def environ_of(cluster: PrivateCluster) -> dict[str, str]:
     return {"KUBECONFIG": str(cluster.config), "SGLANG_KEY": KEY}
 
 
 @pytest.fixture
-def command(cluster: OwnCluster, home: Home) -> Iterator[Callable[..., Running]]:
+def command(cluster: PrivateCluster, home: Home) -> Iterator[Callable[..., Running]]:
     """Return a function that starts `deploy` in the background."""
     line = CommandLine(home, environ_of(cluster))
     with ExitStack() as last:
         yield lambda *words: last.enter_context(line.running(*words))
 
 
-def deploy(cluster: OwnCluster, home: Home, *words: str) -> tuple[int, str, str]:
+def deploy(cluster: PrivateCluster, home: Home, *words: str) -> tuple[int, str, str]:
     done = CommandLine(home, environ_of(cluster)).run(*words)
     return done.returncode, done.stdout, done.stderr
 
 
-def listed(cluster: OwnCluster, home: Home) -> list[dict[str, Any]]:
+def listed(cluster: PrivateCluster, home: Home) -> list[dict[str, Any]]:
     """Return the servers that `status` lists in clusters; other tests may have servers in this machine's Docker."""
     servers = json.loads(deploy(cluster, home, "status", "--json")[1])
     return [entry for entry in servers if entry["runtime"] == "kubernetes"]
@@ -107,7 +107,7 @@ def up_words(namespace: str, *more: str, profile: str = "cpu-tiny", minutes: int
     )
 
 
-def the_pod(cluster: OwnCluster, namespace: str) -> dict[str, Any]:
+def the_pod(cluster: PrivateCluster, namespace: str) -> dict[str, Any]:
     """Return the pod of the server once it is placed on a node."""
 
     def placed() -> list[Any]:
@@ -119,7 +119,7 @@ def the_pod(cluster: OwnCluster, namespace: str) -> dict[str, Any]:
     return pod
 
 
-def report_container(cluster: OwnCluster, namespace: str, state: dict[str, object], **more: object) -> None:
+def report_container(cluster: PrivateCluster, namespace: str, state: dict[str, object], **more: object) -> None:
     """Set the status of the server's container, as a kubelet would."""
     pod = the_pod(cluster, namespace)["metadata"]["name"]
     status = {
@@ -134,7 +134,7 @@ def report_container(cluster: OwnCluster, namespace: str, state: dict[str, objec
     cluster.say(pod, namespace, phase="Pending", containerStatuses=[status])
 
 
-def test_unschedulable_server_is_reported_and_cleaned_up(cluster: OwnCluster, home: Home, namespace: str) -> None:
+def test_unschedulable_server_is_reported_and_cleaned_up(cluster: PrivateCluster, home: Home, namespace: str) -> None:
     start = time.monotonic()
     code, _, errors = deploy(
         cluster, home, *up_words(namespace, *HOST_PATH, "--set", "kubernetes.node_selector=[gpu=none]")
@@ -147,7 +147,7 @@ def test_unschedulable_server_is_reported_and_cleaned_up(cluster: OwnCluster, ho
     wait_for(lambda: not cluster.get("pods", "--namespace", namespace))
 
 
-def test_insufficient_gpus_are_reported(cluster: OwnCluster, home: Home, namespace: str) -> None:
+def test_insufficient_gpus_are_reported(cluster: PrivateCluster, home: Home, namespace: str) -> None:
     """Another pod needs one of the eight GPUs, and the server needs all."""
     other_pod = {
         "apiVersion": "v1",
@@ -165,14 +165,14 @@ def test_insufficient_gpus_are_reported(cluster: OwnCluster, home: Home, namespa
     assert "1 Insufficient amd.com/gpu" in errors
 
 
-def test_missing_pvc_is_reported_before_creating_objects(cluster: OwnCluster, home: Home, namespace: str) -> None:
+def test_missing_pvc_is_reported_before_creating_objects(cluster: PrivateCluster, home: Home, namespace: str) -> None:
     code, _, errors = deploy(cluster, home, *up_words(namespace, *CLAIM))
     assert code == 4
     assert "persistentvolumeclaim: not there (needed: models)" in errors
 
 
 def test_image_without_named_kernels_is_rejected_before_creating_objects(
-    cluster: OwnCluster, home: Home, namespace: str, registry: str
+    cluster: PrivateCluster, home: Home, namespace: str, registry: str
 ) -> None:
     """An image with the named kernels is accepted."""
     kernels = f"/kernels.tar.gz@sha256:{'0' * 64}"
@@ -195,13 +195,13 @@ def test_image_without_named_kernels_is_rejected_before_creating_objects(
     assert (code, "the server cannot start: no node accepts it" in errors) == (7, True), errors
 
 
-def test_missing_namespace_is_reported(cluster: OwnCluster, home: Home) -> None:
+def test_missing_namespace_is_reported(cluster: PrivateCluster, home: Home) -> None:
     code, _, errors = deploy(cluster, home, *up_words("nowhere", *HOST_PATH))
     assert code == 4
     assert "kubectl --namespace default create namespace nowhere" in errors
 
 
-def test_unbound_pvc_is_reported(cluster: OwnCluster, home: Home, namespace: str) -> None:
+def test_unbound_pvc_is_reported(cluster: PrivateCluster, home: Home, namespace: str) -> None:
     claim = {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
@@ -215,7 +215,9 @@ def test_unbound_pvc_is_reported(cluster: OwnCluster, home: Home, namespace: str
     assert "unbound immediate PersistentVolumeClaims" in errors
 
 
-def test_image_pull_failure_is_reported(cluster: OwnCluster, namespace: str, command: Callable[..., Running]) -> None:
+def test_image_pull_failure_is_reported(
+    cluster: PrivateCluster, namespace: str, command: Callable[..., Running]
+) -> None:
     starting = command(*up_words(namespace, *HOST_PATH))
     waiting = {"reason": "ImagePullBackOff", "message": f'Back-off pulling image "{IMAGE}"'}
     report_container(cluster, namespace, {"waiting": waiting})
@@ -225,7 +227,9 @@ def test_image_pull_failure_is_reported(cluster: OwnCluster, namespace: str, com
     assert f'cannot pull its image: Back-off pulling image "{IMAGE}"' in errors
 
 
-def test_volume_mount_failure_is_reported(cluster: OwnCluster, namespace: str, command: Callable[..., Running]) -> None:
+def test_volume_mount_failure_is_reported(
+    cluster: PrivateCluster, namespace: str, command: Callable[..., Running]
+) -> None:
     """The event is that of kubelet 1.20 for a missing directory."""
     starting = command(*up_words(namespace, *HOST_PATH))
     pod = the_pod(cluster, namespace)["metadata"]
@@ -247,7 +251,9 @@ def test_volume_mount_failure_is_reported(cluster: OwnCluster, namespace: str, c
     assert "/srv/models is not a directory" in errors
 
 
-def test_crash_loop_counts_as_died_server(cluster: OwnCluster, namespace: str, command: Callable[..., Running]) -> None:
+def test_crash_loop_counts_as_died_server(
+    cluster: PrivateCluster, namespace: str, command: Callable[..., Running]
+) -> None:
     starting = command(*up_words(namespace, *HOST_PATH))
     the_pod(cluster, namespace)
     last = {"exitCode": 1, "reason": "Error", "startedAt": "2026-01-01T00:00:00Z", "finishedAt": "2026-01-01T00:01:00Z"}
@@ -260,7 +266,7 @@ def test_crash_loop_counts_as_died_server(cluster: OwnCluster, namespace: str, c
 
 
 def test_lifecycle_of_pending_server_keeps_key_secret(
-    cluster: OwnCluster, home: Home, namespace: str, command: Callable[..., Running]
+    cluster: PrivateCluster, home: Home, namespace: str, command: Callable[..., Running]
 ) -> None:
     """`status` lists the server, a second start is rejected, and `down` removes it; only the Secret holds the key."""
     starting = command(*up_words(namespace, *HOST_PATH, "--keep-failed", minutes=0))
@@ -294,26 +300,26 @@ def test_lifecycle_of_pending_server_keeps_key_secret(
 
 
 def test_concurrent_starts_have_exactly_one_winner(
-    cluster: OwnCluster, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: PrivateCluster, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Independent homes start the same server, or its first replica."""
     monkeypatch.setenv("KUBECONFIG", str(cluster.config))
     words = ("cpu-tiny", HOST_PATH[1], f"kubernetes.namespace={namespace}")
     single = render_artifacts(cluster_plan(*words)), Path()
     first = render_artifacts(cluster_plan(*words, "replicas=2")).replicas[0], Path("replica-1")
-    together = Barrier(5)
-    runtimes = [KubernetesRuntime(Home(tmp_path / str(number))) for number in range(together.parties)]
+    barrier = Barrier(5)
+    runtimes = [KubernetesRuntime(Home(tmp_path / str(number))) for number in range(barrier.parties)]
 
     def start(number: int) -> Unit | NameTakenError:
         artifacts, folder = (single, first)[number % 2]
-        together.wait()
+        barrier.wait()
         try:
             return runtimes[number].start(artifacts, name="boxed", run_dir=tmp_path / str(number) / folder, secrets={})
         except NameTakenError as error:
             return error
 
-    with ThreadPool(together.parties) as pool:
-        results = pool.map(start, range(together.parties), chunksize=1)
+    with ThreadPool(barrier.parties) as pool:
+        results = pool.map(start, range(barrier.parties), chunksize=1)
     [winner] = [result for result in results if isinstance(result, Unit)]
     losers = [result for result in results if isinstance(result, NameTakenError)]
     assert {error.message for error in losers} == {f"`boxed` exists in namespace `{namespace}`"}
@@ -329,7 +335,7 @@ def test_concurrent_starts_have_exactly_one_winner(
 
 
 def test_temporary_api_server_outage_is_tolerated(
-    cluster: OwnCluster, home: Home, namespace: str, command: Callable[..., Running]
+    cluster: PrivateCluster, home: Home, namespace: str, command: Callable[..., Running]
 ) -> None:
     """A start that is interrupted during the outage names the command that removes its objects."""
     starting = command(*up_words(namespace, *HOST_PATH, minutes=600))
@@ -359,7 +365,7 @@ def test_temporary_api_server_outage_is_tolerated(
 
 @pytest.mark.parametrize("after", ["started", "placed"])
 def test_interrupted_start_leaves_no_objects(
-    cluster: OwnCluster, namespace: str, command: Callable[..., Running], after: str
+    cluster: PrivateCluster, namespace: str, command: Callable[..., Running], after: str
 ) -> None:
     starting = command(*up_words(namespace, *HOST_PATH, minutes=600))
     if after == "placed":
@@ -373,16 +379,16 @@ def test_interrupted_start_leaves_no_objects(
     assert starting.wait()[0] == 130
 
 
-def test_unreachable_cluster_is_reported(cluster: OwnCluster, home: Home, tmp_path: Path) -> None:
+def test_unreachable_cluster_is_reported(cluster: PrivateCluster, home: Home, tmp_path: Path) -> None:
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(cluster.config.read_text().replace(f":{cluster.port}", ":1"))
-    unreachable = OwnCluster(folder=tmp_path)
+    unreachable = PrivateCluster(folder=tmp_path)
     code, _, errors = deploy(unreachable, home, *up_words("default", *HOST_PATH))
     assert code == 4
     assert "the cluster of the kubeconfig's current context does not answer" in errors
 
 
-def end_deleted_pods(cluster: OwnCluster, namespace: str) -> bool:
+def end_deleted_pods(cluster: PrivateCluster, namespace: str) -> bool:
     """Remove the terminating pods, as their kubelet would; always return true."""
     for pod in cluster.get("pods", "--namespace", namespace):
         if pod["metadata"].get("deletionTimestamp"):

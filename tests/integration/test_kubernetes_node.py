@@ -19,9 +19,9 @@ from cluster_server import ClusterEngine
 from command_line import CommandLine
 from cpu_server import CpuEngine
 from loopback_hub import COMMIT
-from own_cluster import OwnCluster
-from own_node import ENGINE_IMAGE, PACKAGES, add_engine, models_with
-from standin import packages_of
+from private_cluster import PrivateCluster
+from private_node import ENGINE_IMAGE, PACKAGES, add_engine, models_with
+from rocm_image import packages_of
 from waits import TIMEOUT, wait_for
 
 from orchestrator.runtimes.base import Status
@@ -199,7 +199,7 @@ def pod_of_group(group: dict[str, Any], leader: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
 
 
-def addresses_of(cluster: OwnCluster) -> list[str]:
+def addresses_of(cluster: PrivateCluster) -> list[str]:
     """Return the addresses of the server's Service: those of the ready pods that it selects."""
     services = cluster.get("endpoints", "--field-selector", "metadata.name=cpu-tiny")
     subsets = [subset for endpoints in services for subset in endpoints.get("subsets", ())]

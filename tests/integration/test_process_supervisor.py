@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from cpu_server import CpuEngine, CpuServer, processes_of
-from left_running import programs_with
+from leftover_processes import programs_with
 from proc_files import proc_files
 from waits import wait_for
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from quantizing import Quantizing
-from quark_source import REAL_FILES, STAND_IN, files_digest, stand_in_home, write_source
+from quark_source import FAKE_QUARK, REAL_FILES, fake_quark_home, files_digest, write_source
 
 from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.polling import poll_until
@@ -23,7 +23,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a source checkpoint, and with a home whose environment has only the fake Quark."""
     directory = tmp_path_factory.mktemp("quantize")
     write_source(directory / "tiny")
-    stand_in_home(directory / "home")
+    fake_quark_home(directory / "home")
     return directory
 
 
@@ -98,8 +98,8 @@ def test_output_not_matching_recipe_is_rejected(directory: Path) -> None:
 @pytest.fixture
 def quark_image(docker_daemon: DockerCli, docker_image: str, tmp_path: Path) -> Iterator[str]:
     """Build an image whose Python has the fake Quark."""
-    tag, context = f"deploy-standin/quark:{os.getpid()}", tmp_path / "context"
-    shutil.copytree(STAND_IN, context)
+    tag, context = f"deploy-fake/quark:{os.getpid()}", tmp_path / "context"
+    shutil.copytree(FAKE_QUARK, context)
     for folder in ("numpy", "numpy.libs"):
         shutil.copytree(Path(np.__file__).parents[1] / folder, context / folder)
     (tmp_path / "Dockerfile").write_text(f"FROM {docker_image}\nCOPY . /usr/lib/python3/dist-packages/\n")

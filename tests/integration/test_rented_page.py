@@ -69,7 +69,7 @@ def write_profile(home: Path, port: int) -> None:
 def write_programs(programs: Path) -> None:
     programs.mkdir()
     scripts = {
-        programs / "sky": f'exec {sys.executable} {SUPPORT}/sky_standin.py "$@"',
+        programs / "sky": f'exec {sys.executable} {SUPPORT}/fake_sky.py "$@"',
         programs / "deploy": f'exec {sys.executable} -P -m orchestrator "$@"',
     }
     for file, line in scripts.items():

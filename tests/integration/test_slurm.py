@@ -20,10 +20,10 @@ import httpx
 import pytest
 from command_line import CommandLine, Running, processes_with
 from cpu_server import CpuEngine
-from own_profiles import add_profiles
 from ports import free_port
 from proc_files import environ_of, proc_files
 from slurm_cluster import GPU_TYPE, NODES, SlurmCluster, SlurmEngine
+from user_profiles import add_profiles
 from waits import wait_for
 
 from orchestrator.core.errors import StartError

@@ -11,11 +11,11 @@ import httpx
 import pytest
 from command_line import CommandLine, processes_with
 from cpu_server import CpuEngine
-from own_profiles import add_profiles
 from ports import free_port
 from proc_files import environ_of
 from slurm_cluster import GPU_TYPE, SlurmCluster
 from steady_load import client_of, complete, load
+from user_profiles import add_profiles
 from waits import wait_for
 
 from orchestrator.core.paths import Home

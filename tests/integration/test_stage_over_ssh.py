@@ -17,7 +17,7 @@ from command_line import CommandLine, processes_with
 from kernel_samples import WHOLE_CONFIG
 from loopback_hub import COMMIT, Hub, serve
 from loopback_ssh import needs_sshd, ssh_server
-from standin import base_image
+from rocm_image import base_image
 from waits import TIMEOUT, wait_for
 from wheels import wheel
 

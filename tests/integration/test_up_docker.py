@@ -20,7 +20,7 @@ from command_line import CommandLine
 from cpu_server import healthy
 from loopback_ssh import needs_sshd, ssh_server, tunnels
 from ports import free_port
-from standin import AITER, PACKAGE, engine_image, packages_of
+from rocm_image import AITER, PACKAGE, engine_image, packages_of
 from waits import wait_for
 
 from orchestrator.core.paths import Home

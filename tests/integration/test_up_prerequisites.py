@@ -23,7 +23,7 @@ from engine_image import layered
 from kernel_samples import FUSED_TP8, HEADER, WHOLE_CONFIG, line
 from loopback_hub import Hub, serve
 from ready_node import path_of_ready_node
-from standin import base_image
+from rocm_image import base_image
 from wheels import wheel
 
 from orchestrator.core.paths import Home, data_root

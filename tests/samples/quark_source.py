@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from quark_samples import Header, Tiny, size_of
 
-STAND_IN: Final = Path(__file__).with_name("quark_stand_in")
+FAKE_QUARK: Final = Path(__file__).with_name("fake_quark")
 # By recipe: a digest of the checkpoint that `deploy quantize` made from `write_source` with real Quark 0.13
 # (`make quark`), without the model card, which contains times.
 REAL_FILES: Mapping[str, str] = {
@@ -64,12 +64,12 @@ def files_digest(folder: Path) -> str:
     return total.hexdigest()[:16]
 
 
-def stand_in_path() -> str:
+def fake_quark_path() -> str:
     """Return a PYTHONPATH with the fake Quark and numpy."""
-    return f"{STAND_IN}:{Path(np.__file__).parents[1]}"
+    return f"{FAKE_QUARK}:{Path(np.__file__).parents[1]}"
 
 
-def stand_in_home(home: Path) -> Path:
+def fake_quark_home(home: Path) -> Path:
     """Return a home with an empty environment for Quark, which is on PYTHONPATH instead."""
     (home / "images").mkdir(parents=True)
     (home / "images" / "quark-0.13.txt").write_text("# empty: a fake Quark is on PYTHONPATH\n")

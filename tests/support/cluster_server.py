@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 
 from cluster_samples import cluster_plan
 from cpu_server import CpuServer
-from own_cluster import OwnCluster
-from own_node import PYTHON_IMAGE, OwnNode
 from ports import free_port
+from private_cluster import PrivateCluster
+from private_node import PYTHON_IMAGE, PrivateNode
 
 from orchestrator.core.paths import Home
 from orchestrator.core.secrets import Secret
@@ -23,8 +23,8 @@ class ClusterEngine:
     """A cluster with a node, and the home that its servers are started from."""
 
     home: Home
-    cluster: OwnCluster
-    node: OwnNode
+    cluster: PrivateCluster
+    node: PrivateNode
     runtimes: list[KubernetesRuntime] = field(default_factory=list)
 
     def artifacts(self, *overrides: str, argv: tuple[str, ...]) -> Artifacts:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cpu_server import CpuServer
 from ports import free_port
-from standin import ENGINE_PACKAGES
+from rocm_image import ENGINE_PACKAGES
 
 from orchestrator.core.paths import Home
 from orchestrator.core.secrets import Secret

@@ -11,7 +11,7 @@ A rule is one of
     PATH=TEXT         TEXT as the body of a 200; an event stream if it begins with `data:`
 
 `*` is every path. `POST /rules` replaces the rules with a JSON object. Unknown options are ignored, so that the program
-can replace `python -m sglang.launch_server`, see `stand_in`; it prints the startup lines that `deploy up` waits for.
+can replace `python -m sglang.launch_server`; it prints the startup lines that `deploy up` waits for.
 In a test: `with hostile({"/health": "drip-body"}) as url`.
 """
 
@@ -19,7 +19,6 @@ import argparse
 import asyncio
 import json
 import os
-import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,7 +26,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from itertools import chain, repeat
-from pathlib import Path
 
 from ending_server import end_server
 from engine_api import EngineApi
@@ -212,15 +210,6 @@ def _put(document: object, key: list[str], *, missing: bool) -> bool:
     return True
 
 
-def stand_in(folder: Path, *rules: str) -> str:
-    """Write an executable for a profile's `engine.python` that always starts this server."""
-    program = folder / "python"
-    words = " ".join(f"--on '{rule}'" for rule in rules)
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} {Path(__file__).resolve()} {words} "$@"\n')
-    program.chmod(0o755)
-    return str(program)
-
-
 @contextmanager
 def hostile(rules: Mapping[str, str], *, model: str = "tiny", api: EngineApi | None = None) -> Iterator[str]:
     """Serve with these rules in a thread, and yield the URL; `api` gives the normal responses."""
@@ -259,7 +248,7 @@ async def _main() -> None:
     parser.add_argument("--on", action="append", default=os.environ.get("HOSTILE", "").split())
     options, _ = parser.parse_known_args()
     rules = dict(rule.split("=", 1) for rule in options.on)
-    print("server_args=ServerArgs(a stand-in)", flush=True)
+    print("server_args=ServerArgs(hostile)", flush=True)
     made = HostileServer(rules, model=options.served_model_name)
     server = await asyncio.start_server(made.serve, "127.0.0.1", options.port, limit=1 << 26)
     print(f"Uvicorn running on http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)

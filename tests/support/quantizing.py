@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from proc_files import proc_files
-from quark_source import stand_in_path
+from quark_source import fake_quark_path
 
 from orchestrator.core.polling import poll_until
 
@@ -19,7 +19,7 @@ class Quantizing:
         self.target = location / target
         argv = [sys.executable, "-P", "-m", "orchestrator", "quantize", str(location / "tiny"), str(self.target)]
         env = {**os.environ, "DEPLOY_HOME": str(location / "home")}
-        env |= {} if real else {"PYTHONPATH": stand_in_path(), "QUARK_STAND_IN": does}
+        env |= {} if real else {"PYTHONPATH": fake_quark_path(), "FAKE_QUARK": does}
         self.process = subprocess.Popen(
             [*argv, "--recipe", recipe, *words], env=env, stderr=subprocess.PIPE, text=True, start_new_session=True
         )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cpu_server import CpuEngine, CpuServer
-from left_running import MARK, programs_with
+from leftover_processes import MARK, programs_with
 from ports import free_port
 from waits import TIMEOUT, wait_for
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from own_profiles import add_profiles
+from user_profiles import add_profiles
 
 from orchestrator.core.command_hints import set_invocation
 

@@ -16,7 +16,7 @@ SERVER: Final = "job.json"  # the record of the server's processes, which the su
 START: Final = "job-start.json"  # the request with its secrets: readable by this user only, removed once read
 QUESTION: Final = "arguments.json"  # input of the engine's check in a container, before its server starts
 CHECKER: Final = "check_server_args.py"  # the program of the check
-REJECTION: Final = "arguments-refused.json"  # its result, if the engine rejects the arguments
+REJECTION: Final = "arguments-rejected.json"  # its result, if the engine rejects the arguments
 _KIND: Final = "deploy"  # distinguishes the comments of this tool
 
 

@@ -4,7 +4,7 @@ Their processes are forked instead of spawned, so that they do not import torch 
 and idle prefill and decode servers wait instead of busy polling. The argument check is a fork of `torch_forks`. With
 SPAWNED_RANKS in its environment, a server is unchanged.
 
-Python imports this module if its directory is on PYTHONPATH (see `site` in Python's documentation). `standin` adds it
+Python imports this module if its directory is on PYTHONPATH (see Python's `site`). `rocm_image` adds it
 to the images that serve real sglang, where each argument check is a separate process.
 """
 

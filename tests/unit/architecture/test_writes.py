@@ -9,7 +9,7 @@ from sources import Nodes, nodes_in, nodes_of
 from orchestrator.core.paths import data_root
 
 PACKAGE = data_root() / "orchestrator"
-# `liveness` and `drain` run alone in a container of a foreign image, from a ConfigMap.
+# `liveness` and `drain` run alone in a container of an image that `deploy` did not build, from a ConfigMap.
 ALLOWED = {"core/safe_paths.py", "core/files.py", "engine/liveness.py", "engine/drain.py"}
 FLAGS = {"O_CREAT", "O_TRUNC", "O_APPEND"}  # of `os.open`
 METHODS = {"unlink", "rmdir", "rename", "write_text", "write_bytes", "touch", "symlink_to", "hardlink_to", "link_to"}

@@ -12,7 +12,7 @@ from orchestrator.core.errors import BuildError
 from orchestrator.core.paths import Home
 
 
-def test_foreign_directory_is_not_emptied_for_generated_model(tmp_path: Path) -> None:
+def test_directory_with_other_files_is_not_emptied(tmp_path: Path) -> None:
     """A model named after a directory with files once emptied that directory."""
     generator = tmp_path / "tiny_model.py"
     generator.write_text("")

@@ -129,7 +129,7 @@ def test_each_worker_container_gets_one_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("link", [False, True])
-def test_foreign_work_directory_is_left_untouched(tmp_path: Path, *, link: bool) -> None:
+def test_directory_with_other_files_is_not_used_for_work(tmp_path: Path, *, link: bool) -> None:
     folder = WorkDir(tmp_path / "target")
     directory = tmp_path / "elsewhere" if link else folder.root
     (directory / "parts").mkdir(parents=True)
@@ -180,7 +180,7 @@ def test_incomplete_shard_note_is_ignored(tmp_path: Path, expected: Forecast, no
     assert folder.resume(expected) == {JOB.shards[1]}
 
 
-def test_no_lock_is_left_in_foreign_directory(tmp_path: Path) -> None:
+def test_no_lock_is_left_in_directory_with_other_files(tmp_path: Path) -> None:
     folder = WorkDir(tmp_path / "target")
     folder.root.mkdir()
     (folder.root / "thesis.txt").write_text("years of work")

@@ -109,8 +109,8 @@ def test_latest_run_is_diagnosed_without_a_name(home: Path) -> None:
     add_run(home, "glm", "20260702T101431Z-aaaa", PORT_TAKEN)
     add_run(home, "tiny", "20260703T101431Z-bbbb", LOGS / "no-weights/match-real-0.5.14.log")
     assert diagnose().startswith("fatal: no-weights")
-    add_run(home, "foreign", "20260704T101431Z-cccc", PORT_TAKEN)
-    with unreadable(home / "runs" / "foreign"):
+    add_run(home, "unreadable", "20260704T101431Z-cccc", PORT_TAKEN)
+    with unreadable(home / "runs" / "unreadable"):
         assert diagnose().startswith("fatal: no-weights")
 
 

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from own_profiles import add_profiles
+from user_profiles import add_profiles
 
 from orchestrator.cli.show import command as show
 from orchestrator.core.errors import UsageError

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from own_profiles import OWN
+from user_profiles import OWN
 
 from orchestrator.bench.workload import load_workload
 from orchestrator.cli.main import main

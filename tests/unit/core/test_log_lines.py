@@ -207,7 +207,7 @@ def test_failed_rotation_leaves_log_unchanged(log: Path, make_log: MakeLog, monk
     assert list(LogTail(log).to_end()) == ["line 1", "line 3"]
 
 
-def test_foreign_log_ignores_rotated_siblings(log: Path) -> None:
+def test_single_log_file_ignores_rotated_siblings(log: Path) -> None:
     """`logrotate` counts the other way: its `.1` is the newest."""
     append(log, "now\n")
     for number in (1, 3):

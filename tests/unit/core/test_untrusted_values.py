@@ -130,7 +130,7 @@ def test_profile_with_unsafe_file_names_is_rejected() -> None:
 
 
 @pytest.mark.parametrize("name", ["requirements.txt", "../requirements.txt", "{here}/requirements.txt"])
-def test_modified_plan_cannot_reference_foreign_requirements(
+def test_modified_plan_cannot_reference_requirements_outside_images(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The packages in a requirement file are installed and run."""

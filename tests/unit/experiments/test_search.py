@@ -169,7 +169,7 @@ def test_pareto_front_contains_only_non_dominated_trials(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("content", ["no json\n{}\n", '{"op_code": 99}\n', "[]\n"])
-def test_foreign_journal_is_rejected(tmp_path: Path, content: str) -> None:
+def test_corrupt_journal_is_rejected(tmp_path: Path, content: str) -> None:
     (tmp_path / "journal.log").write_text(content)
     with pytest.raises(UsageError, match="cannot read the journal"):
         search(tmp_path)

@@ -244,7 +244,7 @@ def test_newest_pod_is_preferred_to_terminating_pod() -> None:
 
 
 @pytest.mark.parametrize("change", ["deploy.plan", "deploy.profile", "deploy.url"])
-def test_foreign_objects_are_not_servers(change: str) -> None:
+def test_unmanaged_objects_are_not_servers(change: str) -> None:
     annotations = {"deploy.name": "boxed", "deploy.plan": "0", "deploy.profile": "p", "deploy.url": "http://x:1"}
     assert is_record(annotations)
     assert not is_record({**annotations, change: ""})

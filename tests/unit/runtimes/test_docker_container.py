@@ -163,7 +163,7 @@ def test_manually_started_container_is_listed(tmp_path: Path) -> None:
     assert (handle.name, handle.run_dir) == ("tiny", str(tmp_path / "runs/tiny/unknown"))
 
 
-def test_foreign_container_is_not_listed(tmp_path: Path) -> None:
+def test_container_of_another_program_is_not_listed(tmp_path: Path) -> None:
     """A container with only the label `deploy.name` once caused a KeyError in `status`."""
     ours = container_labels(load("cpu-tiny").plan, "tiny")
 

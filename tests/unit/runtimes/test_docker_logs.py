@@ -116,7 +116,7 @@ def stopped(home: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
 @pytest.mark.parametrize(
     "below", ["runs/../../elsewhere", "other/runs/a/1", "runs/a/gone", "runs/b/1", "runs/a", "runs", "runs/a/../b/1"]
 )
-def test_log_is_not_saved_to_foreign_run_directory(
+def test_log_is_saved_only_in_own_run_directory(
     below: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The label may come from another host, home or user; the log was once written to any directory that it named."""

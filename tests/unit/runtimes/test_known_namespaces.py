@@ -39,10 +39,12 @@ def test_only_clusters_of_the_named_server_are_queried(
         (run / "plan.json").write_text(json.dumps({"kubernetes": cluster}))
         (run / "plan.json").chmod(0o600)
     assert list(known_namespaces(home, name)) == clusters
-    (home.runs / "foreign").mkdir()
-    with unreadable(home.runs / "foreign"):
+    (home.runs / "unreadable").mkdir()
+    with unreadable(home.runs / "unreadable"):
         assert list(known_namespaces(home, name)) == clusters
-        assert [*known_namespaces(home, "foreign")] == [Cluster("", "web"), Cluster("one", "web")], "it may be in each"
+        assert [*known_namespaces(home, "unreadable")] == [Cluster("", "web"), Cluster("one", "web")], (
+            "it may be in each"
+        )
 
 
 def test_listing_skips_clusters_of_stopped_servers(tmp_path: Path) -> None:

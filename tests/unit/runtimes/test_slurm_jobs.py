@@ -131,7 +131,7 @@ def test_own_jobs_are_recognized_by_comment(monkeypatch: pytest.MonkeyPatch) -> 
         for key, value in (("name", "../x"), ("run", "runs"), ("port", "1"), ("port", True), ("profile", "a\nb"))
     ],
 )
-def test_foreign_job_comments_are_ignored(text: str) -> None:
+def test_comments_of_unmanaged_jobs_are_ignored(text: str) -> None:
     assert JobComment.read(text) is None
 
 

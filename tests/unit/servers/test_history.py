@@ -145,7 +145,7 @@ def test_exit_reason_outlives_the_container(servers: Servers, runtime: Stopping,
     assert row.ended_at == ("2026-07-01T05:00:00+00:00" if runtime.status is Status.EXITED else row.ended_at)
 
 
-def test_exit_is_not_recorded_in_foreign_directory(servers: Servers, tmp_path: Path) -> None:
+def test_exit_is_recorded_only_in_own_run_directory(servers: Servers, tmp_path: Path) -> None:
     elsewhere = RunDir(tmp_path / "elsewhere")
     elsewhere.path.mkdir()
     hen_run = past_run(servers.home, 1, name="hen")
@@ -155,7 +155,7 @@ def test_exit_is_not_recorded_in_foreign_directory(servers: Servers, tmp_path: P
         assert contents(run) == before
 
 
-def test_smoke_report_is_not_saved_in_foreign_directory(
+def test_smoke_report_is_saved_only_in_own_run_directory(
     servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A report was once saved in any directory that a label named, and marked another server as verified."""

@@ -155,7 +155,7 @@ DAMAGES: list[Callable[[RunDir], None]] = [
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("make", DAMAGES, ids=lambda make: make.__name__)
-def test_unreadable_or_foreign_runs_are_kept(
+def test_unreadable_or_forged_runs_are_kept(
     home: Home, make: Callable[[RunDir], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "another_user" in make.__name__ and os.geteuid() != 0:

@@ -209,7 +209,7 @@ def test_no_progress_ends_the_wait() -> None:
     assert server.second == pytest.approx(90, abs=0.5)
 
 
-def test_foreign_health_probes_are_not_progress() -> None:
+def test_health_probes_of_other_clients_are_not_progress() -> None:
     probes = {n: [f'INFO:     10.0.0.7:{n} - "GET /health HTTP/1.1" 503 Service Unavailable'] for n in range(1, 300)}
     server = Server(log={0: LOADING, **probes})
     with pytest.raises(NotReadyError, match="no progress for 60 s"):

@@ -4,7 +4,7 @@ The output is byte for byte that of the real Quark: `tests/integration/test_real
 `quark_source.REAL_FILES` has digests of the real output. Like the real Quark, it deletes `save_path` at the start and
 after a failure, writes files of mode 0600, and treats `device=None` as a GPU.
 
-The variable `QUARK_STAND_IN` injects a delay or an error: `sleep SECONDS`, `fail SHARD`, `skip SHARD`.
+The variable `FAKE_QUARK` injects a delay or an error: `sleep SECONDS`, `fail SHARD`, `skip SHARD`.
 """
 
 import json
@@ -71,7 +71,7 @@ class ModelQuantizer:
 
 
 def _inject_fault(shard: str, tensors: dict[str, Any]) -> None:
-    what, _, which = os.environ.get("QUARK_STAND_IN", "").partition(" ")
+    what, _, which = os.environ.get("FAKE_QUARK", "").partition(" ")
     if what == "sleep":
         time.sleep(float(which))
     if what == "fail" and which == shard:

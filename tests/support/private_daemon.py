@@ -18,7 +18,7 @@ _ADDRESS = f"172.31.{os.getpid() % 256}.1/24"
 
 
 @dataclass
-class OwnDaemon:
+class PrivateDaemon:
     """`dockerd` with its files below `folder` and its own bridge, without changes to the host's firewall."""
 
     folder: Path
@@ -61,10 +61,10 @@ class OwnDaemon:
 
 
 @contextmanager
-def own_daemon(*options: str, disk: str | None = None) -> Iterator[OwnDaemon]:
+def private_daemon(*options: str, disk: str | None = None) -> Iterator[PrivateDaemon]:
     """Run a daemon for the length of the block. `disk` limits its disk space, such as `400m`."""
     folder = Path(tempfile.mkdtemp(prefix="deploy-dockerd-", dir="/tmp"))  # the path of a socket must be short
-    daemon = OwnDaemon(folder=folder, options=options)
+    daemon = PrivateDaemon(folder=folder, options=options)
     with ExitStack() as last:  # runs each cleanup step even if another one fails
         last.callback(_remove, folder)
         _ip("link", "add", _BRIDGE, "type", "bridge")

@@ -1,7 +1,7 @@
 """A fake SkyPilot `sky` that runs the files of `deploy render` on this machine; NODE is the home of the rented node.
 
-    sky_standin.py launch --detach-run --cluster NAME --secret VARIABLE TASK.yaml
-    sky_standin.py down NAME                     stop the task; any other command does nothing
+    fake_sky.py launch --detach-run --cluster NAME --secret VARIABLE TASK.yaml
+    fake_sky.py down NAME                     stop the task; any other command does nothing
 
 SkyPilot 0.14.1 copies `file_mounts`, runs `setup` to its end and then `run`, in the background if detached.
 """

@@ -1,4 +1,4 @@
-"""A real node for `own_cluster`: a kubelet with its own containerd, and images that are in no registry.
+"""A real node for `private_cluster`: a kubelet with its own containerd, and images that are in no registry.
 
 It needs root and Debian's containerd, runc and containernetworking-plugins. The kubelet and containerd run in their own
 mount namespace, because the directories of pod logs and networks are the same for all kubelets of a machine, and a
@@ -22,16 +22,16 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from pathlib import Path
 from typing import Final
 
-from left_running import MARK
-from own_cluster import PROGRAMS, OwnCluster, lasting
+from leftover_processes import MARK
 from ports import free_port
-from standin import MOONCAKE, SEED, add_file, add_forked_ranks, add_system, closure, debian_python, files_of
+from private_cluster import PROGRAMS, PrivateCluster, lasting
+from rocm_image import MOONCAKE, SEED, add_file, add_forked_ranks, add_system, closure, debian_python, files_of
 from waits import wait_for
 
 from orchestrator.core.subprocesses import PIPE, Program
 
 CNI: Final = Path("/usr/lib/cni")
-SERVICES: Final = "10.199.0.0/24"  # the service addresses of `own_cluster`
+SERVICES: Final = "10.199.0.0/24"  # the service addresses of `private_cluster`
 _LOCATIONS: Final = ("/var/log/pods", "/var/log/containers", "/run/netns")  # shared by all kubelets and containerds
 _APART: Final = "here=$0; for place in {}; do mkdir -p $place $here$place && mount --bind $here$place $place; done"
 _KERNEL: Final = ("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops")
@@ -53,10 +53,10 @@ def unavailable() -> str:
     return f"needs {', '.join(missing)}" if missing else ""
 
 
-class OwnNode:
+class PrivateNode:
     """This machine as a node, under its own name, with its files below `folder`."""
 
-    def __init__(self, folder: Path, cluster: OwnCluster) -> None:
+    def __init__(self, folder: Path, cluster: PrivateCluster) -> None:
         self.folder, self._cluster = folder, cluster
         self.name = socket.gethostname()
         self.pods = f"10.198.{os.getpid() % 256}.0/24"  # distinct from other test runs on this machine
@@ -243,7 +243,7 @@ def add_engine(tar: tarfile.TarFile) -> None:
         tar.add(path, arcname=path.lstrip("/"), recursive=False)
 
 
-def models_with(node: OwnNode, name: str, **locations: Path) -> Path:
+def models_with(node: PrivateNode, name: str, **locations: Path) -> Path:
     """Create a models directory for pods, with directories of this machine mounted in it."""
     folder = node.folder / name
     folder.mkdir()
@@ -254,7 +254,7 @@ def models_with(node: OwnNode, name: str, **locations: Path) -> Path:
 
 
 @contextmanager
-def own_node(cluster: OwnCluster) -> Iterator[OwnNode]:
+def private_node(cluster: PrivateCluster) -> Iterator[PrivateNode]:
     """Run this machine as a node of the cluster for the length of the block."""
     folder = tempfile.mkdtemp(prefix="deploy-node-", dir="/var/tmp")
     environ = {name: value for name, value in os.environ.items() if name != MARK}
@@ -266,7 +266,7 @@ def own_node(cluster: OwnCluster) -> Iterator[OwnNode]:
         last.callback(keeper.communicate)  # the end of its stdin makes it clean up
         assert keeper.stdout is not None
         assert keeper.stdout.readline(), "the keeper of the node has exited"
-        node = OwnNode(Path(folder), cluster)
+        node = PrivateNode(Path(folder), cluster)
         last.callback(node.end)
         node.start()
         yield node

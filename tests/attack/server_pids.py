@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from deployment import Deployment
-from survivors import programs_of
+from leftovers import programs_of
 
 from orchestrator.core.procfs import read_process
 from orchestrator.runtimes.supervisor.record import Record, read_record

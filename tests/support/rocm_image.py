@@ -70,7 +70,7 @@ def base_image(wheel: Path, *, replaced: Mapping[str, bytes] | None = None, dock
         _add_wheel(tar, wheel, replaced or {})
         _add_paths(tar)
 
-    return _imported("deploy-standin/rocm", [wheel.name, *packages, *changes], fill, docker=docker)
+    return _imported("deploy-fake/rocm", [wheel.name, *packages, *changes], fill, docker=docker)
 
 
 def scripted_sources() -> dict[str, bytes]:
@@ -96,14 +96,14 @@ def engine_image(packages: Path, *, docker: str = "docker") -> str:
         add_forked_ranks(tar)
 
     forked = hashlib.sha256(_FORKED).hexdigest()
-    return _imported("deploy-standin/engine", [environment, forked, *_UNUSED, *system], fill, docker=docker)
+    return _imported("deploy-fake/engine", [environment, forked, *_UNUSED, *system], fill, docker=docker)
 
 
 def packages_of(python: Path) -> Path:
     """Return the site-packages of an engine environment, for the Python of the image."""
     folder = python.parent.parent / "lib" / debian_python() / "site-packages"
     if not folder.is_dir():
-        pytest.skip(f"the engine's Python is not this machine's own, {debian_python()}, which the stand-in has")
+        pytest.skip(f"the engine's Python is not that of this machine, {debian_python()}, which the fake image has")
     return folder
 
 
@@ -161,7 +161,7 @@ def _add_paths(tar: tarfile.TarFile) -> None:
     """Add aiter, the git repository, and the .pth file."""
     for name, content in _AITER.items():
         add_file(tar, f"{AITER}/{name}", content)
-    add_file(tar, f"/usr/local/lib/{debian_python()}/dist-packages/standin.pth", _PATHS.encode())
+    add_file(tar, f"/usr/local/lib/{debian_python()}/dist-packages/fake_image.pth", _PATHS.encode())
     for name, content in _repository():
         add_file(tar, f"/sgl-workspace/sglang/.git/{name}", content)
 
@@ -170,7 +170,7 @@ def add_forked_ranks(tar: tarfile.TarFile) -> None:
     """Let a server in the image fork its processes. A .pth file, because Debian's Python has a `sitecustomize`."""
     folder = f"/usr/local/lib/{debian_python()}/dist-packages"
     add_file(tar, f"{folder}/forked_ranks.py", _FORKED)
-    add_file(tar, f"{folder}/zz_forked_ranks.pth", b"import forked_ranks\n")  # read after standin.pth
+    add_file(tar, f"{folder}/zz_forked_ranks.pth", b"import forked_ranks\n")  # read after fake_image.pth
 
 
 def _repository() -> Iterator[tuple[str, bytes]]:

@@ -11,7 +11,7 @@ Result = TypeVar("Result")
 
 
 @contextmanager
-def together(work: Mapping[Key, Callable[[], Result]]) -> Iterator[Callable[[Key], Result]]:
+def in_parallel(work: Mapping[Key, Callable[[], Result]]) -> Iterator[Callable[[Key], Result]]:
     """Start all calls, one on each core; yield a function that waits for a result. Cancel the rest at the end."""
     pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
     futures = {key: pool.submit(piece) for key, piece in work.items()}

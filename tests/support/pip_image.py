@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pip
 import pytest
-from standin import add_file, debian_python
+from rocm_image import add_file, debian_python
 
 from orchestrator.core.paths import data_root
 from orchestrator.engine.gateway import REQUIREMENTS
@@ -26,7 +26,7 @@ def with_pip(base: str, *, docker: str = "docker") -> str:
     """Return the tag of `base` with this Python's pip; the image is built once (10 s)."""
     wheels = _gateway_wheels()
     text = f"{base}\n{_LIST.read_text()}\n{_DOCKERFILE}"
-    tag = f"deploy-standin/pip:{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    tag = f"deploy-fake/pip:{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     if subprocess.run([docker, "image", "inspect", tag], capture_output=True, check=False).returncode == 0:
         return tag
     context = io.BytesIO()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from left_running import MARK
+from leftover_processes import MARK
 from ports import free_port
 from waits import wait_for
 
@@ -42,7 +42,7 @@ def unavailable() -> str:
 
 
 @dataclass
-class OwnCluster:
+class PrivateCluster:
     """A cluster with all of its files below `folder`."""
 
     folder: Path
@@ -169,10 +169,10 @@ class OwnCluster:
 
 
 @contextmanager
-def own_cluster() -> Iterator[OwnCluster]:
+def private_cluster() -> Iterator[PrivateCluster]:
     """Run a cluster without nodes."""
     folder = Path(tempfile.mkdtemp(prefix="deploy-kubernetes-"))
-    cluster = OwnCluster(folder)
+    cluster = PrivateCluster(folder)
     with ExitStack() as last:
         last.callback(shutil.rmtree, folder, ignore_errors=True)
         last.callback(cluster.end)

@@ -84,7 +84,7 @@ def test_hint_for_another_plan_names_a_command_that_works(
     assert hint in caught.value.hint
 
 
-def test_minimum_score_is_refused_where_servers_answer_only_together() -> None:
+def test_minimum_score_is_rejected_for_disaggregated_roles() -> None:
     plan, request = plan_of("cpu-tiny-1p1d"), request_of(min_gsm8k=0.9)
     with pytest.raises(UsageError, match="`--min-gsm8k` asks each server alone") as refused:
         update.require_rollable(plan, plan, "owl", request)

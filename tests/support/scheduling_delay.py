@@ -32,27 +32,27 @@ print(worst)
 
 
 @dataclass
-class Quietness:
+class SchedulingDelay:
     """The longest scheduling delay, in seconds."""
 
-    waited_s: float = 0.0
+    max_s: float = 0.0
 
     @property
-    def quiet(self) -> bool:
-        return self.waited_s <= LIMIT_S
+    def is_small(self) -> bool:
+        return self.max_s <= LIMIT_S
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
+    def measured(self) -> Iterator[None]:
         """Measure the delay on all cores for the length of the block."""
         with ExitStack() as stack:
             probes = [stack.enter_context(_probe(core)) for core in sorted(os.sched_getaffinity(0))]
             yield
-            self.waited_s = max(float(probe.communicate(timeout=60)[0]) for probe in probes)
+            self.max_s = max(float(probe.communicate(timeout=60)[0]) for probe in probes)
 
-    def or_not_judged(self) -> None:
+    def skip_if_busy(self) -> None:
         """Skip the rest of a test if the machine was busy; call this before comparing times."""
-        if not self.quiet:
-            pytest.skip(f"not judged: this machine kept a program from its core for {self.waited_s * 1e3:.0f} ms")
+        if not self.is_small:
+            pytest.skip(f"not judged: this machine kept a program from its core for {self.max_s * 1e3:.0f} ms")
 
 
 @contextmanager

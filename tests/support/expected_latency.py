@@ -17,7 +17,7 @@ TIME_SLICE_S = 0.004
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrueTimes:
+class ExpectedLatency:
     """Seconds of the completed requests; `ttft_s` and `e2e_s` count from `begun_s`."""
 
     begun_s: Sequence[float]
@@ -27,24 +27,24 @@ class TrueTimes:
     itl_s: Sequence[float]
 
 
-def from_plan(exchanges: Sequence[Exchange], *, rate_rps: float) -> TrueTimes:
+def from_plan(exchanges: Sequence[Exchange], *, rate_rps: float) -> ExpectedLatency:
     """Count from the scheduled times of evenly spaced requests; the earliest arrival gives the start of it."""
     began = min(exchange.arrived_s - index / rate_rps for index, exchange in enumerate(exchanges))
     return _times(exchanges, [began + index / rate_rps for index in range(len(exchanges))])
 
 
-def from_arrival(exchanges: Sequence[Exchange]) -> TrueTimes:
+def from_arrival(exchanges: Sequence[Exchange]) -> ExpectedLatency:
     """Count from the arrival of each request."""
     return _times(exchanges, [exchange.arrived_s for exchange in exchanges])
 
 
-def _times(exchanges: Sequence[Exchange], started: Sequence[float]) -> TrueTimes:
+def _times(exchanges: Sequence[Exchange], started: Sequence[float]) -> ExpectedLatency:
     done = [
         (at, exchange, exchange.ended_s)
         for at, exchange in zip(started, exchanges, strict=True)
         if exchange.ended_s is not None
     ]
-    return TrueTimes(
+    return ExpectedLatency(
         begun_s=[at for at, _, _ in done],
         ttft_s=[item.chunk_s[0] - at for at, item, _ in done],
         e2e_s=[ended - at for at, _, ended in done],

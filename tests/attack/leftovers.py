@@ -17,13 +17,13 @@ EXIT_TIMEOUT_S = 60.0  # for processes that are exiting
 _TEMPORARY = re.compile(r"\..+\.\d+|.+\.(new|tmp|part)|secrets\.yaml")  # files of `atomic_write`, and a key's FIFO
 
 
-def survivors(home: Path, port: int, *, killed: bool = False) -> list[str]:
+def leftovers(home: Path, port: int, *, killed: bool = False) -> list[str]:
     """Return the leftovers of the servers of a home, after waiting for exiting processes.
 
     A `killed` command may leave a temporary file, but the file that it was going to replace must be complete.
     """
     deadline = time.monotonic() + EXIT_TIMEOUT_S
-    while (leftovers := list(_survivors(home, port, killed=killed))) and time.monotonic() < deadline:
+    while (leftovers := list(_leftovers(home, port, killed=killed))) and time.monotonic() < deadline:
         time.sleep(0.05)
     return leftovers
 
@@ -45,7 +45,7 @@ def listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _survivors(home: Path, port: int, *, killed: bool) -> Iterator[str]:
+def _leftovers(home: Path, port: int, *, killed: bool) -> Iterator[str]:
     for pid, line in programs_of(home):
         yield f"runs: {line[:120].strip()} ({pid})"
     if listens(port):
