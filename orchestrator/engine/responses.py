@@ -1,6 +1,6 @@
 """Strict parsing of a server's responses: an unexpected format is an error with a clear message.
 
-`read_json` is the only parser of untrusted JSON; accessors take single values of one type each from its result. Whatever
+`read_json` is the only parser of their JSON; accessors take single values of one type each from its result. Whatever
 a response contains, parsing raises no other error than UnexpectedResponseError.
 """
 
