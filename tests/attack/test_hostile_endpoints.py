@@ -71,9 +71,9 @@ def test_commands_survive_hostile_endpoints(deployments: Deployments) -> None:
         ("ask", "smoke", "logprobs", "status", "bench"), 0
     ), [ended.stderr for ended in normal.values()]
 
-    def ask(number: int, dice: Random) -> Iterator[str]:
+    def ask(number: int, rng: Random) -> Iterator[str]:
         command = COMMANDS[number % len(COMMANDS)]
-        path, behavior = dice.choice([*command.needed, *command.optional]), dice.choice(list(BEHAVIORS))
+        path, behavior = rng.choice([*command.needed, *command.optional]), rng.choice(list(BEHAVIORS))
         yield from (
             f"{command.words[0]}, {path} {behavior}: {fault}" for fault in problems(number, command, path, behavior)
         )

@@ -45,43 +45,43 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_killed_commands_leave_only_recoverable_state(deployments: Deployments, directory: Path) -> None:
-    def kill(number: int, dice: Random) -> Iterator[str]:
+    def kill(number: int, rng: Random) -> Iterator[str]:
         deployment, verb, sent = deployments(number), VERBS[number % len(VERBS)], SIGNALS[number % len(SIGNALS)]
         if verb == "quantize":
-            yield from quantized(deployment, directory, sent, dice)
+            yield from quantized(deployment, directory, sent, rng)
             return
         if verb != "up":
             yield from deployment.run(*deployment.up()).faults(0)
         if verb == "rollback":
             yield from deployment.run(*deployment.up("--replace", *OTHER_PLAN)).faults(0)
-        ended = interrupted(deployment, verb, sent, dice)
+        ended = interrupted(deployment, verb, sent, rng)
         yield from (
-            f"{verb}, {[item.name for item in sent]}: {fault}" for fault in problems(deployment, verb, ended, dice)
+            f"{verb}, {[item.name for item in sent]}: {fault}" for fault in problems(deployment, verb, ended, rng)
         )
 
     attack("kills of commands", ROUNDS, kill)
 
 
-def interrupted(deployment: Deployment, verb: str, sent: tuple[signal.Signals, ...], dice: Random) -> Ended:
+def interrupted(deployment: Deployment, verb: str, sent: tuple[signal.Signals, ...], rng: Random) -> Ended:
     named = {verb: (verb, deployment.name) for verb in ("down", "rollback")}
     words = {"up": deployment.up(), "replace": deployment.up("--replace"), **named}[verb]
-    return kill_at_random(deployment.start(*words, fresh=dice.random() < FRESH), sent, dice, within=DURATIONS[verb])
+    return kill_at_random(deployment.start(*words, fresh=rng.random() < FRESH), sent, rng, within=DURATIONS[verb])
 
 
-def kill_at_random(command: Command, sent: tuple[signal.Signals, ...], dice: Random, *, within: float) -> Ended:
-    time.sleep(dice.uniform(0.0, within))
+def kill_at_random(command: Command, sent: tuple[signal.Signals, ...], rng: Random, *, within: float) -> Ended:
+    time.sleep(rng.uniform(0.0, within))
     for index, number in enumerate(sent):
-        time.sleep(dice.uniform(0.0, MAX_DELAY_S) if index else 0.0)
+        time.sleep(rng.uniform(0.0, MAX_DELAY_S) if index else 0.0)
         command.send(number)
     return command.wait()
 
 
-def quantized(deployment: Deployment, directory: Path, sent: tuple[signal.Signals, ...], dice: Random) -> Iterator[str]:
+def quantized(deployment: Deployment, directory: Path, sent: tuple[signal.Signals, ...], rng: Random) -> Iterator[str]:
     """Kill `quantize` and run it again; yield problems unless there is a complete checkpoint with receipt."""
     target = deployment.folder / f"made-{deployment.folder.name}"
     words = ("quantize", str(directory / "tiny"), str(target), "--recipe", "glm-5.2-amd", "--workers", "1")
     environ = {"DEPLOY_HOME": str(directory / "home"), "PYTHONPATH": fake_quark_path(), "FAKE_QUARK": "sleep 0.1"}
-    ended = kill_at_random(deployment.start(*words, **environ), sent, dice, within=DURATIONS["quantize"])
+    ended = kill_at_random(deployment.start(*words, **environ), sent, rng, within=DURATIONS["quantize"])
     yield from ended.faults(0, 130, -KILL, -TERM, -HUP, -INT)
     if not target.exists():
         yield from deployment.run(*words, **environ).faults(0)
@@ -103,7 +103,7 @@ def working_in(folder: Path) -> list[str]:
     return [line for line in lines if str(folder) in line]
 
 
-def problems(deployment: Deployment, verb: str, ended: Ended, dice: Random) -> Iterator[str]:
+def problems(deployment: Deployment, verb: str, ended: Ended, rng: Random) -> Iterator[str]:
     killed = ended.code in {-KILL, -TERM, -HUP, -INT}  # the other signals: before it had a handler
     if not ended.in_python_itself:
         yield from ended.faults(0, 130, -KILL, -TERM, -HUP, -INT)
@@ -114,7 +114,7 @@ def problems(deployment: Deployment, verb: str, ended: Ended, dice: Random) -> I
         plans = [run.digest for run in runs_of(Home(deployment.home), deployment.name)]
         if len(plans) != 3 or plans[0] != plans[2]:
             yield f"not the original plan: {plans}"
-    if killed and dice.random() < 0.5:
+    if killed and rng.random() < 0.5:
         yield from deployment.run(*deployment.up("--replace")).faults(0)
     down = deployment.run("down", deployment.name)
     yield from down.faults(0, *((4, 6) if "no server" in down.stderr else ()))

@@ -42,10 +42,10 @@ time.sleep(600)
 def test_killed_server_processes_are_reported_and_cleaned_up(deployments: Deployments) -> None:
     stages = (while_starting, while_serving, while_stopping, with_other_process)
 
-    def kill(number: int, dice: Random) -> Iterator[str]:
+    def kill(number: int, rng: Random) -> Iterator[str]:
         deployment, stage = deployments(number), stages[number % len(stages)]
         part = PARTS[number // len(stages) % len(PARTS)]
-        yield from (f"{part} {stage.__name__}: {fault}" for fault in stage(deployment, part, dice))
+        yield from (f"{part} {stage.__name__}: {fault}" for fault in stage(deployment, part, rng))
         yield from (f"{part} {stage.__name__}: {fault}" for fault in deployment.leftovers())
 
     attack("kills of parts", ROUNDS, kill)
@@ -57,10 +57,10 @@ def kill(deployment: Deployment, part: str) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def while_starting(deployment: Deployment, part: str, dice: Random) -> Iterator[str]:
+def while_starting(deployment: Deployment, part: str, rng: Random) -> Iterator[str]:
     starting = deployment.start(*deployment.up("SCRIPTED_PAUSE=0.2", "SCRIPTED_DETACHED=1"))
     wait_for(lambda: bool(pids_of(deployment, part)))
-    time.sleep(dice.uniform(0.0, 0.8))
+    time.sleep(rng.uniform(0.0, 0.8))
     kill(deployment, part)
     ended = starting.wait()
     yield from ended.faults(*((6, 7, 8) if part in FATAL else (0,)))
@@ -68,18 +68,18 @@ def while_starting(deployment: Deployment, part: str, dice: Random) -> Iterator[
         yield from deployment.run("down", deployment.name).faults(0)
 
 
-def while_serving(deployment: Deployment, part: str, dice: Random) -> Iterator[str]:
-    up = deployment.up(*(["SCRIPTED_DETACHED=1"] if part == "sleep" or dice.random() < 0.5 else []))
+def while_serving(deployment: Deployment, part: str, rng: Random) -> Iterator[str]:
+    up = deployment.up(*(["SCRIPTED_DETACHED=1"] if part == "sleep" or rng.random() < 0.5 else []))
     yield from deployment.run(*up).faults(0)
     kill(deployment, part)
     yield from status_faults(deployment, "running" if part == "sleep" else "exited")
     yield from deployment.run("down", deployment.name).faults(0)
 
 
-def while_stopping(deployment: Deployment, part: str, dice: Random) -> Iterator[str]:
+def while_stopping(deployment: Deployment, part: str, rng: Random) -> Iterator[str]:
     yield from deployment.run(*deployment.up("SCRIPTED_DEAF=1", "SCRIPTED_DETACHED=1")).faults(0)
     stopping = deployment.start("down", deployment.name)
-    time.sleep(dice.uniform(0.0, 2.5))
+    time.sleep(rng.uniform(0.0, 2.5))
     kill(deployment, part)
     yield from stopping.wait().faults(0)
 

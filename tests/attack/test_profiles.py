@@ -31,23 +31,23 @@ CLOSED_URL = "http://127.0.0.1:1"  # the request fails after the reference was r
 def test_hostile_profiles_are_planned_or_rejected_safely(deployments: Deployments, tmp_path: Path) -> None:
     checkpoint = write_source(tmp_path / "tiny")
 
-    def read(number: int, dice: Random) -> Iterator[str]:
+    def read(number: int, rng: Random) -> Iterator[str]:
         deployment = deployments(number)
         rendered = deployment.folder / "rendered"
         if number % EVERY == 0:
-            mutation = hostile_recipe(deployment, dice)
+            mutation = hostile_recipe(deployment, rng)
             words: tuple[str, ...] = ("quantize", str(checkpoint), str(tmp_path / "made"), "--recipe", "mine")
             words = (*words, "--profile", "cpu-tiny", "--image", "deploy/nobody:1")  # fails before Quark runs
         elif number % EVERY == 1:
-            file, mutation = hostile_reference(deployment, dice)
+            file, mutation = hostile_reference(deployment, rng)
             words = ("logprobs", CLOSED_URL, "--reference", file)
         else:
-            profile, mutation = hostile_files(deployment, dice)
-            words = dice.choice(
+            profile, mutation = hostile_files(deployment, rng)
+            words = rng.choice(
                 [
                     ("render", "--profile", profile, "--output", str(rendered)),
                     ("up", "--profile", profile, "--dry-run"),
-                    ("show", profile, *dice.choice([(), ("--explain",), ("--json",)])),
+                    ("show", profile, *rng.choice([(), ("--explain",), ("--json",)])),
                 ]
             )
         before = files_below(deployment.folder)
@@ -63,49 +63,49 @@ def test_hostile_profiles_are_planned_or_rejected_safely(deployments: Deployment
     attack("hostile profiles", ROUNDS, read)
 
 
-def hostile_files(deployment: Deployment, dice: Random) -> tuple[str, str]:
+def hostile_files(deployment: Deployment, rng: Random) -> tuple[str, str]:
     """Write a mutated profile or a mutated catalog file that it uses; return the profile's path and the mutation."""
-    name = dice.choice(PROFILES)
+    name = rng.choice(PROFILES)
     data = yaml.safe_load((data_root() / f"profiles/{name}.yaml").read_text())
     path = deployment.folder / "mine.yaml"
-    kind = dice.choice(KINDS)
-    if dice.random() < 0.5:
+    kind = rng.choice(KINDS)
+    if rng.random() < 0.5:
         named = data_root() / "profiles" / FOLDERS[kind] / f"{data[kind]}.yaml"
         own = deployment.home / "profiles" / FOLDERS[kind] / named.name
         own.parent.mkdir(parents=True)
-        content, mutation = mutated(yaml.safe_load(named.read_text()), dice, canary(deployment))
+        content, mutation = mutated(yaml.safe_load(named.read_text()), rng, canary(deployment))
         own.write_bytes(content)
         path.write_text(yaml.safe_dump(data))
         return str(path), f"{kind} of {name}: {mutation}"
-    content, mutation = mutated(data, dice, canary(deployment))
+    content, mutation = mutated(data, rng, canary(deployment))
     path.write_bytes(content)
     return str(path), f"{name}: {mutation}"
 
 
-def hostile_recipe(deployment: Deployment, dice: Random) -> str:
+def hostile_recipe(deployment: Deployment, rng: Random) -> str:
     """Write a mutated recipe; return the mutation."""
-    name = dice.choice(("glm-5.2-amd", "glm-5.2-quark", "glm-5.2-routed"))
+    name = rng.choice(("glm-5.2-amd", "glm-5.2-quark", "glm-5.2-routed"))
     shipped = yaml.safe_load((data_root() / f"profiles/recipes/{name}.yaml").read_text())
-    content, mutation = mutated(shipped, dice, canary(deployment))
+    content, mutation = mutated(shipped, rng, canary(deployment))
     own = deployment.home / "profiles/recipes/mine.yaml"
     own.parent.mkdir(parents=True)
     own.write_bytes(content)
     return f"recipe {name}: {mutation}"
 
 
-def hostile_reference(deployment: Deployment, dice: Random) -> tuple[str, str]:
+def hostile_reference(deployment: Deployment, rng: Random) -> tuple[str, str]:
     """Write a mutated reference of `logprobs`; return its path and the mutation."""
     pairs = [[7, -0.5]]
     texts: list[Any] = [{"ids": [1, 2, 3], "actual": [-1.0, -2.0], "top": [pairs, pairs]}]
     data = {"schema_version": 1, "model": "tiny", "source": None, "numerics": {"dtype": "auto"}, "ids_sha256": "x"}
     data |= {"noise": 0.0, "top": 1, "texts": texts}
     path, mutations = deployment.folder / "reference.json", []
-    for _ in range(dice.randint(1, 3)):
-        parent, key = dice.choice([*positions(data), *positions(texts[0])])
-        unit = dice.choice(["[]", "1", '""', "{}", "[[]]", '{"a":[]}'])
-        parent[key] = dice.choice([*values(canary(deployment)), json.loads(f"[{','.join([unit] * 150_000)}]")])
+    for _ in range(rng.randint(1, 3)):
+        parent, key = rng.choice([*positions(data), *positions(texts[0])])
+        unit = rng.choice(["[]", "1", '""', "{}", "[[]]", '{"a":[]}'])
+        parent[key] = rng.choice([*values(canary(deployment)), json.loads(f"[{','.join([unit] * 150_000)}]")])
         mutations.append(f"{key} = {str(parent[key])[:80]!r}")
-    path.write_bytes(json.dumps(data, default=str)[: dice.choice([None, None, None, 200])].encode())
+    path.write_bytes(json.dumps(data, default=str)[: rng.choice([None, None, None, 200])].encode())
     return str(path), f"reference: {'; '.join(mutations)}"
 
 
@@ -113,16 +113,16 @@ def canary(deployment: Deployment) -> Path:
     return deployment.folder / "canary"
 
 
-def mutated(data: dict[str, Any], dice: Random, target: Path) -> tuple[bytes, str]:
+def mutated(data: dict[str, Any], rng: Random, target: Path) -> tuple[bytes, str]:
     """Return the document with one to three replaced values, or with invalid text; and the mutation."""
-    if dice.random() < 0.3:
-        text, mutation = with_invalid_yaml(yaml.safe_dump(data), dice)
+    if rng.random() < 0.3:
+        text, mutation = with_invalid_yaml(yaml.safe_dump(data), rng)
         return text, mutation
     mutations = []
-    for _ in range(dice.randint(1, 3)):
-        parent, key = dice.choice(list(positions(data)))
-        value = dice.choice(values(target))
-        if dice.random() < 0.15:
+    for _ in range(rng.randint(1, 3)):
+        parent, key = rng.choice(list(positions(data)))
+        value = rng.choice(values(target))
+        if rng.random() < 0.15:
             parent[str(value)] = value  # as an unknown key
         else:
             parent[key] = value
@@ -204,10 +204,10 @@ def values(target: Path) -> list[object]:
     ]
 
 
-def with_invalid_yaml(text: str, dice: Random) -> tuple[bytes, str]:
+def with_invalid_yaml(text: str, rng: Random) -> tuple[bytes, str]:
     """Return the text with invalid or oversized YAML, and the mutation."""
     lines = text.splitlines(keepends=True)
-    index = dice.randrange(len(lines))
+    index = rng.randrange(len(lines))
     names = zip("abcdefgh", "bcdefghi", strict=True)
     bomb = "".join(f"{anchor}: &{anchor} [{', '.join([f'*{before}'] * 9)}]\n" for before, anchor in names)
     kinds: dict[str, bytes] = {
@@ -228,7 +228,7 @@ def with_invalid_yaml(text: str, dice: Random) -> tuple[bytes, str]:
         "an open quote": b'x: "\n',
         "a directive": b"%YAML 9.9\n---\n",
     }
-    mutation = dice.choice(list(kinds))
+    mutation = rng.choice(list(kinds))
     return "".join(lines[:index]).encode() + kinds[mutation] + "".join(lines[index:]).encode(), mutation
 
 

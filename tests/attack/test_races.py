@@ -20,21 +20,21 @@ Scene = Callable[[Deployment, Random], Iterator[str]]
 
 
 def test_races_have_exactly_one_winner(deployments: Deployments) -> None:
-    def race(number: int, dice: Random) -> Iterator[str]:
+    def race(number: int, rng: Random) -> Iterator[str]:
         deployment, scene = deployments(number), SCENES[number % len(SCENES)]
-        yield from (f"{scene.__name__}: {fault}" for fault in scene(deployment, dice))
+        yield from (f"{scene.__name__}: {fault}" for fault in scene(deployment, rng))
         deployment.run("down", deployment.name)
         yield from (f"{scene.__name__}: {fault}" for fault in deployment.leftovers())
 
     attack("races", ROUNDS, race)
 
 
-def run_concurrently(deployment: Deployment, dice: Random, *commands: tuple[str, ...]) -> tuple[Ended, ...]:
+def run_concurrently(deployment: Deployment, rng: Random, *commands: tuple[str, ...]) -> tuple[Ended, ...]:
     """Start commands and `status` within `MAX_DELAY_S`; return their results."""
     started = []
     for words in commands:
         started.append(deployment.start(*words))
-        time.sleep(dice.uniform(0.0, MAX_DELAY_S) / len(commands))
+        time.sleep(rng.uniform(0.0, MAX_DELAY_S) / len(commands))
     watching = deployment.start("status", "--json")
     return (*(command.wait() for command in started), watching.wait())
 
@@ -45,8 +45,8 @@ def is_running(deployment: Deployment) -> bool:
     return any(server["runtime"] == "process" and server["status"] == "running" for server in servers)
 
 
-def ups(deployment: Deployment, dice: Random, count: int) -> Iterator[str]:
-    *ended, watched = run_concurrently(deployment, dice, *[deployment.up()] * count)
+def ups(deployment: Deployment, rng: Random, count: int) -> Iterator[str]:
+    *ended, watched = run_concurrently(deployment, rng, *[deployment.up()] * count)
     yield from watched.faults(0)
     for one in ended:
         yield from one.faults(0, 6)
@@ -55,16 +55,16 @@ def ups(deployment: Deployment, dice: Random, count: int) -> Iterator[str]:
         yield f"{len(winners)} winners: {[(one.code, one.stderr[-300:]) for one in ended]}"
 
 
-def two_ups(deployment: Deployment, dice: Random) -> Iterator[str]:
-    yield from ups(deployment, dice, 2)
+def two_ups(deployment: Deployment, rng: Random) -> Iterator[str]:
+    yield from ups(deployment, rng, 2)
 
 
-def three_ups(deployment: Deployment, dice: Random) -> Iterator[str]:
-    yield from ups(deployment, dice, 3)
+def three_ups(deployment: Deployment, rng: Random) -> Iterator[str]:
+    yield from ups(deployment, rng, 3)
 
 
-def two_ups_on_one_port(deployment: Deployment, dice: Random) -> Iterator[str]:
-    *ended, watched = run_concurrently(deployment, dice, deployment.up(name="one"), deployment.up(name="other"))
+def two_ups_on_one_port(deployment: Deployment, rng: Random) -> Iterator[str]:
+    *ended, watched = run_concurrently(deployment, rng, deployment.up(name="one"), deployment.up(name="other"))
     yield from watched.faults(0)
     for one in ended:
         yield from one.faults(0, 4, 7)
@@ -74,8 +74,8 @@ def two_ups_on_one_port(deployment: Deployment, dice: Random) -> Iterator[str]:
         deployment.run("down", name)
 
 
-def up_and_down(deployment: Deployment, dice: Random) -> Iterator[str]:
-    up, down, watched = run_concurrently(deployment, dice, deployment.up(), ("down", deployment.name))
+def up_and_down(deployment: Deployment, rng: Random) -> Iterator[str]:
+    up, down, watched = run_concurrently(deployment, rng, deployment.up(), ("down", deployment.name))
     yield from watched.faults(0)
     yield from up.faults(0)
     yield from down.faults(0, *REFUSED)
@@ -83,9 +83,9 @@ def up_and_down(deployment: Deployment, dice: Random) -> Iterator[str]:
         yield f"up ends with {up.code}, down with {down.code}: {down.stderr}"
 
 
-def two_downs(deployment: Deployment, dice: Random) -> Iterator[str]:
+def two_downs(deployment: Deployment, rng: Random) -> Iterator[str]:
     yield from deployment.run(*deployment.up()).faults(0)
-    *ended, watched = run_concurrently(deployment, dice, *[("down", deployment.name)] * 2)
+    *ended, watched = run_concurrently(deployment, rng, *[("down", deployment.name)] * 2)
     yield from watched.faults(0)
     for one in ended:
         yield from one.faults(0, *REFUSED)
@@ -93,9 +93,9 @@ def two_downs(deployment: Deployment, dice: Random) -> Iterator[str]:
         yield f"not down: {[(one.code, one.stderr) for one in ended]}"
 
 
-def replace_and_down(deployment: Deployment, dice: Random) -> Iterator[str]:
+def replace_and_down(deployment: Deployment, rng: Random) -> Iterator[str]:
     yield from deployment.run(*deployment.up()).faults(0)
-    replaced, down, watched = run_concurrently(deployment, dice, deployment.up("--replace"), ("down", deployment.name))
+    replaced, down, watched = run_concurrently(deployment, rng, deployment.up("--replace"), ("down", deployment.name))
     yield from watched.faults(0)
     yield from replaced.faults(0, *REFUSED)
     yield from down.faults(0, *REFUSED)
@@ -103,12 +103,12 @@ def replace_and_down(deployment: Deployment, dice: Random) -> Iterator[str]:
         yield f"running after a successful `down`: {replaced.stderr}"
 
 
-def replace_and_prune(deployment: Deployment, dice: Random) -> Iterator[str]:
+def replace_and_prune(deployment: Deployment, rng: Random) -> Iterator[str]:
     """`prune` removes old runs, but not the running, the replaced or the starting one."""
     for _ in range(2):
         yield from deployment.run(*deployment.up("--replace")).faults(0)
     prune = ("prune", "--keep", "1", "--older-than", "0h")
-    replaced, *pruned, watched = run_concurrently(deployment, dice, deployment.up("--replace"), prune, prune)
+    replaced, *pruned, watched = run_concurrently(deployment, rng, deployment.up("--replace"), prune, prune)
     for one, codes in ((watched, (0,)), (replaced, (0, 6)), *((run, (0, 4)) for run in pruned)):
         yield from one.faults(*codes)
     if not is_running(deployment):

@@ -34,18 +34,18 @@ BENCH = (
 # By channel of the echo: the engine's settings, and the commands that show it.
 CHANNELS: dict[str, tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]] = {
     "an answer": ((), (("ask", "target", "Once"),)),
-    "an error": (("SCRIPTED_REFUSE=1",), (("ask", "target", "Once"), ("smoke", "target"))),
+    "an error": (("SCRIPTED_REJECT=1",), (("ask", "target", "Once"), ("smoke", "target"))),
     "a measurement": ((), (BENCH,)),
-    "a measurement of errors": (("SCRIPTED_REFUSE=1",), (BENCH,)),
+    "a measurement of errors": (("SCRIPTED_REJECT=1",), (BENCH,)),
     "the log": ((), (("logs", "target"), ("diagnose", "target"), ("status", "target", "--json"))),
 }
 
 
 def test_api_key_echoed_by_server_is_redacted(deployments: Deployments) -> None:
-    def repeat(number: int, dice: Random) -> Iterator[str]:
+    def repeat(number: int, rng: Random) -> Iterator[str]:
         deployment, channel = deployments(number), [*CHANNELS][number % len(CHANNELS)]
         encodings = ",".join([*ENCODINGS][number // len(CHANNELS) % 2 :: 2])
-        key = "".join(dice.choices(LETTERS, k=24))
+        key = "".join(rng.choices(LETTERS, k=24))
         for fault in (*leaks(deployment, encodings, channel, key), *deployment.leftovers()):
             yield f"{encodings} in {channel}: {fault}"
 

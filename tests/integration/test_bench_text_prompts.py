@@ -83,7 +83,7 @@ def test_endpoint_without_token_counts_is_rejected(tmp_path: Path) -> None:
 
 def test_endpoint_accepting_neither_is_rejected_with_its_status(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match="takes neither token ids nor text: status 400"):
-        measured(EngineApi(refuses_to_generate=True), tmp_path)
+        measured(EngineApi(rejects_generation=True), tmp_path)
 
 
 def test_only_prompts_of_one_prefix_share_beginnings() -> None:

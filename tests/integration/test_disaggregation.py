@@ -29,10 +29,10 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(find_library("ibverbs") is None, reason="only root installs libibverbs, which Mooncake loads"),
 ]
-NAME, PROFILE = "apart", "cpu-tiny-1p1d"
+NAME, PROFILE = "pair", "cpu-tiny-1p1d"
 
 
-class Apart:
+class DisaggregatedServer:
     """Run `deploy` in a home with the environments and the checkpoint of another home."""
 
     def __init__(self, folder: Path, other: Home) -> None:
@@ -70,8 +70,8 @@ class Apart:
 
 
 @pytest.fixture
-def apart(cpu_engine: CpuEngine, tmp_path: Path) -> Iterator[Apart]:
-    made = Apart(tmp_path, cpu_engine.home)
+def disaggregated(cpu_engine: CpuEngine, tmp_path: Path) -> Iterator[DisaggregatedServer]:
+    made = DisaggregatedServer(tmp_path, cpu_engine.home)
     try:
         made.up()
         yield made
@@ -82,8 +82,8 @@ def apart(cpu_engine: CpuEngine, tmp_path: Path) -> Iterator[Apart]:
             made.runtime.stop(handle, grace=0)
 
 
-def _requests_cross_and_are_answered_as_by_one_server(apart: Apart) -> None:
-    report = json.loads(apart.deploy.run("smoke", NAME, "--json").stdout)
+def _answers_equal_those_of_a_single_server(disaggregated: DisaggregatedServer) -> None:
+    report = json.loads(disaggregated.deploy.run("smoke", NAME, "--json").stdout)
     checks = {check["name"]: check for check in report["checks"]}
     for name in ("pair: KV cache transferred", "pair: answer of one server", "pair: network", "correct answers"):
         assert checks[name]["verdict"] == "passed", checks[name]
@@ -91,43 +91,43 @@ def _requests_cross_and_are_answered_as_by_one_server(apart: Apart) -> None:
     assert not [check for check in checks.values() if check["verdict"] == "failed"]
 
 
-def _the_url_of_the_gateway_finds_the_roles_and_that_of_a_role_is_explained(apart: Apart) -> None:
-    found = apart.deploy.run("smoke", apart.url, "--json")
+def _gateway_url_finds_roles_and_role_url_is_rejected(disaggregated: DisaggregatedServer) -> None:
+    found = disaggregated.deploy.run("smoke", disaggregated.url, "--json")
     assert "pair: KV cache transferred" in found.stdout, found.stderr
-    output = str(apart.deploy.home.root / "result")
-    measured = apart.deploy.run(
-        "bench", apart.url, "--workload", "smoke-tiny", "--request-rate", "2", "--output", output
+    output = str(disaggregated.deploy.home.root / "result")
+    measured = disaggregated.deploy.run(
+        "bench", disaggregated.url, "--workload", "smoke-tiny", "--request-rate", "2", "--output", output
     )
     assert measured.returncode == 0, measured.stderr
     for command in ("smoke", "bench"):
-        refused = apart.deploy.run(command, apart.server.replicas[1].url)
-        assert refused.returncode != 0
-        assert "a decode server rejects requests that do not come from its gateway" in refused.stderr
+        rejected = disaggregated.deploy.run(command, disaggregated.server.replicas[1].url)
+        assert rejected.returncode != 0
+        assert "a decode server rejects requests that do not come from its gateway" in rejected.stderr
 
 
-def _a_killed_decode_server_is_seen_though_the_gateway_is_ready_and_is_restarted_alone(apart: Apart) -> None:
-    [prefill] = [server for server in apart.server.replicas if server.role == "prefill"]
+def _killed_decode_server_is_detected_and_restarted_alone(disaggregated: DisaggregatedServer) -> None:
+    [prefill] = [server for server in disaggregated.server.replicas if server.role == "prefill"]
     statuses: list[int] = []
-    with load(apart.url, "no-key", statuses, clients=1):
+    with load(disaggregated.url, "no-key", statuses, clients=1):
         wait_for(lambda: statuses[-1:] == [200])
-        apart.kill("decode")
-        assert httpx.get(f"{apart.url}/health", timeout=10, trust_env=False).status_code == 200
-        status = apart.deploy.run("status", NAME)
+        disaggregated.kill("decode")
+        assert httpx.get(f"{disaggregated.url}/health", timeout=10, trust_env=False).status_code == 200
+        status = disaggregated.deploy.run("status", NAME)
         assert status.returncode != 0
         assert "decode 1 of 1 is not running: killed by SIGKILL" in status.stderr
-        with apart.deploy.running("watch", NAME) as watching:
+        with disaggregated.deploy.running("watch", NAME) as watching:
             while "restarted" not in (line := watching.line()):
                 assert "restart-failed" not in line
             watching.end(signal.SIGINT)
         wait_for(lambda: statuses[-1:] == [200])
-    assert apart.deploy.run("status", NAME).returncode == 0
-    assert prefill.runtime_id in {server.runtime_id for server in apart.server.replicas}
+    assert disaggregated.deploy.run("status", NAME).returncode == 0
+    assert prefill.runtime_id in {server.runtime_id for server in disaggregated.server.replicas}
 
 
-def _a_second_decode_server_joins_answers_and_leaves(apart: Apart) -> None:
-    pair, prompts = [server.runtime_id for server in apart.server.replicas], count()
-    apart.up("layout.decode.replicas=2")
-    *others, added = apart.server.replicas
+def _second_decode_server_is_added_and_removed(disaggregated: DisaggregatedServer) -> None:
+    pair, prompts = [server.runtime_id for server in disaggregated.server.replicas], count()
+    disaggregated.up("layout.decode.replicas=2")
+    *others, added = disaggregated.server.replicas
     assert [server.runtime_id for server in others] == pair
 
     def answers() -> bool:
@@ -135,12 +135,12 @@ def _a_second_decode_server_joins_answers_and_leaves(apart: Apart) -> None:
         return generated(added) > alone
 
     alone = generated(added)  # what it generated for checks
-    with client_of(apart.url, "no-key") as client:
+    with client_of(disaggregated.url, "no-key") as client:
         wait_for(answers)
-        apart.up()
-        assert [server.runtime_id for server in apart.server.replicas] == pair
+        disaggregated.up()
+        assert [server.runtime_id for server in disaggregated.server.replicas] == pair
         assert complete(client).status_code == 200
-    assert apart.deploy.run("status", NAME).returncode == 0
+    assert disaggregated.deploy.run("status", NAME).returncode == 0
 
 
 def generated(server: RunningServer) -> float:
@@ -150,9 +150,9 @@ def generated(server: RunningServer) -> float:
     return sum(map(float, found))
 
 
-def test_disaggregated_roles_answer_and_restart_separately(apart: Apart) -> None:
+def test_disaggregated_roles_answer_and_restart_separately(disaggregated: DisaggregatedServer) -> None:
     """One test: real servers start slowly."""
-    _requests_cross_and_are_answered_as_by_one_server(apart)
-    _the_url_of_the_gateway_finds_the_roles_and_that_of_a_role_is_explained(apart)
-    _a_second_decode_server_joins_answers_and_leaves(apart)
-    _a_killed_decode_server_is_seen_though_the_gateway_is_ready_and_is_restarted_alone(apart)
+    _answers_equal_those_of_a_single_server(disaggregated)
+    _gateway_url_finds_roles_and_role_url_is_rejected(disaggregated)
+    _second_decode_server_is_added_and_removed(disaggregated)
+    _killed_decode_server_is_detected_and_restarted_alone(disaggregated)

@@ -66,7 +66,7 @@ def real_models(cluster_engine: ClusterEngine, cpu_engine: CpuEngine) -> Path:
 
     cluster_engine.node.load(REAL_IMAGE, fill)
     packages = {PACKAGES: packages_of(cpu_engine.python)}
-    return models_with(cluster_engine.node, "apart", **packages, tiny=cpu_engine.home.models / "tiny")
+    return models_with(cluster_engine.node, "roles", **packages, tiny=cpu_engine.home.models / "tiny")
 
 
 def add_gateway(tar: tarfile.TarFile) -> None:

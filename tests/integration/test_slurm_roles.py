@@ -24,7 +24,7 @@ from orchestrator.runtimes.supervisor.record import read_record
 from orchestrator.servers.group import RunningServer, ServerGroup
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
-NAME = "apart"
+NAME = "roles"
 KEY = "sk-of-the-clients-of-both-roles"
 
 

@@ -66,68 +66,68 @@ class EngineApi:
     dtype: str = "auto"
     speculative_algorithm: str | None = None
     accept_length: float | None = None  # 1.0: no draft is accepted; None: no speculation
-    knows: Mapping[str, str] = field(default_factory=dict)  # end of a question -> its answer
-    thinks: bool = False  # every chat response has reasoning_content
-    thoughts: str = ""  # requested reasoning is "apart", "in the answer", or "everything" is reasoning
+    known_answers: Mapping[str, str] = field(default_factory=dict)  # end of a question -> its answer
+    always_reasons: bool = False  # every chat response has reasoning_content
+    reasoning: str = ""  # requested reasoning is "separate", "in the answer", or "everything" is reasoning
     calls: str = ""  # a tool call is "parsed", "as text", or "of another" tool
     wait_for_detokenizer: Callable[[], None] = lambda: None
 
     # behaviors
     alive: bool = True
-    hangs_at: str = ""  # a path
-    dies_of: str = ""  # kind of request that crashes it: "malformed" or "over-long"
+    hanging_path: str = ""
+    crashes_on: str = ""  # a kind of request: "malformed" or "over-long"
     malformed_status: int = 400
     overlong_status: int = 400
-    refuses_to_generate: bool = False
-    forgets_to_check_the_key: bool = False
+    rejects_generation: bool = False
+    skips_key_check: bool = False
     echo: str = ""  # text in errors and in the first tokens of responses
-    rolls_dice: bool = False  # `/generate` samples at temperature 0
+    samples_at_temperature_0: bool = False  # in `/generate`
     samples: bool = True
     ignores_temperature: bool = False
-    reads: int = 0  # max words before the code of the blue door for which it finds the code
+    max_recall_words: int = 0  # max words before the code of the blue door for which it finds the code
     aborts_above: int | None = None  # a longer prompt crashes it
-    drafts_wear_out: bool = False  # the accept length drops after 8 requests
-    keeps_tokens: bool = False  # cache tokens stay in use after a request
+    accept_length_drops: bool = False  # the accept length drops after 8 requests
+    leaks_cache_tokens: bool = False  # cache tokens stay in use after a request
     others: int = 0  # running requests of other clients
     tiers: Mapping[str, int] | None = None  # cached tokens by tier
-    keeps: Sequence[str] = ()  # other cache tiers: "host", and "storage", which a flush does not clear
-    loses_bits: str = ""  # cached tokens of this tier change the output
-    refuses_flush: bool = False
+    saved_tiers: Sequence[str] = ()  # other cache tiers: "host", and "storage", which a flush does not clear
+    corrupt_tier: str = ""  # cached tokens of this tier change the output
+    rejects_flush: bool = False
     hanging_rank: int | None = None
-    samples_the_first_token_alone: bool = False
-    gives_fewer_tokens_per_call: bool = False  # one token less in each call of `/generate`
-    stream_drops_a_piece: bool = False
-    stream_in_one_piece: bool = False
-    stream_of_no_text: bool = False
-    stream_never_ends: bool = False
-    stream_counts_wrong: bool = False
-    counts_one_prompt_token_more: bool = False
-    counts_one_completion_token_less: bool = False
-    counts_no_drafts: bool = False  # as sglang before 0.5.13: no spec_num_correct_drafts
-    usage_total_is_wrong: bool = False
+    samples_only_first_token: bool = False
+    returns_fewer_tokens_per_call: bool = False  # one token less in each call of `/generate`
+    stream_drops_chunk: bool = False
+    stream_in_one_chunk: bool = False
+    stream_without_text: bool = False
+    stream_without_done: bool = False
+    stream_overcounts_tokens: bool = False
+    overcounts_prompt_tokens: bool = False
+    undercounts_completion_tokens: bool = False
+    omits_draft_counts: bool = False  # as sglang before 0.5.13: no spec_num_correct_drafts
+    usage_total_wrong: bool = False
     usage_hides_cache: bool = False
     cache_off: bool = False
-    cache_pretends: bool = False
-    rank_zero_answers_for_all: bool = False
-    says_no_rank: bool = False
+    overreports_cache: bool = False
+    rank_zero_answers_all: bool = False
+    omits_rank: bool = False
     ignores_schema: bool = False
     breaks_schema: bool = False
-    color_is_a_list: bool = False
-    talks_too_long: bool = False
-    metrics_stand_still: bool = False
+    returns_list_for_color: bool = False
+    schema_output_never_stops: bool = False
+    metrics_frozen: bool = False
     metrics_absent: bool = False
-    wrong: Sequence[str] = ()  # questions of `knows` that it does not answer
+    wrong: Sequence[str] = ()  # questions of `known_answers` that it does not answer
     wrong_rank: int | None = None  # a rank that answers no question
-    wrong_scores: Callable[[int, int, Way], float | None] = lambda *_: 0.0  # error in nats; None: NaN
-    refuses_scores: Callable[[int, Way], bool] = lambda *_: False
+    logprob_error: Callable[[int, int, Way], float | None] = lambda *_: 0.0  # error in nats; None: NaN
+    rejects_logprobs: Callable[[int, Way], bool] = lambda *_: False
     tokenizer_shift: int = 0
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._prefixes: list[tuple[int, list[int]]] = []
-        self._saved: dict[str, list[tuple[int, list[int]]]] = {tier: [] for tier in self.keeps}
+        self._saved: dict[str, list[tuple[int, list[int]]]] = {tier: [] for tier in self.saved_tiers}
         self._sources: dict[str, int] = {}  # cached tokens of the last request, by tier
-        self._greedy_answers = self._rolled = 0
+        self._greedy_answers = self._sampled = 0
         self.transfers = 0  # KV cache transfers to a decode server
         self.open = self.aborts = 0  # unfinished requests for tokens; calls that abort all requests
         self.counts = dict.fromkeys(("prompt_tokens", "generation_tokens", "cached_tokens", "num_requests"), 0)
@@ -137,9 +137,9 @@ class EngineApi:
         """Answer a request. Raises ConnectionRefusedError after a crash, and TimeoutError if the server hangs."""
         if not self.alive:
             raise ConnectionRefusedError
-        if path == self.hangs_at:
+        if path == self.hanging_path:
             raise TimeoutError
-        closed = self.key and not self.forgets_to_check_the_key and path not in OPEN_TO_ALL
+        closed = self.key and not self.skips_key_check and path not in OPEN_TO_ALL
         if closed and authorization != f"Bearer {self.key}":
             return Answer(401, [{"error": "Unauthorized"}])
         if path not in _ROUTES:
@@ -150,7 +150,7 @@ class EngineApi:
             return _ROUTES[path](self, body)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             overlong = isinstance(error, OverLongError)
-            self.alive = self.dies_of != ("over-long" if overlong else "malformed")
+            self.alive = self.crashes_on != ("over-long" if overlong else "malformed")
             message = f"{type(error).__name__}: {error}{self.echo}"
             status = self.overlong_status if overlong else self.malformed_status
             return Answer(status, [{"object": "error", "message": message, "code": status}])
@@ -164,7 +164,7 @@ class EngineApi:
         self.transfers += self.role == "prefill" and body["bootstrap_host"] != "2.2.2.2"
 
     def _health(self, _: Json) -> Answer:
-        self._generated([1], 1, dice=False)
+        self._generated([1], 1, sampled=False)
         return Answer(200, [""])
 
     def _metrics(self, _: Json) -> Answer:
@@ -177,7 +177,7 @@ class EngineApi:
             for name, value in self.counts.items()
         ]
         lines += [f"sglang:num_queue_reqs{labels} 0.0", f"sglang:num_running_reqs{labels} {self.others}.0"]
-        used = self.counts["num_requests"] * self.keeps_tokens
+        used = self.counts["num_requests"] * self.leaks_cache_tokens
         lines += [f"sglang:num_used_tokens{labels} {used}.0", f"sglang:max_total_num_tokens{labels} {_POOL}.0"]
         lines += [f"sglang:fwd_occupancy{labels} NaN"]
         if self.role == "prefill":
@@ -210,7 +210,7 @@ class EngineApi:
         return Answer(200, [""])
 
     def _flush(self, _: Json) -> Answer:
-        if self.refuses_flush:
+        if self.rejects_flush:
             return Answer(400, ["Cache not flushed because there are pending requests."])
         self._prefixes.clear()
         self._saved |= {"host": []} if self._saved else {}
@@ -240,28 +240,28 @@ class EngineApi:
         prompt, sampling, rank = _ids_of(body.get("text") or body["input_ids"]), body["sampling_params"], _rank_of(body)
         tokens, heat = sampling["max_new_tokens"], sampling.get("temperature") or 0
         hot = self.samples and heat > (0 if self.ignores_temperature else _COLD)
-        ids, cached = self._made(prompt, tokens, rank, dice=self.rolls_dice or hot)
-        if hot and self.samples_the_first_token_alone:
-            ids = [ids[0], *self._ids([*prompt, ids[0]], tokens, dice=False)][:tokens]
-        if self.gives_fewer_tokens_per_call and tokens == 32 and not hot:
+        ids, cached = self._made(prompt, tokens, rank, sampled=self.samples_at_temperature_0 or hot)
+        if hot and self.samples_only_first_token:
+            ids = [ids[0], *self._ids([*prompt, ids[0]], tokens, sampled=False)][:tokens]
+        if self.returns_fewer_tokens_per_call and tokens == 32 and not hot:
             self._greedy_answers += 1
             ids = ids[: tokens - self._greedy_answers]
 
         def document(so_far: int) -> Json:
             meta: Json = {
                 "finish_reason": {"type": "length", "length": tokens} if so_far == len(ids) else None,
-                "prompt_tokens": len(prompt) + self.counts_one_prompt_token_more,
-                "completion_tokens": so_far - self.counts_one_completion_token_less,
+                "prompt_tokens": len(prompt) + self.overcounts_prompt_tokens,
+                "completion_tokens": so_far - self.undercounts_completion_tokens,
                 "cached_tokens": cached,
                 "cached_tokens_details": self.tiers or self._sources or None,
-                "dp_rank": None if self.dp == 1 else 0 if self.rank_zero_answers_for_all else rank,
+                "dp_rank": None if self.dp == 1 else 0 if self.rank_zero_answers_all else rank,
             }
-            if self.says_no_rank:
+            if self.omits_rank:
                 del meta["dp_rank"]
             if self.accept_length and tokens > 1:  # the first token comes from prefill
-                worn = self.drafts_wear_out and self.counts["num_requests"] > 8
+                worn = self.accept_length_drops and self.counts["num_requests"] > 8
                 steps = meta["spec_verify_ct"] = round((tokens - 1) / (1.5 if worn else self.accept_length))
-                meta |= {} if self.counts_no_drafts else {"spec_num_correct_drafts": tokens - 1 - steps}
+                meta |= {} if self.omits_draft_counts else {"spec_num_correct_drafts": tokens - 1 - steps}
             return {"text": "".join(_words(ids[:so_far])), "output_ids": ids[:so_far], "meta_info": meta}
 
         if body.get("stream"):
@@ -277,24 +277,24 @@ class EngineApi:
         prompt = _ids_of("".join(message["content"] for message in body["messages"]))
         pieces, cached = self._pieces(body, prompt)
         output, rank = body["messages"][0]["content"], _rank_of(body)
-        knows = self.wrong_rank is None or self.wrong_rank != rank
-        known = [a for q, a in self.knows.items() if output.endswith(q) and q not in self.wrong and knows]
+        right = self.wrong_rank is None or self.wrong_rank != rank
+        known = [a for q, a in self.known_answers.items() if output.endswith(q) and q not in self.wrong and right]
         if known and "response_format" not in body:
             pieces = known[:1]
         if self.calls == "as text" and "tools" in body:
             pieces = ["<function=get_weather>\n<parameter=city>Paris</parameter>\n</function>"]
         code = re.search(r"(.*)The code of the blue door is (\d+)\.", output)
-        if code and len(code[1].split()) < self.reads:
+        if code and len(code[1].split()) < self.max_recall_words:
             pieces, known = [code[2]], ["found"]
         thinking = body.get("chat_template_kwargs", {}).get("enable_thinking")
-        if thinking and self.thoughts:
-            pieces = {"apart": ["14"], "in the answer": ["Two times seven.</think>14"], "everything": [""]}[
-                self.thoughts
+        if thinking and self.reasoning:
+            pieces = {"separate": ["14"], "in the answer": ["Two times seven.</think>14"], "everything": [""]}[
+                self.reasoning
             ]
 
         def part(text: str, whole: bool) -> Json:
-            apart = self.thinks or (thinking and self.thoughts in {"apart", "everything"})
-            thought = "Let me see." if apart and whole else None
+            separate = self.always_reasons or (thinking and self.reasoning in {"separate", "everything"})
+            thought = "Let me see." if separate and whole else None
             content = {"role": "assistant", "content": text, "reasoning_content": thought}
             if "tools" in body and self.calls in {"parsed", "of another"}:
                 called = "get_weather" if self.calls == "parsed" else "get_time"
@@ -305,9 +305,11 @@ class EngineApi:
 
     def _pieces(self, body: Json, prompt: list[int]) -> tuple[list[str], int]:
         """Return the chunks of a response, and the number of cached prompt tokens."""
-        ids, cached = self._made(prompt, body.get("max_tokens", 16), _rank_of(body), dice=bool(body.get("temperature")))
+        ids, cached = self._made(
+            prompt, body.get("max_tokens", 16), _rank_of(body), sampled=bool(body.get("temperature"))
+        )
         if "response_format" in body and not self.ignores_schema:
-            color = "blue" if self.breaks_schema else ["red"] if self.color_is_a_list else "red"
+            color = "blue" if self.breaks_schema else ["red"] if self.returns_list_for_color else "red"
             return ['{"ready": true, ', f'"color": {json.dumps(color)}}}'], cached
         step = -(-len(self.echo) // len(ids)) or 1
         text = [self.echo[at : at + step] for at in range(0, len(self.echo), step)]
@@ -323,12 +325,12 @@ class EngineApi:
         *,
         stops: bool = False,
     ) -> Answer:
-        stops = stops or ("response_format" in body and not self.talks_too_long)
+        stops = stops or ("response_format" in body and not self.schema_output_never_stops)
         reason, tokens = "stop" if stops else "length", len(pieces)
 
         def usage(so_far: int) -> Json:
             details = {"cached_tokens": cached} if cached and not self.usage_hides_cache else None
-            total = prompt + so_far + self.usage_total_is_wrong
+            total = prompt + so_far + self.usage_total_wrong
             counts = {"prompt_tokens": prompt, "completion_tokens": so_far, "total_tokens": total}
             return {**counts, "prompt_tokens_details": details}
 
@@ -338,11 +340,11 @@ class EngineApi:
 
         if not body.get("stream"):
             return Answer(200, [{**document("".join(pieces), last=True, whole=True), "usage": usage(tokens)}])
-        if self.stream_drops_a_piece:
+        if self.stream_drops_chunk:
             pieces = pieces[1:]
-        if self.stream_of_no_text:
+        if self.stream_without_text:
             pieces = [""]
-        if self.stream_in_one_piece:
+        if self.stream_in_one_chunk:
             pieces = ["".join(pieces)]
         options = body.get("stream_options") or {}
         events = []
@@ -350,59 +352,59 @@ class EngineApi:
             event = document(piece, last=count == len(pieces), whole=False)
             events.append({**event, "usage": usage(count)} if options.get("continuous_usage_stats") else event)
         if options:
-            events.append({"id": "1", "choices": [], "usage": usage(tokens + self.stream_counts_wrong)})
-        return Answer(200, events, stream=True, ends=not self.stream_never_ends)
+            events.append({"id": "1", "choices": [], "usage": usage(tokens + self.stream_overcounts_tokens)})
+        return Answer(200, events, stream=True, ends=not self.stream_without_done)
 
-    def _made(self, prompt: list[int], tokens: object, rank: int | None, *, dice: bool) -> tuple[list[int], int]:
+    def _made(self, prompt: list[int], tokens: object, rank: int | None, *, sampled: bool) -> tuple[list[int], int]:
         """Return the generated ids, and the number of cached prompt tokens. Raises ValueError."""
         if not isinstance(tokens, int) or tokens < 1:
             raise ValueError(f"max_new_tokens must be at least 0, got {tokens}.")
-        if self.refuses_to_generate:
+        if self.rejects_generation:
             raise ValueError("refused")
         if self.aborts_above is not None and len(prompt) > self.aborts_above:
             self.alive = False
             raise ConnectionRefusedError
         if len(prompt) >= self.context:
             raise OverLongError(f"The input ({len(prompt)} tokens) is longer than the model's context length.")
-        made = self._generated(prompt, tokens, dice=dice, rank=rank or 0)
+        made = self._generated(prompt, tokens, sampled=sampled, rank=rank or 0)
         self.wait_for_detokenizer()
         if rank is not None and rank == self.hanging_rank:
             time.sleep(2)
         self.counts["num_requests"] += 1
         return made
 
-    def _generated(self, prompt: list[int], tokens: int, *, dice: bool, rank: int = 0) -> tuple[list[int], int]:
+    def _generated(self, prompt: list[int], tokens: int, *, sampled: bool, rank: int = 0) -> tuple[list[int], int]:
         with self._lock:
             page = self.page if isinstance(self.page, int) and self.page > 0 else 1
             known = max((_common(prompt, ids) for at, ids in self._prefixes if at == rank), default=0)
             limit = (len(prompt) - 1) // page * page
-            cached = 0 if self.cache_off else limit if self.cache_pretends else min(known // page * page, limit)
+            cached = 0 if self.cache_off else limit if self.overreports_cache else min(known // page * page, limit)
             self._sources = {"device": cached} if self._saved else {}
             for tier, prefixes in self._saved.items():
                 known = max((_common(prompt, ids) for at, ids in prefixes if at == rank), default=0)
                 self._sources[tier] = max(min(known // page * page, limit) - cached, 0)
                 cached += self._sources[tier]
-            garbled = self.loses_bits and self._sources.get(self.loses_bits)
-            ids = self._ids([*prompt, 1] if garbled else prompt, tokens, dice=dice)
+            garbled = self.corrupt_tier and self._sources.get(self.corrupt_tier)
+            ids = self._ids([*prompt, 1] if garbled else prompt, tokens, sampled=sampled)
             self._prefixes = [*self._prefixes[-_MAX_SAVED:], (rank, prompt + ids)]
             for prefixes in self._saved.values():
                 prefixes.append((rank, prompt + ids))
             while sum(len(prefix) for _, prefix in self._prefixes) > _POOL:
                 self._prefixes.pop(0)
-            if not self.metrics_stand_still:
+            if not self.metrics_frozen:
                 for name, more in (("prompt", len(prompt)), ("generation", tokens), ("cached", cached)):
                     self.counts[f"{name}_tokens"] += more
             return ids, cached
 
-    def _ids(self, prompt: list[int], count: int, *, dice: bool) -> list[int]:
+    def _ids(self, prompt: list[int], count: int, *, sampled: bool) -> list[int]:
         """Return `count` ids, the same in every run. With a role, each id is a function of all ids before it."""
-        self._rolled += dice
-        if self.role and not dice:
+        self._sampled += sampled
+        if self.role and not sampled:
             made: list[int] = []
             for _ in range(count):
                 made.append(random.Random(str([*prompt, *made])).randrange(100, 200))
             return made
-        source = random.Random(f"{prompt}, roll {self._rolled}" if dice else str(prompt))
+        source = random.Random(f"{prompt}, sample {self._sampled}" if sampled else str(prompt))
         return source.choices(range(100, 200), k=count)
 
     def _score(self, body: Json) -> Answer:
@@ -410,7 +412,7 @@ class EngineApi:
         prompts, rank, start = body["input_ids"], body["routed_dp_rank"] or 0, body["logprob_start_len"]
         again = any(tuple(prompts[0][: len(item)]) == item for item in self.scored)
         way = "batch" if len(prompts) > 1 else "cached" if start else "again" if again else "alone"
-        if self.refuses_scores(rank, way):
+        if self.rejects_logprobs(rank, way):
             raise ValueError("speculation does not support return_logprob yet.")
         self.scored.update(map(tuple, prompts))
         return Answer(200, [[self.scores(ids, body, rank=rank, way=way) for ids in prompts]])
@@ -440,7 +442,7 @@ class EngineApi:
     def _scores_at(self, ids: list[int], location: int, rank: int, way: Way, top: int) -> tuple[list[Any], Any]:
         """Return the log-probability of a token, and the `top` likeliest tokens."""
         drawn = hashlib.sha256(repr(ids[max(location - 3, 0) : location + 1]).encode()).digest()[0]
-        off = self.wrong_scores(location, rank, way)
+        off = self.logprob_error(location, rank, way)
         score = None if off is None else round(-2.0 - drawn / 100 - off, 6)
         ranked = [
             [round(-1.0 - index - (off or 0.0) / 8, 6), (location * 7 + index) % 400, None] for index in range(top)

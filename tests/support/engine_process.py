@@ -206,7 +206,7 @@ def serve(options: dict[str, str], environ: dict[str, str]) -> NoReturn:
         key=key,
         role=options.get("disaggregation-mode", ""),
         echo=echo,
-        refuses_to_generate=bool(environ.get("SCRIPTED_REFUSE")),
+        rejects_generation=bool(environ.get("SCRIPTED_REJECT")),
         wait_for_detokenizer=lambda: wait_while_stopped(children[-1]),
     )
     try:

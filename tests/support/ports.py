@@ -21,9 +21,9 @@ def free_port() -> int:
 
     Ports are reserved by process, because a server starts long after its port was chosen.
     """
-    dice = random.SystemRandom()
+    rng = random.SystemRandom()
     while True:
-        port = dice.choice(_share())
+        port = rng.choice(_share())
         if port in _recent:
             continue
         if not any(map(_is_taken, (port + offset for offset in _DERIVED))):

@@ -16,7 +16,7 @@ Environment variables that change its behavior:
     SCRIPTED_DEAF=1          ignore SIGTERM
     SCRIPTED_ECHO=base64,hex repeat the API key in these encodings in the log, in errors and in responses
     SCRIPTED_LOG=OOMKilled   write this line to the log
-    SCRIPTED_REFUSE=1        answer every request for tokens with 400
+    SCRIPTED_REJECT=1        answer every request for tokens with 400
     SCRIPTED_UNHEALTHY=FILE  answer a health check with 503 while the file contains the port
     SCRIPTED_MUTE=FILE       while the file exists, stay healthy but generate nothing: respond with its text, or never
                              if that is `hangs`; a start removes the file

@@ -91,7 +91,7 @@ def test_same_server_matches_its_reference(ask: Ask, correct: LogprobReference) 
 
 
 def test_without_reference_there_is_no_limit(ask: Ask) -> None:
-    report, _ = ask(engine(wrong_scores=lambda _position, _rank, way: 0.1 * (way == "again")))
+    report, _ = ask(engine(logprob_error=lambda _position, _rank, way: 0.1 * (way == "again")))
     assert report.ok
     assert "no limit" in report.to_table()
     assert {row.limit for row in report.rows} == {None}
@@ -114,7 +114,7 @@ def test_failed_comparison_names_first_wrong_position(
     wrong: Wrong,
     expected: dict[tuple[str, int], list[int]],
 ) -> None:
-    report, _ = ask(engine(wrong_scores=wrong), reference=correct)
+    report, _ = ask(engine(logprob_error=wrong), reference=correct)
     assert issues_of(report) == expected
     with pytest.raises(SmokeError, match="failed the log-probability comparison") as caught:
         report.require()
@@ -124,20 +124,20 @@ def test_failed_comparison_names_first_wrong_position(
 
 def test_user_tolerance_applies_only_to_reference(ask: Ask, correct: LogprobReference) -> None:
     strict = dataclasses.replace(OPTIONS, tolerance=1e-4)
-    slightly = engine(wrong_scores=lambda position, _rank, way: 2e-4 * (position % 2 if way == "again" else 1))
+    slightly = engine(logprob_error=lambda position, _rank, way: 2e-4 * (position % 2 if way == "again" else 1))
     assert {what for what, _ in issues_of(ask(slightly, reference=correct, options=strict)[0])} == {"the reference"}
     assert ask(slightly, reference=correct)[0].ok
 
 
 def test_each_rank_is_compared_with_first_rank(ask: Ask) -> None:
-    second = engine(wrong_scores=lambda _position, rank, _way: 0.01 * rank)
+    second = engine(logprob_error=lambda _position, rank, _way: 0.01 * rank)
     report, _ = ask(second, options=dataclasses.replace(OPTIONS, tolerance=1e-3), dp=2)
     assert {name for name, _ in issues_of(report)} == {"rank 1: the first rank"}
 
 
 def test_only_noise_of_reference_raises_the_limit(ask: Ask, correct: LogprobReference) -> None:
-    noisy = engine(wrong_scores=lambda _position, _rank, way: 0.004 * (way == "batch"))
-    off = engine(wrong_scores=lambda _position, _rank, way: 0.003 if way != "batch" else 0.009)
+    noisy = engine(logprob_error=lambda _position, _rank, way: 0.004 * (way == "batch"))
+    off = engine(logprob_error=lambda _position, _rank, way: 0.003 if way != "batch" else 0.009)
     reference = ask(noisy)[1]
     assert reference.noise == pytest.approx(0.004)
     assert ask(off, reference=reference)[0].ok
@@ -148,7 +148,7 @@ def test_different_dtype_uses_limit_of_noisier_side(
     ask: Ask,
 ) -> None:
     exact = ask(engine(dtype="float32"))[1]
-    rounded = engine(wrong_scores=lambda _position, _rank, _way: 0.001)
+    rounded = engine(logprob_error=lambda _position, _rank, _way: 0.001)
     report, _ = ask(rounded, reference=exact)
     assert report.ok
     assert report.differences == ("`dtype` is auto on the server, float32 in the reference",)
@@ -159,14 +159,14 @@ def test_different_dtype_uses_limit_of_noisier_side(
 
 @pytest.mark.parametrize("way", ["batch", "again", "alone"])
 def test_rejected_logprobs_request_fails_with_server_message(ask: Ask, way: Way) -> None:
-    server = engine(refuses_scores=lambda _, requested: requested == way)
+    server = engine(rejects_logprobs=lambda _, requested: requested == way)
     error = "returned HTTP 400: .*speculation does not support return_logprob yet"
     with pytest.raises(SmokeError, match=f"returns no log-probabilities: .*{error}"):
         ask(server)
 
 
 def test_rank_returning_nan_fails_with_its_name(ask: Ask, correct: LogprobReference) -> None:
-    server = engine(wrong_scores=lambda position, rank, _way: None if rank and position == 40 else 0.0)
+    server = engine(logprob_error=lambda position, rank, _way: None if rank and position == 40 else 0.0)
     nan = "rank 1: the log-probability at input token 40 is not a number; sglang writes NaN as null"
     with pytest.raises(SmokeError, match=f"returns no log-probabilities: {nan}"):
         ask(server, reference=correct, dp=2)
@@ -295,7 +295,7 @@ def test_a_reference_can_be_another_server(ask: Ask, correct: LogprobReference) 
 
 def test_server_rejecting_queries_cannot_be_reference(ask: Ask) -> None:
     with pytest.raises(SmokeError):
-        ask(engine(refuses_scores=lambda _, requested: requested == "batch"))
+        ask(engine(rejects_logprobs=lambda _, requested: requested == "batch"))
     side = ProbeSide(name="other", engines=(("", TARGET),), source=None, run=None)
     with pytest.raises(SmokeError, match="returns no log-probabilities"):
         measure_reference(side, OPTIONS)

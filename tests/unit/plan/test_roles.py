@@ -61,8 +61,8 @@ def test_two_roles_share_the_gpu_that_their_flags_name() -> None:
     assert [unit.plan.gpus for unit in plan.units] == [range(1)] * 3  # prefill, decode, gateway
     problems = problems_of("h200-tiny", *(item for item in ONE_GPU if "base-gpu-id" not in item))
     assert "1 prefill of 1 and 1 decode of 1 GPUs need 2 GPUs; the node has 1" in problems
-    apart = plan_of("h200-tiny", *ONE_GPU, "hardware.gpus=8", "layout.decode.flags.base-gpu-id=5")
-    assert [unit.plan.gpus for unit in apart.units] == [range(1), range(5, 6), range(6)]
+    separate = plan_of("h200-tiny", *ONE_GPU, "hardware.gpus=8", "layout.decode.flags.base-gpu-id=5")
+    assert [unit.plan.gpus for unit in separate.units] == [range(1), range(5, 6), range(6)]
 
 
 def test_role_omits_a_shared_flag() -> None:

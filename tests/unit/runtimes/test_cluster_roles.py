@@ -31,7 +31,7 @@ UNITS = ("prefill-1", "prefill-2", "decode-1")
 
 def objects_of(profile: str, *settings: str) -> dict[tuple[str, str], Any]:
     """Return every object by its kind and unit."""
-    objs = all_objects(cluster_plan(profile, *settings), "apart")
+    objs = all_objects(cluster_plan(profile, *settings), "roles")
     return {(obj["kind"], obj["metadata"]["labels"]["deploy.unit"]): obj for obj in objs}
 
 
@@ -95,14 +95,14 @@ def test_pod_annotations_name_worker_and_bootstrap_ports(by_unit: dict[tuple[str
 
 def test_only_first_deployment_has_server_name(by_unit: dict[tuple[str, str], Any]) -> None:
     names = [by_unit["Deployment", unit_name]["metadata"]["name"] for unit_name in (*UNITS, "gateway")]
-    assert names == ["apart", "apart--prefill-2", "apart--decode-1", "apart--gateway"]
-    assert by_unit["Service", "gateway"]["metadata"]["name"] == "apart"
+    assert names == ["roles", "roles--prefill-2", "roles--decode-1", "roles--gateway"]
+    assert by_unit["Service", "gateway"]["metadata"]["name"] == "roles"
 
 
 def test_network_policy_admits_pods_of_same_server(by_unit: dict[tuple[str, str], Any]) -> None:
     for unit_name in UNITS:
         assert by_unit["NetworkPolicy", unit_name]["spec"]["ingress"] == [
-            {"from": [{"podSelector": {"matchLabels": {"deploy.name": "apart"}}}]}
+            {"from": [{"podSelector": {"matchLabels": {"deploy.name": "roles"}}}]}
         ]
     assert by_unit["NetworkPolicy", "gateway"]["spec"]["ingress"][0]["ports"]
 
@@ -159,7 +159,7 @@ def test_multi_node_role_is_a_leader_worker_set() -> None:
     assert ("Deployment", "prefill-1") in by_unit
     leader = group["spec"]["leaderWorkerTemplate"]["leaderTemplate"]
     [anti_affinity] = leader["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    assert anti_affinity["labelSelector"]["matchLabels"] == {"deploy.name": "apart", "deploy.unit": "decode-1"}
+    assert anti_affinity["labelSelector"]["matchLabels"] == {"deploy.name": "roles", "deploy.unit": "decode-1"}
     args = container(by_unit, "gateway")["args"]
     index = "leaderworkerset.sigs.k8s.io/worker-index"
     assert selected_by(args, "--decode-selector")[index] == "0"  # only rank 0 serves requests

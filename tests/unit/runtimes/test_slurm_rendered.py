@@ -94,12 +94,12 @@ def test_gateway_job_requests_no_gpus() -> None:
 def test_prefill_and_decode_jobs_are_passed_to_gateway() -> None:
     settings = (*KEYED, "layout.prefill.replicas=2", "server.port=21000")
     artifacts = render_artifacts(plan_on_slurm("cpu-tiny-1p1d", *settings))
-    texts = {file.path: file.content.decode() for file in rendered_files(artifacts, "apart")}
+    texts = {file.path: file.content.decode() for file in rendered_files(artifacts, "roles")}
     scripts = [path for path in texts if path.endswith("job.sh")]
     names = {path: re.findall("--job-name=(.*)", texts[path]) for path in scripts}
     assert names == {
-        "job.sh": ["apart-gateway"],
-        **{f"{part}/job.sh": [f"apart-{part}"] for part in ("prefill-1", "prefill-2", "decode-1")},
+        "job.sh": ["roles-gateway"],
+        **{f"{part}/job.sh": [f"roles-{part}"] for part in ("prefill-1", "prefill-2", "decode-1")},
     }
     lines = re.findall(r"--(?:prefill|decode) .*", re.sub(r'"\$\{(\w+):[^}]*\}"', r"\1", texts["gateway.sh"]))
     workers = [line.removesuffix(" \\") for line in lines]

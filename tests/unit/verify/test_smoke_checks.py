@@ -82,11 +82,11 @@ def test_correct_server_passes_every_check() -> None:
         dp=2,
         key="sk-0123456789",
         accept_length=3.3,
-        knows=ANSWERS,
+        known_answers=ANSWERS,
         context=65536,
-        reads=6000,
+        max_recall_words=6000,
         calls="parsed",
-        keeps=("host", "storage"),
+        saved_tiers=("host", "storage"),
     )
     report = run(server, EVERYTHING)
     assert {name for name, verdict in verdicts(report).items() if verdict is not Verdict.PASSED} == {
@@ -214,14 +214,14 @@ PARSED = dataclasses.replace(TARGET, reasoning_parser="qwen3", tool_parser="qwen
         ({"calls": "as text"}, "tool call parsed", Verdict.FAILED, "`tool-call-parser` qwen left a call in the text"),
         ({"calls": "of another"}, "tool call parsed", Verdict.FAILED, "called `get_time`, not `get_weather`"),
         ({}, "tool call parsed", Verdict.SKIPPED, "the model called no tool"),
-        ({"thoughts": "apart"}, "reasoning separated", Verdict.PASSED, "11 characters of reasoning, separate"),
+        ({"reasoning": "separate"}, "reasoning separated", Verdict.PASSED, "11 characters of reasoning, separate"),
         (
-            {"thoughts": "in the answer"},
+            {"reasoning": "in the answer"},
             "reasoning separated",
             Verdict.FAILED,
             "`reasoning-parser` qwen3 left `</think>` in the answer",
         ),
-        ({"thoughts": "everything"}, "reasoning separated", Verdict.FAILED, "took the whole answer for reasoning"),
+        ({"reasoning": "everything"}, "reasoning separated", Verdict.FAILED, "took the whole answer for reasoning"),
         ({}, "reasoning separated", Verdict.SKIPPED, "the model did not reason"),
     ],
 )
@@ -297,11 +297,15 @@ def test_unfinished_reasoning_does_not_verify_parser(
 FAULTY = {
     "another model": (engine(model="llama"), "served model", "serves `llama`, not `glm-5.2`"),
     "a shorter context": (engine(context=2048), "served model", "accepts 2048 tokens, but the profile sets 4096"),
-    "random tokens": (engine(rolls_dice=True), "greedy deterministic", "two greedy answers differ at token"),
-    "streaming loses text": (engine(stream_drops_a_piece=True), "streaming matches", "streaming gives 'w"),
-    "streaming in one piece": (engine(stream_in_one_piece=True), "streaming matches", "the response is not streamed"),
-    "unterminated stream": (engine(stream_never_ends=True), "streaming matches", "ended without `data: [DONE]`"),
-    "wrong streaming count": (engine(stream_counts_wrong=True), "streaming matches", "counts 33 tokens streaming"),
+    "random tokens": (
+        engine(samples_at_temperature_0=True),
+        "greedy deterministic",
+        "two greedy answers differ at token",
+    ),
+    "streaming loses text": (engine(stream_drops_chunk=True), "streaming matches", "streaming gives 'w"),
+    "streaming in one piece": (engine(stream_in_one_chunk=True), "streaming matches", "the response is not streamed"),
+    "unterminated stream": (engine(stream_without_done=True), "streaming matches", "ended without `data: [DONE]`"),
+    "wrong streaming count": (engine(stream_overcounts_tokens=True), "streaming matches", "counts 33 tokens streaming"),
     "ignored temperature": (
         engine(ignores_temperature=True),
         "sampling varies",
@@ -309,23 +313,23 @@ FAULTY = {
     ),
     "ignored sampling": (engine(samples=False), "sampling varies", "the same 32 tokens twice"),
     "one prompt token too many": (
-        engine(counts_one_prompt_token_more=True),
+        engine(overcounts_prompt_tokens=True),
         "token counts",
         "prompt tokens in `meta_info`: 38, not 37",
     ),
     "one completion token too few": (
-        engine(counts_one_completion_token_less=True),
+        engine(undercounts_completion_tokens=True),
         "token counts",
         "completion tokens in `meta_info`: 15, not 16",
     ),
     "a wrong total": (
-        engine(usage_total_is_wrong=True),
+        engine(usage_total_wrong=True),
         "token counts",
         "total tokens in `usage`: 54, not 53",
     ),
     "no cache": (engine(cache_off=True), "prefix cache", "0 from cache, 960 expected (page 64)"),
     "false cache report": (
-        engine(cache_pretends=True),
+        engine(overreports_cache=True),
         "prefix cache",
         "of a new prompt are reported as cached",
     ),
@@ -345,19 +349,19 @@ FAULTY = {
         "returns status 200",
     ),
     "a shorter second answer": (
-        engine(gives_fewer_tokens_per_call=True),
+        engine(returns_fewer_tokens_per_call=True),
         "greedy deterministic",
         "two greedy answers differ at token 29",
     ),
-    "a stream without text": (engine(stream_of_no_text=True), "streaming matches", "streaming gives ''"),
-    "list as color": (engine(color_is_a_list=True), "structured output", "JSON that does not match the schema"),
+    "a stream without text": (engine(stream_without_text=True), "streaming matches", "streaming gives ''"),
+    "list as color": (engine(returns_list_for_color=True), "structured output", "JSON that does not match the schema"),
     "page size 0": (engine(page=0), "prefix cache", "`page_size` in `/server_info` is 0"),
     "no metrics": (
         engine(metrics_absent=True),
         "metrics",
         "has no number for `sglang:generation_tokens_total`",
     ),
-    "constant metrics": (engine(metrics_stand_still=True), "metrics", "went from 0 to 0"),
+    "constant metrics": (engine(metrics_frozen=True), "metrics", "went from 0 to 0"),
 }
 
 
@@ -370,14 +374,14 @@ def test_each_defect_fails_only_its_check(server: EngineApi, check: str, evidenc
 
 LONG_PROMPTS = {
     "missed fact deep in a long text": (
-        {"reads": 4000},
+        {"max_recall_words": 4000},
         "fact in a long text found",
         Verdict.FAILED,
         r"at 90% of \d\d,\d{3} tokens '.*' instead of '\d{5}'",
     ),
-    "all facts found": ({"reads": 6000}, "fact in a long text found", Verdict.PASSED, "at 10%, 50%, 90% of"),
+    "all facts found": ({"max_recall_words": 6000}, "fact in a long text found", Verdict.PASSED, "at 10%, 50%, 90% of"),
     "missed fact in the control text": (
-        {"reads": 0},
+        {"max_recall_words": 0},
         "fact in a long text found",
         Verdict.SKIPPED,
         "does not find a fact in a short text either",
@@ -436,25 +440,35 @@ NONDETERMINISTIC = dataclasses.replace(TIERED, nondeterministic=(CAUSE,))
 @pytest.mark.parametrize(
     ("behaviors", "target", "verdict", "evidence"),
     [
-        ({"keeps": ("host", "storage")}, TIERED, Verdict.PASSED, "960 from host after 68,096 other tokens; 960 from"),
-        ({}, TIERED, Verdict.FAILED, "of 1024 tokens that the device evicted, none cached; 960 from host expected"),
-        ({"keeps": ("host",)}, TIERED, Verdict.FAILED, "after a flush of device and host, none cached"),
-        ({"keeps": ("host",)}, dataclasses.replace(TIERED, tiers=("host",)), Verdict.PASSED, "960 from host"),
         (
-            {"keeps": ("host",), "loses_bits": "host"},
+            {"saved_tiers": ("host", "storage")},
+            TIERED,
+            Verdict.PASSED,
+            "960 from host after 68,096 other tokens; 960 from",
+        ),
+        ({}, TIERED, Verdict.FAILED, "of 1024 tokens that the device evicted, none cached; 960 from host expected"),
+        ({"saved_tiers": ("host",)}, TIERED, Verdict.FAILED, "after a flush of device and host, none cached"),
+        ({"saved_tiers": ("host",)}, dataclasses.replace(TIERED, tiers=("host",)), Verdict.PASSED, "960 from host"),
+        (
+            {"saved_tiers": ("host",), "corrupt_tier": "host"},
             TIERED,
             Verdict.FAILED,
             "the answer differs with tokens from host",
         ),
         (
-            {"keeps": ("host",), "loses_bits": "host"},
+            {"saved_tiers": ("host",), "corrupt_tier": "host"},
             NONDETERMINISTIC,
             Verdict.WARNING,
             "the answer differs with tokens from host at token",
         ),
-        ({"keeps": ("host", "storage"), "loses_bits": "storage"}, TIERED, Verdict.FAILED, "with tokens from storage"),
-        ({"keeps": ("host", "storage"), "refuses_flush": True}, TIERED, Verdict.WARNING, "storage was not read"),
-        ({"keeps": ("host",)}, TARGET, Verdict.SKIPPED, "the server has no cache tier"),
+        (
+            {"saved_tiers": ("host", "storage"), "corrupt_tier": "storage"},
+            TIERED,
+            Verdict.FAILED,
+            "with tokens from storage",
+        ),
+        ({"saved_tiers": ("host", "storage"), "rejects_flush": True}, TIERED, Verdict.WARNING, "storage was not read"),
+        ({"saved_tiers": ("host",)}, TARGET, Verdict.SKIPPED, "the server has no cache tier"),
     ],
 )
 def test_cache_tier_check_uses_evicted_prompt(
@@ -468,13 +482,15 @@ def test_cache_tier_check_uses_evicted_prompt(
 
 def test_truncated_tier_answer_fails_despite_nondeterminism(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tier_checks, "_ANSWER", 32)  # tokens of the answers that the server truncates
-    result = result_of(run(engine(keeps=("host",), gives_fewer_tokens_per_call=True), NONDETERMINISTIC), "cache tiers")
+    result = result_of(
+        run(engine(saved_tiers=("host",), returns_fewer_tokens_per_call=True), NONDETERMINISTIC), "cache tiers"
+    )
     assert result.verdict is Verdict.FAILED
     assert "the answer differs with tokens from host at token" in result.evidence
 
 
 def test_storage_tier_is_verified_with_prompt_of_earlier_run() -> None:
-    server = engine(keeps=("host", "storage"))
+    server = engine(saved_tiers=("host", "storage"))
     run(server, TIERED)
     server.answer("/flush_cache")
     assert result_of(run(server, TIERED), "cache tiers").evidence.endswith("960 from storage, written before")
@@ -482,7 +498,7 @@ def test_storage_tier_is_verified_with_prompt_of_earlier_run() -> None:
 
 def test_too_slow_cache_fill_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tier_checks, "_FILL_SECONDS", 0.0)
-    result = result_of(run(engine(keeps=("host",)), TIERED), "cache tiers")
+    result = result_of(run(engine(saved_tiers=("host",)), TIERED), "cache tiers")
     assert result.verdict is Verdict.WARNING
     assert "not tested: filling the 65,536 tokens on the GPU takes" in result.evidence
 
@@ -490,8 +506,8 @@ def test_too_slow_cache_fill_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> No
 SOAK_TARGET = dataclasses.replace(TARGET, dp=2, speculative=True, soak_seconds=1.2)
 SLOW_FAILURES = {
     "hanging rank": ({"hanging_rank": 1}, r"no request of rank (0, )?1 ended within 0.2 s"),
-    "decreasing accept length": ({"drafts_wear_out": True}, r"the accept length of rank 0 fell from 3\.3"),
-    "leaked cache tokens": ({"keeps_tokens": True}, "cache tokens are in use without a request"),
+    "decreasing accept length": ({"accept_length_drops": True}, r"the accept length of rank 0 fell from 3\.3"),
+    "leaked cache tokens": ({"leaks_cache_tokens": True}, "cache tokens are in use without a request"),
     "crash on long prompts": ({"aborts_above": 600}, "requests failed, the first one of kind long: "),
 }
 
@@ -517,7 +533,7 @@ def test_soak_reports_its_load() -> None:
 
 def test_soak_with_other_traffic_skips_cache_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(soak, "_DRAIN_SECONDS", 0.1)
-    result = run_soak(engine(dp=2, keeps_tokens=True, others=1))
+    result = run_soak(engine(dp=2, leaks_cache_tokens=True, others=1))
     assert (result.verdict, "cache tokens in use not compared: other requests run" in result.evidence) == (
         Verdict.PASSED,
         True,
@@ -605,13 +621,13 @@ def check_answers(server: EngineApi, target: Target = WITH_QUESTIONS) -> CheckRe
 
 
 def test_correct_answers_beyond_one_prefill_chunk_pass() -> None:
-    result = check_answers(engine(knows={**ANSWERS, " Which city?": " PARIS.\n"}, thinks=True))
+    result = check_answers(engine(known_answers={**ANSWERS, " Which city?": " PARIS.\n"}, always_reasons=True))
     assert result.verdict is Verdict.PASSED
     assert re.fullmatch(r"all 3, one of them after \d{4} tokens \(a prefill chunk has 256\)", result.evidence)
 
 
 def test_two_wrong_answers_fail_with_known_causes() -> None:
-    report = run(engine(knows=ANSWERS, wrong=(" Which city?", " Which word?")), WITH_QUESTIONS)
+    report = run(engine(known_answers=ANSWERS, wrong=(" Which city?", " Which word?")), WITH_QUESTIONS)
     assert list(failures(report)) == ["correct answers"]
     assert failures(report)["correct answers"].startswith("2 of 3 answers wrong; rank 0: after ")
     assert "'w1" in failures(report)["correct answers"]
@@ -624,7 +640,7 @@ def test_two_wrong_answers_fail_with_known_causes() -> None:
 
 
 def test_one_wrong_answer_of_three_warns_with_causes() -> None:
-    report = run(engine(knows=ANSWERS, wrong=(" Which word?",)), WITH_QUESTIONS)
+    report = run(engine(known_answers=ANSWERS, wrong=(" Which word?",)), WITH_QUESTIONS)
     assert verdicts(report)["correct answers"] is Verdict.WARNING
     assert report.to_table().endswith("a GEMM reckons wrongly (sglang #28685); take another engine")
 
@@ -635,13 +651,13 @@ def test_wrong_answer_to_only_question_fails() -> None:
 
 
 def test_wrong_answers_of_one_rank_fail() -> None:
-    result = check_answers(engine(dp=2, knows=ANSWERS, wrong_rank=1), dataclasses.replace(WITH_QUESTIONS, dp=2))
+    result = check_answers(engine(dp=2, known_answers=ANSWERS, wrong_rank=1), dataclasses.replace(WITH_QUESTIONS, dp=2))
     assert result.verdict is Verdict.FAILED
     assert result.evidence.startswith("3 of 3 answers wrong; rank 1: after ")
 
 
 def test_no_prompt_beyond_prefill_chunk_is_a_warning() -> None:
-    result = check_answers(engine(knows=ANSWERS), dataclasses.replace(WITH_QUESTIONS, prefill_chunk=4000))
+    result = check_answers(engine(known_answers=ANSWERS), dataclasses.replace(WITH_QUESTIONS, prefill_chunk=4000))
     assert result.verdict is Verdict.WARNING
     assert "no prompt longer than a prefill chunk (4000 tokens)" in result.evidence
 
@@ -652,7 +668,7 @@ def test_model_without_questions_skips_answer_check() -> None:
 
 def test_questions_use_greedy_decoding_without_thinking() -> None:
     bodies: list[dict[str, object]] = []
-    answering = over_httpx(engine(knows=ANSWERS))
+    answering = over_httpx(engine(known_answers=ANSWERS))
 
     def answer(request: httpx.Request) -> httpx.Response:
         if request.url.path == "/v1/chat/completions" and b"enable_thinking" in request.content:
@@ -668,8 +684,8 @@ def test_questions_use_greedy_decoding_without_thinking() -> None:
 @pytest.mark.parametrize(
     ("server", "check"),
     [
-        (engine(rolls_dice=True), "greedy deterministic"),
-        (engine(stream_drops_a_piece=True), "streaming matches"),
+        (engine(samples_at_temperature_0=True), "greedy deterministic"),
+        (engine(stream_drops_chunk=True), "streaming matches"),
     ],
 )
 def test_nondeterministic_kernels_turn_differences_into_warnings(server: EngineApi, check: str) -> None:
@@ -680,7 +696,7 @@ def test_nondeterministic_kernels_turn_differences_into_warnings(server: EngineA
 
 UNSAMPLED = {
     "nothing is sampled": ({"samples": False}, "returns the same 32 tokens twice"),
-    "only the first token is sampled": ({"samples_the_first_token_alone": True}, "samples only the first token"),
+    "only the first token is sampled": ({"samples_only_first_token": True}, "samples only the first token"),
 }
 
 
@@ -707,7 +723,7 @@ def test_target_knows_whether_speculation_is_greedy(engine: str | None, greedy: 
 
 
 def test_fewer_tokens_fail_despite_nondeterministic_kernels() -> None:
-    report = run(engine(gives_fewer_tokens_per_call=True), dataclasses.replace(TARGET, nondeterministic=(CAUSE,)))
+    report = run(engine(returns_fewer_tokens_per_call=True), dataclasses.replace(TARGET, nondeterministic=(CAUSE,)))
     assert list(failures(report)) == ["greedy deterministic"]
 
 
@@ -732,17 +748,17 @@ def test_truncated_stream_fails_despite_nondeterministic_kernels(
 
 def test_server_ignoring_its_api_key_fails() -> None:
     with_key = dataclasses.replace(TARGET, api_key=Secret("sk-0123456789"))
-    failed = failures(run(engine(key="sk-0123456789", forgets_to_check_the_key=True), with_key))
+    failed = failures(run(engine(key="sk-0123456789", skips_key_check=True), with_key))
     assert failed == {"API key required": "a request without the key returns status 200"}
 
 
 def test_rank_that_never_serves_fails() -> None:
-    failed = failures(run(engine(dp=2, rank_zero_answers_for_all=True), dataclasses.replace(TARGET, dp=2)))
+    failed = failures(run(engine(dp=2, rank_zero_answers_all=True), dataclasses.replace(TARGET, dp=2)))
     assert failed == {"DP ranks": "rank 0 answered for rank 1"}
 
 
 def test_missing_rank_in_response_is_a_warning() -> None:
-    report = run(engine(dp=2, says_no_rank=True), dataclasses.replace(TARGET, dp=2))
+    report = run(engine(dp=2, omits_rank=True), dataclasses.replace(TARGET, dp=2))
     assert verdicts(report)["DP ranks"] is Verdict.WARNING
     assert report.ok
 
@@ -752,7 +768,7 @@ def test_missing_rank_in_response_is_a_warning() -> None:
     [
         (engine(), "the server reports no verification steps: speculation is off"),
         (engine(accept_length=1.0), "accept length 1.00: no draft"),
-        (engine(accept_length=1.0, counts_no_drafts=True), "accept length 1.00: no draft"),
+        (engine(accept_length=1.0, omits_draft_counts=True), "accept length 1.00: no draft"),
     ],
     ids=["off", "every draft rejected: 64 tokens in 63 steps", "every draft rejected, drafts not counted"],
 )
@@ -763,14 +779,14 @@ def test_ineffective_speculation_fails(server: EngineApi, evidence: str) -> None
 
 
 def test_truncated_structured_output_is_a_warning() -> None:
-    assert verdicts(run(engine(talks_too_long=True)))["structured output"] is Verdict.WARNING
+    assert verdicts(run(engine(schema_output_never_stops=True)))["structured output"] is Verdict.WARNING
 
 
 @pytest.mark.parametrize(
     ("bad_request", "check"), [("malformed", "bad requests rejected"), ("over-long", "overlong prompt rejected")]
 )
 def test_crash_on_bad_request_fails_following_checks(bad_request: str, check: str) -> None:
-    report = run(engine(dies_of=bad_request))
+    report = run(engine(crashes_on=bad_request))
     failed = failures(report)
     assert next(iter(failed)) == check
     assert "no connection" in failed[check]
@@ -778,7 +794,7 @@ def test_crash_on_bad_request_fails_following_checks(bad_request: str, check: st
 
 
 def test_hung_server_is_queried_once() -> None:
-    failed = failures(run(engine(hangs_at="/generate")))
+    failed = failures(run(engine(hanging_path="/generate")))
     assert failed["greedy deterministic"] == "http://127.0.0.1:30000/generate: no response within 180 s"
     assert failed["token counts"] == "not run: the server stopped answering during `greedy deterministic`"
     assert "soak" not in failed  # the soak was not requested

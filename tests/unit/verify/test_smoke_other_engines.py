@@ -98,11 +98,11 @@ def test_vllm_passes_every_supported_check() -> None:
 @pytest.mark.parametrize(
     ("server", "check"),
     [
-        (engine(rolls_dice=True), "greedy deterministic"),
+        (engine(samples_at_temperature_0=True), "greedy deterministic"),
         (engine(samples=False), "sampling varies"),
-        (engine(counts_one_prompt_token_more=True), "token counts"),
+        (engine(overcounts_prompt_tokens=True), "token counts"),
         (engine(overlong_status=500), "overlong prompt rejected"),
-        (engine(metrics_stand_still=True), "metrics"),
+        (engine(metrics_frozen=True), "metrics"),
         (engine(ignores_schema=True), "structured output"),
     ],
 )
