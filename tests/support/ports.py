@@ -11,9 +11,10 @@ from typing import IO, Final
 
 _RANGE: Final = range(10_000, 32_000)  # below the ephemeral ports, because sglang opens many of them
 _SHARE: Final = 1000  # ports reserved for one process
-_DERIVED: Final = (0, 1, 8, 16, 24)  # offsets: a gateway uses +1 for metrics, and its replicas +8, +16, +24
+_DERIVED: Final = (0, 1, *range(8, 56, 8))  # offsets: a gateway uses +1 for metrics, and its servers +8, +16 …
 _locks: list[IO[bytes]] = []  # kept open until the process ends
 _recent: deque[int] = deque(maxlen=_SHARE // 2)  # not returned again soon: the server may not listen yet
+_reserved: deque[int] = deque(maxlen=20 * len(_DERIVED))  # derived from recent ports: servers may be added later
 
 
 def free_port() -> int:
@@ -23,12 +24,13 @@ def free_port() -> int:
     """
     rng = random.SystemRandom()
     while True:
-        port = rng.choice(_share())
-        if port in _recent:
+        port = rng.choice(_share()[: -max(_DERIVED)])  # the ports above belong to another process
+        ports = [port + offset for offset in _DERIVED]
+        if port in _recent or port in _reserved or any(map(_is_taken, ports)):
             continue
-        if not any(map(_is_taken, (port + offset for offset in _DERIVED))):
-            _recent.append(port)
-            return port
+        _recent.append(port)
+        _reserved.extend(ports)
+        return port
 
 
 def _is_taken(port: int) -> bool:
