@@ -145,12 +145,14 @@ async def discover(
         engine = engine or other_engines.read_engine(document)
         info = await _server_info(server, address)
     except UnexpectedResponseError as error:
-        raise BenchError(f"cannot discover the endpoint: {error}", location=address.url) from error
+        hint = "pass the URL of a server with an OpenAI-compatible API"
+        raise BenchError(f"cannot discover the endpoint: {error}", location=address.url, hint=hint) from error
     if info is not None and info.role and not replicas:
         problem, hint = direct_request_problem(info.role)
         raise BenchError(problem, location=address.url, hint=hint)
     if (chosen := other_engines.choose_model(models)) is None:
-        raise BenchError(f"the endpoint lists no model under `{endpoints.MODELS}`", location=address.url)
+        hint = "pass the URL of a server that has loaded a model"
+        raise BenchError(f"the endpoint lists no model under `{endpoints.MODELS}`", location=address.url, hint=hint)
     served, context = chosen
     facts = EndpointFacts(url=address.url, api=api, served_model=served, context_length=context, engine=engine)
     metrics = await _exported_metrics(server)

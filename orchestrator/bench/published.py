@@ -288,7 +288,9 @@ def load_published(name: str) -> Published:
             raise UsageError(f"no file `{path}` found", hint=hint)
         entry = read_published(path, name)
         if not isinstance(entry, Published):
-            raise UsageError(f"the file has kind `{entry.kind}`, not `comparison`", location=name)
+            raise UsageError(
+                f"the file has kind `{entry.kind}`, not `comparison`", location=name, hint="pass a file of that kind"
+            )
         return entry
     tables = {entry.name: entry for entry in all_published(Published)}
     if name not in tables:

@@ -168,7 +168,8 @@ def bench(target: BenchTarget, options: BenchOptions, progress: Callable[[str, s
 def _check_aiperf(options: BenchOptions, workload: Workload) -> None:
     """Raise UsageError for what aiperf would ignore."""
     if workload.warmup_requests:
-        raise UsageError("cannot use `--warmup-requests` with aiperf: it measures all requests of a session")
+        message = "cannot use `--warmup-requests` with aiperf: it measures all requests of a session"
+        raise UsageError(message, hint="omit it, or omit `--tool aiperf`")
     if options.session_header is not None and workload.load == "open":
         message = "aiperf sends each recorded arrival as a session of its own, with a header of its own"
         raise UsageError(message, hint="run a number of sessions at a time: `--concurrency 8`")
@@ -235,7 +236,7 @@ def apply_changes(workload: Workload, changes: WorkloadChanges) -> tuple[Workloa
 
 def _check_changes(workload: Workload, changes: WorkloadChanges) -> None:
     if changes.requests is not None and changes.duration_s is not None:
-        raise UsageError("`--requests` and `--duration` are mutually exclusive")
+        raise UsageError("`--requests` and `--duration` are mutually exclusive", hint="omit one")
     if workload.has_sessions:
         if changes.request_rates:
             raise UsageError("sessions have no rates", hint="`--speed` or `--concurrency`")
@@ -275,7 +276,8 @@ def parse_price(usd_per_gpu_hour: float | None) -> Price | None:
     if usd_per_gpu_hour is None:
         return None
     if not 0 < usd_per_gpu_hour < 1e6:
-        raise UsageError(f"`--price {usd_per_gpu_hour:g}` is not a price per GPU-hour")
+        hint = "give the USD of one GPU per hour, such as `--price 2.5`"
+        raise UsageError(f"`--price {usd_per_gpu_hour:g}` is not a price per GPU-hour", hint=hint)
     return Price(usd_per_gpu_hour=usd_per_gpu_hour, source="given")
 
 

@@ -23,6 +23,7 @@ INCOMPLETE: Final = "the checkpoint is incomplete or modified"
 T = TypeVar("T")
 _ENGINE_FILES: Final = (CONFIG, QUANT_CONFIG, CheckpointFile("generation_config.json"))
 _MAX_ENGINE_FILE: Final = 16 << 20  # bytes; Quark lists each excluded layer
+_COPY_AGAIN: Final = "download or copy the file again"
 _MAX_MODULES: Final = 32  # of a model with its own code
 _MAX_BYTES: Final = 64 << 20  # of an index or config; the index of a trillion parameters has 15 MB
 
@@ -121,11 +122,11 @@ class Checkpoint:
     def _parse_shard(self, shard: CheckpointFile, parse: Callable[[Read, int], T]) -> T:
         location = f"{self.location}/{shard}"
         if shard not in self.files.sizes:
-            raise CheckpointError(f"`{shard}` is missing", location=location)
+            raise CheckpointError(f"`{shard}` is missing", location=location, hint=_COPY_AGAIN)
         try:
             return parse(partial(self.files.read, shard), self.files.sizes[shard])
         except BadShardError as error:
-            raise CheckpointError(f"`{shard}` {error}", location=location) from error
+            raise CheckpointError(f"`{shard}` {error}", location=location, hint=_COPY_AGAIN) from error
         except (OSError, UnsafeValueError) as error:
             raise CheckpointError(f"`{shard}`: {error}", location=location) from error
 
@@ -157,7 +158,7 @@ class Checkpoint:
             return CheckpointConfig.parse(self.read(name))
         except ValueError as error:
             message = f"`{name}` is not JSON: the file is truncated or modified"
-            raise CheckpointError(message, location=f"{self.location}/{name}") from error
+            raise CheckpointError(message, location=f"{self.location}/{name}", hint=_COPY_AGAIN) from error
 
 
 def local_checkpoint(directory: Path) -> Checkpoint | None:

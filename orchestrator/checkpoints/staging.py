@@ -60,7 +60,8 @@ def stage_remote(
     `RemoteDownload.run`.
     """
     if plan.model.checkpoint.source == "generated":
-        raise UsageError(f"cannot stage `{plan.model.name}`: its checkpoint is generated on its host")
+        message = f"cannot stage `{plan.model.name}`: its checkpoint is generated on its host"
+        raise UsageError(message, hint="`deploy up` generates it")
     return _verify_remote(plan, directory, host, hub_of(os.environ), allow_mismatch=allow_mismatch, mirror=mirror)
 
 

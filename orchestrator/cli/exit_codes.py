@@ -83,7 +83,8 @@ def _run(command: Callable[[], object]) -> None:
 def _require_output() -> None:
     """Raise OutputError if a command succeeded but could not write its result."""
     if reason := output_error():
-        raise OutputError(f"cannot write the result to standard output: {reason}")
+        hint = "the command is complete; redirect the output to another disk" if "space" in reason else ""
+        raise OutputError(f"cannot write the result to standard output: {reason}", hint=hint)
 
 
 def _answer(interrupt: _Handler, termination: _Handler) -> None:

@@ -85,7 +85,8 @@ def command(
         )
     if runtime is not None and runtime in LAUNCHERS:
         if input_files or image:
-            raise UsageError("`--input` and `--image` do not apply to a rented machine: `up` makes both there")
+            message = "`--input` and `--image` do not apply to a rented machine: `up` makes both there"
+            raise UsageError(message, hint="omit them")
         set_invocation(profile, set_ or (), None)
         plan, files = rental_files(runtime, profile, set_ or (), home, tool=package)
     else:

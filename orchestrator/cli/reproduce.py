@@ -161,7 +161,8 @@ def _check(*, tune: bool, host: str | None, running: bool, needs_start: bool) ->
             hint=f"run `deploy reproduce` on {host}",
         )
     if running and (tune or needs_start):
-        raise UsageError("`--tune`, `--checkpoint` and `--ablation` do not apply to a running server")
+        message = "`--tune`, `--checkpoint` and `--ablation` do not apply to a running server"
+        raise UsageError(message, hint="omit them, or omit `--from`")
 
 
 def _show(notes: Sequence[str], bill: CostEstimate, todo: Sequence[StepOutput], *, dry_run: bool) -> None:

@@ -43,7 +43,7 @@ def command(
     """Restart servers that die or hang. Ctrl-C stops watching; the servers keep running."""
     home = Home.from_environment()
     if output is not None and not install:
-        raise UsageError("`--output` needs `--install`")
+        raise UsageError("`--output` needs `--install`", hint="add `--install`, or omit `--output`")
     if exec_ is not None:
         Receiver.command(exec_)
     if webhook is not None:

@@ -1,9 +1,12 @@
 """Strict parsing of an endpoint's URL."""
 
 from dataclasses import dataclass
+from typing import Final
 from urllib.parse import urlsplit
 
 from orchestrator.core.errors import UsageError
+
+_FORM: Final = "write it as `http://host:port`"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,9 +26,9 @@ class Address:
             port = parts.port
             (parts.hostname or "").encode("idna")  # raises for names that cannot be resolved
         except ValueError as error:
-            raise UsageError(f"`{url}` is not a URL: {error}") from error
+            raise UsageError(f"`{url}` is not a URL: {error}", hint=_FORM) from error
         if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise UsageError(f"`{url}` is not the URL of an endpoint", hint="write it as `http://host:port`")
+            raise UsageError(f"`{url}` is not the URL of an endpoint", hint=_FORM)
         if parts.username is not None or parts.password is not None:
             hint = "name the variable that holds a key with `--api-key-env`; a URL is kept in histories and results"
             raise UsageError("the URL of an endpoint cannot contain a user or a password", hint=hint)

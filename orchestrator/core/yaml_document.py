@@ -132,7 +132,8 @@ class _Reader:
         if isinstance(event, yaml.AliasEvent):
             return None
         if len(path) >= MAX_DEPTH:
-            raise ProfileError(f"nested deeper than {MAX_DEPTH} levels", location=f"{self._name}:{_line(event)}")
+            location = f"{self._name}:{_line(event)}"
+            raise ProfileError(f"nested deeper than {MAX_DEPTH} levels", location=location, hint="flatten the value")
         return self._read_mapping(path) if isinstance(event, yaml.MappingStartEvent) else self._list(path)
 
     def _read_mapping(self, path: KeyPath) -> dict[str, Data]:

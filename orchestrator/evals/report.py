@@ -103,7 +103,7 @@ def compare_with_baseline(result: EvalResult, baseline: EvalResult, *, location:
     ):
         if actual != expected and None not in (actual, expected):
             message = f"cannot compare with the baseline: its {name} is `{actual}`, not `{expected}`"
-            raise BenchError(message, location=location)
+            raise BenchError(message, location=location, hint="evaluate both with the same suite and settings")
     return compare_results(baseline, result)
 
 

@@ -248,10 +248,12 @@ def load_baseline(baseline: str, suite: str) -> EvalResult | None:
     if suite == tau2.NAME and (path.name == tau2.RESULTS or (path.is_dir() and not file.exists())):
         return tau2.read_simulations(path, path.name, "").result
     if not file.exists():
-        raise UsageError(f"no baseline result of `{suite}` found", location=str(file))
+        hint = f"`deploy eval TARGET --suite {suite} --output DIRECTORY` writes one"
+        raise UsageError(f"no baseline result of `{suite}` found", location=str(file), hint=hint)
     result = load_eval_result(file)
     if result.suite != suite:
-        raise UsageError(f"the baseline is for `{result.suite}`, not `{suite}`", location=str(file))
+        hint = f"use `--suite {result.suite}`, or another baseline"
+        raise UsageError(f"the baseline is for `{result.suite}`, not `{suite}`", location=str(file), hint=hint)
     return result
 
 
@@ -266,7 +268,8 @@ def served_model(target: BenchTarget) -> str:
         message = f"cannot read the model of the endpoint: {error}"
         raise BenchError(message, location=target.url, hint=hint) from error
     if chosen is None:
-        raise BenchError("the endpoint serves no model", location=target.url)
+        hint = "pass the URL of a server that has loaded a model"
+        raise BenchError("the endpoint serves no model", location=target.url, hint=hint)
     return chosen[0]
 
 
@@ -306,7 +309,8 @@ def require_gsm8k(target: BenchTarget, *, minimum: float, name: str, folder: Pat
         warn(str(error))
     info(f"{name}: {result.score:.3f} of {len(result.items)} GSM8K questions correct")
     if result.score < minimum:
-        raise SmokeError(f"{name} has a GSM8K score of {result.score:.3f}; `--min-gsm8k` is {minimum:g}")
+        message = f"{name} has a GSM8K score of {result.score:.3f}; `--min-gsm8k` is {minimum:g}"
+        raise SmokeError(message, hint=f"the wrong answers are in `{folder}`")
 
 
 def require_sampling(target: BenchTarget, suite: Suite) -> None:

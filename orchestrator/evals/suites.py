@@ -118,7 +118,8 @@ def local_files(suite: Suite, questions: Path) -> dict[str, str]:
     for split, file in files.items():
         if not file.is_file():
             what = f"the {suite.few_shot} examples" if split == suite.examples else "the questions"
-            raise UsageError(f"no file with {what} of `{suite.name}` found", location=str(file))
+            hint = "copy it there, or omit `--dataset` to download it"
+            raise UsageError(f"no file with {what} of `{suite.name}` found", location=str(file), hint=hint)
     return {split: str(file) for split, file in files.items()}
 
 

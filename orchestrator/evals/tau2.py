@@ -117,7 +117,7 @@ def read_simulations(folder: Path, name: str, command: str, *, require_name: boo
         (domain, simulation) for domain, simulation in simulations if simulation.termination_reason != _NEVER_RAN
     ]
     if not completed:
-        raise BenchError("no tau2 simulation was run", location=str(folder))
+        raise BenchError("no tau2 simulation was run", location=str(folder), hint="see the errors in its results")
     info = results[0].info
     domains = ", ".join(sorted({domain for domain, _ in completed}))
     result = EvalResult(
@@ -170,7 +170,8 @@ def _require_one_evaluation(files: Sequence[Path], results: Sequence[_Results]) 
     for what, names in values.items():
         if len(names) > 1:
             listed = ", ".join(sorted(f"`{name}`" for name in names))
-            raise BenchError(f"the runs use different {what}: {listed}", location=str(files[0].parent.parent))
+            location, hint = str(files[0].parent.parent), "specify the file of one run"
+            raise BenchError(f"the runs use different {what}: {listed}", location=location, hint=hint)
     by_domain: dict[str, Path] = {}
     for file, run in zip(files, results, strict=True):
         domain = run.info.environment_info.domain_name

@@ -27,7 +27,8 @@ def ensure_base(docker: DockerCli, engine: Engine) -> str:
         pull(docker, reference, "base image", hint=_PIN)
     _warn_of_moved_tag(docker, engine)
     if (base := image_id(docker, reference)) is None:
-        raise BuildError(f"base image `{reference}` was pulled but is missing on this docker host")
+        message = f"base image `{reference}` was pulled but is missing on this docker host"
+        raise BuildError(message, hint="repeat the command; something else removed the image")
     return base
 
 

@@ -68,7 +68,8 @@ def input_digests(inputs: Mapping[str, bytes]) -> dict[str, str]:
 def _template(plan: Plan, catalog: Catalog) -> str:
     path = catalog.find(EntryKind.IMAGE_FILE, f"{plan.engine.dockerfile}.Dockerfile.j2")
     if path is None:
-        raise BuildError(f"no image template `{plan.engine.dockerfile}` found", location=f"engine {plan.engine.name}")
+        message = f"no image template `{plan.engine.dockerfile}` found"
+        raise BuildError(message, location=f"engine {plan.engine.name}", hint="correct `engine.dockerfile`")
     return path.read_text(encoding="utf-8")
 
 
@@ -85,7 +86,7 @@ def _engine_files(plan: Plan, catalog: Catalog) -> dict[str, bytes]:
     requirements = catalog.find(EntryKind.IMAGE_FILE, plan.engine.requirements)
     if requirements is None:
         message = f"no requirement file `{plan.engine.requirements}` found"
-        raise BuildError(message, location=f"engine {plan.engine.name}")
+        raise BuildError(message, location=f"engine {plan.engine.name}", hint="correct `engine.requirements`")
     images = data_root() / "images"
     shim = {path.relative_to(images).as_posix(): path.read_bytes() for path in sorted(images.glob("cpu_shim/*.p*"))}
     return {plan.engine.requirements: requirements.read_bytes(), **shim}

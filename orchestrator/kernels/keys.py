@@ -116,11 +116,14 @@ def rank_shape(moe: Moe, layout: Layout, *, fused: bool, padding: int = _PADDING
         raise ProfileError(
             f"ep {layout.ep} must divide tp {layout.tp} and the {moe.routed_experts} routed experts",
             location="layout.ep",
+            hint="choose an `ep` that divides both",
         )
     slices = layout.tp // layout.ep
     if moe.intermediate_size % slices:
         raise ProfileError(
-            f"expert width {moe.intermediate_size} is not divisible by tp / ep = {slices}", location="layout.tp"
+            f"expert width {moe.intermediate_size} is not divisible by tp / ep = {slices}",
+            location="layout.tp",
+            hint="choose another `tp` or `ep`",
         )
     shared = moe.shared_experts if fused else 0
     return Shape(

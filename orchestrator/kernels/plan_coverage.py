@@ -283,7 +283,9 @@ def tables_in_image(plan: Plan, image: str, remote: str | None = None) -> ImageT
     """Read the tables of an image and the commit of its aiter; warn if the plan pins another one."""
     if plan.engine.aiter_dir is None:
         raise KernelsError(
-            f"the engine of `{plan.profile}` has no aiter", location=f"engine {plan.engine.name}: aiter_dir"
+            f"the engine of `{plan.profile}` has no aiter",
+            location=f"engine {plan.engine.name}: aiter_dir",
+            hint="only a ROCm engine has kernel tables",
         )
     shipped = read_image(image, plan.engine.aiter_dir, remote)
     if (commit := shipped.aiter_commit) not in {None, plan.engine.aiter_commit}:

@@ -59,7 +59,8 @@ def _diff(diff: Diff, folder: Path) -> str:
         return files.read_file(path, max_bytes=_MAX_DIFF).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise ProfileError(f"cannot read the diff: {reason}", location=str(path)) from error
+        hint = "correct `diff.file` of the patch, or write the file"
+        raise ProfileError(f"cannot read the diff: {reason}", location=str(path), hint=hint) from error
 
 
 def manifest(

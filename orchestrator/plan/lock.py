@@ -93,7 +93,7 @@ def parse_lock(document: Document, tool: str) -> Lock:
     try:
         return _lock(data)
     except ValueError as error:
-        raise ProfileError("not a lockfile", location=name) from error
+        raise ProfileError("not a lockfile", location=name, hint="`deploy lock PROFILE` writes one") from error
 
 
 def _lock(data: Mapping[str, object]) -> Lock:

@@ -76,7 +76,7 @@ def _current_image_digest(plan: Plan) -> str:
     image = plan.engine.image or ""
     digest = (local_config(image) or Registry().config(image)).digest
     if not digest:
-        raise BuildError("the image is local: no registry has its digest")
+        raise BuildError("the image is local: no registry has its digest", hint="push it, and name the pushed image")
     return digest
 
 

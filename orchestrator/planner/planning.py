@@ -269,7 +269,8 @@ def _layers(path: Path, document: Document, catalog: Catalog) -> dict[Path, Docu
                 hint="`extends: NAME`; `deploy profiles` lists the names",
             )
         if base in names:
-            raise ProfileError(f"circular `extends`: profile `{base}` extends itself", location=location)
+            message = f"circular `extends`: profile `{base}` extends itself"
+            raise ProfileError(message, location=location, hint="remove `extends` from one of the profiles")
         parent = _extended(base, path.parent, catalog)
         if parent is None:
             hint = did_you_mean(base, catalog.names(EntryKind.PROFILE))
@@ -359,7 +360,7 @@ def _entry_file(key: str, name: str, folder: Path, catalog: Catalog) -> Path:
     if is_path(name):
         file = path_named_in(folder, name)
         if not file.is_file():
-            raise ProfileError(f"no file `{file}` found")
+            raise ProfileError(f"no file `{file}` found", hint="correct the path; `deploy profiles` lists the names")
         if not is_valid_name(file.stem):
             raise ProfileError(f"invalid name `{file.stem}` of a catalog entry", hint="rename the file")
         return file

@@ -78,7 +78,7 @@ class Override:
         if not equals or not all(path):
             raise UsageError(f"`--set {text}` has no key and value", hint="write it as `--set layout.tp=4`")
         if len(path) > MAX_DEPTH:
-            raise ProfileError(f"`--set {key[:60]}…` names no key of a profile")
+            raise ProfileError(f"`--set {key[:60]}…` names no key of a profile", hint="write it as `--set layout.tp=4`")
         if value.startswith("[") and value.endswith("]"):
             return cls(path, [read_scalar(item.strip()) for item in value[1:-1].split(",") if item.strip()])
         return cls(path, read_scalar(value))

@@ -111,7 +111,8 @@ def side_of_server(servers: Servers, name: str) -> ProbeSide:
     server.require_running()
     if server.handle.has_roles:
         raise UsageError(
-            f"cannot compare log-probabilities of `{name}`: prefill and decode servers answer only through the gateway"
+            f"cannot compare log-probabilities of `{name}`: prefill and decode servers answer only through the gateway",
+            hint="start the same model without roles, and compare that server",
         )
     run, plan, key = server.require_own_run(), server.handle.require_plan(), server.key
     engines = tuple(
@@ -128,7 +129,8 @@ def side_of_url(url: str, *, key: Secret | None) -> ProbeSide:
         with EngineClient(url, key=key) as server:
             engine = read_engine(server.get(MODELS))
             if is_other_engine(engine):
-                raise SmokeError(f"cannot read log-probabilities of `{url}`: it is {engine}, not sglang")
+                hint = "`deploy eval` compares the answers of any engine"
+                raise SmokeError(f"cannot read log-probabilities of `{url}`: it is {engine}, not sglang", hint=hint)
             target = target_from_server_info(server, url=url, api_key=key)
     except (NoResponseError, UnexpectedResponseError) as error:
         raise unidentified_server(url, error, key=key) from error

@@ -69,7 +69,7 @@ def wait_for_gateway(url: str, *, servers: int, state: Callable[[], ServerState]
     def probe(ask: Callable[[str], int]) -> int:
         now = state()
         if now.unschedulable:
-            raise NotReadyError(f"the gateway cannot start: {now.detail}")
+            raise NotReadyError(f"the gateway cannot start: {now.detail}", hint="change its node or its resources")
         if now.status not in {Status.RUNNING, Status.PENDING}:
             raise NotReadyError(f"the gateway exited: {now.exit_summary}", hint="see its log: `deploy logs`")
         return ask(url)

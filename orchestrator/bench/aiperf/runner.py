@@ -173,7 +173,9 @@ def _read_export(out: Path, code: int) -> AiperfExport:
         )
     export = parse_export(read_file(file, max_bytes=_MAX_LOG).decode(), location=str(file))
     if export.was_cancelled or not export.is_complete:
-        raise BenchError(f"{CLIENT} ended early: {export.incomplete_reason or 'cancelled'}", location=str(log))
+        raise BenchError(
+            f"{CLIENT} ended early: {export.incomplete_reason or 'cancelled'}", location=str(log), hint="see its log"
+        )
     return export
 
 

@@ -65,7 +65,7 @@ def open_trace(path: Path) -> SessionSource:
 def _format(path: Path) -> str:
     document = next(documents(path), None)
     if document is None:
-        raise ProfileError("the trace is empty", location=str(path))
+        raise ProfileError("the trace is empty", location=str(path), hint="write one request per line")
     try:
         data = json.loads(document.content)
     except (ValueError, RecursionError):

@@ -58,7 +58,8 @@ def read_source(directory: Path) -> Source:
     summary = summarize(checkpoint)
     shards = {name: checkpoint.header(name) for name in sorted(checkpoint.shards)}
     if nested := [name for name in shards if "/" in name]:
-        raise UsageError("Quark reads no shards in subdirectories", location=str(directory / nested[0]))
+        hint = "move the shards to the checkpoint's directory, and change its index"
+        raise UsageError("Quark reads no shards in subdirectories", location=str(directory / nested[0]), hint=hint)
     _require_unquantized(directory, summary)
     if not summary.config.model_type or not summary.config.count("layers"):
         raise CheckpointError("no `model_type` or number of layers found", location=str(directory / CONFIG))

@@ -311,7 +311,8 @@ def _evaluate(sweep: Sweep, result: BenchResult, ladder: _Ladder, trial: SweepTr
         return replace(trial, outcome=TrialOutcome.PRUNED, reason=reason)
     if result.end_reason is EndReason.ENDPOINT_DIED:
         example = next((failure.example for failure in result.points[-1].failures), "during the warm-up")
-        raise BenchError(f"the server died under load: {example}")
+        hint = f"`deploy diagnose {sweep.server}` names the cause"
+        raise BenchError(f"the server died under load: {example}", hint=hint)
     goal, values = sweep.goal, sweep.goal.values(result)
     if cause := goal.client_lag(result):  # first, since a late client says nothing about the server
         return replace(

@@ -92,7 +92,8 @@ def engine_python(engine: Engine, home: Home) -> str:
         raise BuildError(f"engine `{engine.name}` has no requirement file, so no environment can be built", hint=hint)
     requirements = Catalog.of(home).find(EntryKind.IMAGE_FILE, engine.requirements)
     if requirements is None:  # only names are found, because an edited plan may contain any path
-        raise BuildError(f"no requirement file `{engine.requirements}` found", location=f"engine `{engine.name}`")
+        message = f"no requirement file `{engine.requirements}` found"
+        raise BuildError(message, location=f"engine `{engine.name}`", hint="correct `engine.requirements`")
     return str(ensure_venv(requirements, home=home, progress=Progress()).python)
 
 

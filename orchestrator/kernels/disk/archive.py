@@ -120,7 +120,7 @@ class KernelArchive:
         """Yield the files. Raises KernelsError if the archive has changed since it was read."""
         with self.path.open("rb") as stream:
             if _digest(stream) != self.digest:
-                raise KernelsError(f"`{self.path}` has changed while it was read")
+                raise KernelsError(f"`{self.path}` has changed while it was read", hint="repeat the command")
             for entry, content in _entries(stream):
                 if entry.name != _RECEIPT:
                     yield KernelFile(
@@ -170,7 +170,8 @@ def read_archive(path: Path) -> KernelArchive:
                     sizes[name] = entry.size
         return KernelArchive(path=path, digest=digest, receipt=_receipts().validate_json(receipt), sizes=sizes)
     except (gzip.BadGzipFile, EOFError, ValueError, tarfile.TarError, zlib.error) as error:
-        raise KernelsError(f"`{path}` is not an archive of compiled kernels", details=str(error)) from error
+        hint = "`deploy up` writes one below `$DEPLOY_HOME` after a verified start"
+        raise KernelsError(f"`{path}` is not an archive of compiled kernels", details=str(error), hint=hint) from error
     except OSError as error:
         raise KernelsError(f"cannot read `{path}`: {error.strerror}") from error
 

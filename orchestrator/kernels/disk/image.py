@@ -18,6 +18,7 @@ from orchestrator.kernels.disk.files import require_readable, tables_below
 from orchestrator.kernels.rows import RowOrigin, TunedRow, read_rows
 
 _CONFIGS: Final = "aiter/configs"  # below aiter's sources
+_NO_TABLES: Final = "correct `engine.aiter_dir`, or choose an image with aiter"
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 
 
@@ -46,12 +47,12 @@ def read_image(image: str, aiter_dir: str, remote: str | None = None) -> ImageTa
         try:
             copy_from_image(docker, image, f"{aiter_dir}/{_CONFIGS}", folder)
         except PathNotFoundError as error:
-            raise KernelsError(none, details=error.details) from error
+            raise KernelsError(none, details=error.details, hint=_NO_TABLES) from error
         with suppress(PathNotFoundError):  # no git directory
             copy_from_image(docker, image, f"{aiter_dir}/.git/HEAD", folder)
         below = tables_below(folder / "configs")
         if not (tables := [path for path in below if _is_copied(path, folder)]):
-            raise KernelsError(none)
+            raise KernelsError(none, hint=_NO_TABLES)
         for path in (path for path in below if path not in tables):
             warn(f"`{image}`: `{path.relative_to(folder)}` links to a file outside `{_CONFIGS}`; its rows are not read")
         rows = tuple(_rows(tables, folder))

@@ -107,7 +107,8 @@ def _gateway(plan: Plan, image: str) -> Artifacts:
 def spec_of(artifacts: Artifacts) -> ContainerSpec:
     """Return the container spec of artifacts that were rendered for docker. Raises StartError for others."""
     if not isinstance(artifacts.spec, ContainerSpec):
-        raise StartError(f"the plan of `{artifacts.plan.profile}` is not for the docker runtime")
+        message = f"the plan of `{artifacts.plan.profile}` is not for the docker runtime"
+        raise StartError(message, hint="use `--runtime docker`")
     return artifacts.spec
 
 

@@ -98,7 +98,8 @@ class KernelVolumes:
                 finally:
                     container.remove(force=True)
         except (docker.errors.APIError, docker.errors.ImageNotFound) as error:
-            raise HostError(f"cannot read the cache volumes of `{self.spec.image}`", details=str(error)) from error
+            message = f"cannot read the cache volumes of `{self.spec.image}`"
+            raise HostError(message, details=str(error), hint="is the image on this docker host?") from error
 
 
 def _kernels(tar: tarfile.TarFile, folder: KernelFolder) -> Iterator[KernelFile]:

@@ -53,4 +53,5 @@ def require_applied(applied: CompletedProgram) -> None:
     """Raise StartError if the cluster rejected the objects."""
     if not applied.ok:
         text = "\n".join(f"  {line}" for line in applied.stderr.strip().splitlines())
-        raise StartError("the cluster rejected the server", details=text)
+        hint = "change the setting that the message names; `deploy render PROFILE` shows the objects"
+        raise StartError("the cluster rejected the server", details=text, hint=hint)

@@ -161,7 +161,8 @@ def find_sources(python: str) -> dict[str, Any]:
         return dict(parse_json(done.stdout.splitlines()[-1]))
     except (IndexError, ValueError) as error:
         message = f"cannot query which sglang `{python}` imports"
-        raise BuildError(message, details=done.stderr.strip()[-2000:]) from error
+        hint = "correct `engine.python`: it must import sglang"
+        raise BuildError(message, details=done.stderr.strip()[-2000:], hint=hint) from error
 
 
 def sources_identity(python: str) -> str | None:

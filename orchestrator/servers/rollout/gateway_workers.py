@@ -34,6 +34,7 @@ from orchestrator.verify.gateway import count_workers
 
 _FILE: Final = "gateway.key"
 _ACCEPTED: Final = 202
+_SEE_LOG: Final = "`deploy logs` shows the log of the gateway"
 _MAX_DRAIN_SECONDS: Final = 30  # then the gateway unlists a worker; `servers.drain` waits for longer requests
 _CHANGE_TIMEOUT: Final = 10.0  # seconds for the gateway to apply a change, on a busy machine
 _ROUTE_TIMEOUT: Final = 60.0  # seconds; smg 1.13.0 adds a healthy worker within 0.2 s
@@ -93,7 +94,8 @@ def saved_workers(
     try:
         control_key = Secret(read_private(file).decode())
     except (OSError, UnicodeDecodeError) as error:
-        raise HostError(f"cannot read `{file}`") from error
+        hint = f"restart the server: `deploy restart {gateway.name}`"
+        raise HostError(f"cannot read `{file}`", hint=hint) from error
     drain_seconds = min(int(seconds), _MAX_DRAIN_SECONDS)
     return GatewayWorkers(url=gateway.url, control_key=control_key, key=key, drain_seconds=drain_seconds)
 
@@ -136,7 +138,7 @@ class GatewayWorkers:
             with EngineClient(self.url, key=self.control_key) as gateway:
                 return parse_workers(gateway.get(WORKERS))
         except (NoResponseError, UnexpectedResponseError) as error:
-            raise HostError(f"the gateway does not list its workers: {error}") from error
+            raise HostError(f"the gateway does not list its workers: {error}", hint=_SEE_LOG) from error
 
     def cordon(self, new: RunningServer) -> None:
         """Do nothing: a new replica gets no requests until it is registered."""
@@ -169,8 +171,8 @@ class GatewayWorkers:
             key = {"api_key": self.key.reveal()} if self.key else {}
             self._change("POST", WORKERS, {"url": url, **key, **self.roles.get(urlsplit(url).port, {})})
         if not poll_until(bool, lambda: self.is_routed(url, new), timeout=_ROUTE_TIMEOUT, interval=_POLL_INTERVAL):
-            hint = "`deploy logs` shows the log of the gateway"
-            raise NotReadyError(f"the gateway does not route to `{url}` after {_ROUTE_TIMEOUT:.0f} s", hint=hint)
+            message = f"the gateway does not route to `{url}` after {_ROUTE_TIMEOUT:.0f} s"
+            raise NotReadyError(message, hint=_SEE_LOG)
 
     def is_routed(self, url: str, _: RunningServer) -> bool:
         """Return whether the gateway sends requests to the replica."""
@@ -185,9 +187,10 @@ class GatewayWorkers:
             with EngineClient(self.url, key=self.control_key) as gateway:
                 status = gateway.status(method, path, body)
         except NoResponseError as error:
-            raise HostError(f"the gateway does not answer: {error}") from error
+            raise HostError(f"the gateway does not answer: {error}", hint=_SEE_LOG) from error
         if status != _ACCEPTED:
-            raise HostError(f"`{method} {path}` of the gateway returned HTTP {status}", location=self.url)
+            message = f"`{method} {path}` of the gateway returned HTTP {status}"
+            raise HostError(message, location=self.url, hint=_SEE_LOG)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,7 +233,7 @@ class DiscoveredWorkers:
             < expected
         ):
             what = f"the gateway does not route to `{Path(new.run_dir).name}` after {_ROUTE_TIMEOUT:.0f} s"
-            raise NotReadyError(what, hint="`deploy logs` shows the log of the gateway")
+            raise NotReadyError(what, hint=_SEE_LOG)
 
     def is_routed(self, _: str, server: RunningServer) -> bool:
         """Return whether the gateway may send requests to the replica."""

@@ -259,7 +259,8 @@ def _downloaded(reference: str, home: Home) -> KernelArchive:
         path = folder / FileName(f"{manifest}-{hashlib.sha256(content).hexdigest()}{SUFFIX}")
         return read_archive(atomic_write(path, content, mode=0o600))
     except (BuildError, OSError) as error:
-        raise KernelsError(f"cannot download the kernels of `{reference}`", details=str(error)) from error
+        hint = "correct the reference, or omit it: the server then compiles its kernels"
+        raise KernelsError(f"cannot download the kernels of `{reference}`", details=str(error), hint=hint) from error
 
 
 @contextmanager

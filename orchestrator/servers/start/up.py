@@ -127,7 +127,7 @@ def _server_to_roll(servers: Servers, name: str, *, plan: Plan, request: UpReque
         require_rollable(running.plan or plan, plan, name, request)
     elif request.max_replicas is not None or request.min_gsm8k is not None:
         option = "--min-gsm8k" if request.max_replicas is None else "--max-replicas"
-        raise UsageError(f"`{option}` needs running replicas; `{name}` has none")
+        raise UsageError(f"`{option}` needs running replicas; `{name}` has none", hint=f"omit `{option}`")
     return running
 
 

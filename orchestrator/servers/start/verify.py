@@ -78,6 +78,7 @@ def await_healthy(handle: RunningServer, runtime: ServerGroup, *, deadline: floa
     the next check. Raises NotReadyError after `deadline` seconds, or at once when a process of the server has ended.
     """
     replicas, began = len(handle.replicas) or 1, time.monotonic()
+    hint = f"`deploy logs {handle.name}` shows the cause; `deploy restart {handle.name}` restarts it"
     kind = "servers" if handle.has_roles else "replicas"
 
     def probe() -> tuple[int, str]:
@@ -96,9 +97,9 @@ def await_healthy(handle: RunningServer, runtime: ServerGroup, *, deadline: floa
             lambda seen: bool(seen[1]) or seen[0] == replicas, probe, timeout=deadline, interval=_INTERVAL, on_tick=show
         )
     if failure:
-        raise NotReadyError(failure)
+        raise NotReadyError(failure, hint=hint)
     if healthy != replicas:
-        raise NotReadyError(f"{healthy} of {replicas} {kind} healthy after {deadline:g} s")
+        raise NotReadyError(f"{healthy} of {replicas} {kind} healthy after {deadline:g} s", hint=hint)
 
 
 def wait_for_server(
@@ -151,7 +152,8 @@ def _wait_until_routed(
             any, probe, timeout=limit, interval=_INTERVAL, on_tick=lambda _: progress.update(FIRST_SAMPLE)
         )
     if ended:
-        raise NotReadyError(f"the server ended during its {FIRST_SAMPLE}: {ended}")
+        hint = f"`deploy diagnose {handle.name}` names the cause"
+        raise NotReadyError(f"the server ended during its {FIRST_SAMPLE}: {ended}", hint=hint)
     if not ready:
         hint = f"`deploy logs {handle.name}` shows what its ranks do; raise `timeouts.progress_deadline` or `--timeout`"
         raise NotReadyError(f"a rank has not answered its {FIRST_SAMPLE} after {limit:g} s", hint=hint)
@@ -316,7 +318,8 @@ def _smoke_pair_url(
     """Test prefill and decode through a gateway that somebody else started."""
     prefill, decode = ([worker.url for worker in workers if worker.role == role] for role in ROLES)
     if not prefill or not decode:
-        raise SmokeError(f"the gateway at `{url}` has {len(prefill)} prefill and {len(decode)} decode servers")
+        message = f"the gateway at `{url}` has {len(prefill)} prefill and {len(decode)} decode servers"
+        raise SmokeError(message, hint="add at least one of each to the gateway")
     with EngineClient(decode[0], key=key) as server:
         target = target_from_server_info(server, url=url, api_key=key)
     report = smoke_test(_of_pair(_with_soak(target, soak), decode), faults=None)

@@ -35,9 +35,10 @@ class Receiver:
         try:
             argv = tuple(shlex.split(text))
         except ValueError as error:
-            raise UsageError(f"cannot parse the command of `--exec`: {error}") from error
+            hint = "quote the command for the shell"
+            raise UsageError(f"cannot parse the command of `--exec`: {error}", hint=hint) from error
         if not argv:
-            raise UsageError("`--exec` needs a command")
+            raise UsageError("`--exec` needs a command", hint="`--exec 'PROGRAM ARGUMENT…'`")
         if shutil.which(argv[0]) is None:  # otherwise the first death would reveal that it is missing
             raise UsageError(f"no program `{argv[0]}` found", hint="pass `--exec` a command on the PATH, or a path")
         return cls(label=f"`{argv[0]}`", argv=argv)

@@ -126,5 +126,5 @@ def _quoted(text: str) -> str:
 
 def _specifier(text: str) -> str:
     if "\n" in text:
-        raise UsageError("a line of a systemd unit cannot contain a line break")
+        raise UsageError("a line of a systemd unit cannot contain a line break", hint="remove it from the option")
     return text.replace("%", "%%")
