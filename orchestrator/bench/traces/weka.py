@@ -9,13 +9,12 @@ sessions of their own; here they follow one another.
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, TypeAdapter
 
-from orchestrator.bench.traces.documents import TraceDocument, documents, parse, reject_document
+from orchestrator.bench.traces.documents import RecordedModel, TraceDocument, documents, parse, reject_document
 from orchestrator.bench.traces.request import TraceRequest, Tree, block_id_base
-from orchestrator.core.validation import StrictModel
 
 EXPECTED: Final = (
     '{"id": text, "block_size": tokens, "hash_id_scope": "local", "requests": [{"t": s, "type": "n", …}, …]}'
@@ -23,45 +22,28 @@ EXPECTED: Final = (
 _Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 
 
-class _Call(StrictModel):
+class _Call(RecordedModel):
     t: _Seconds
     type: Literal["n", "s"]
     input_length: Annotated[int, Field(alias="in", ge=1, le=1 << 26)]
     output_length: Annotated[int, Field(alias="out", ge=0, le=1 << 26)]
     hash_ids: tuple[Annotated[int, Field(ge=0, lt=1 << 62)], ...] = ()
     api_time: float | None = None
-    think_time: float | None = None
-    model: Any = None
-    input_types: Any = None
-    output_types: Any = None
-    stop: Any = None
-    ttft: Any = None
 
 
-class _Subagent(StrictModel):
+class _Subagent(RecordedModel):
     t: _Seconds
     type: Literal["subagent"]
     agent_id: str
     requests: tuple[_Call, ...]
     duration_ms: float | None = None
-    subagent_type: Any = None
-    total_tokens: Any = None
-    tool_use_count: Any = None
-    status: Any = None
-    models: Any = None
-    tool_tokens: Any = None
-    system_tokens: Any = None
 
 
-class _WekaSession(StrictModel):
+class _WekaSession(RecordedModel):
     id: str
     block_size: Annotated[int, Field(ge=1, le=1 << 16)]
     hash_id_scope: Literal["local"]
     requests: tuple[Annotated[_Call | _Subagent, Field(discriminator="type")], ...]
-    models: Any = None
-    tool_tokens: Any = None
-    system_tokens: Any = None
-    totals: Any = None
 
 
 _SESSION: Final = TypeAdapter(_WekaSession)
