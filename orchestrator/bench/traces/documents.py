@@ -5,19 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn, TypeVar
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from orchestrator.core.errors import Problem, ProfileError
-from orchestrator.core.validation import StrictModel, validation_problems
+from orchestrator.core.validation import validation_problems
 
 _MAX_BYTES: Final = 1 << 28  # of one document: a session with all its block ids
 Parsed = TypeVar("Parsed")
-
-
-class RecordedModel(StrictModel):
-    """A part of a document; keys that are not needed are ignored."""
-
-    model_config = ConfigDict(extra="ignore")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,13 @@ the previous one with the answer of the server, as in aiperf (`DELTAS_WITHOUT_RE
 from array import array
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 from pydantic import Field, TypeAdapter
 
-from orchestrator.bench.traces.documents import RecordedModel, TraceDocument, documents, parse, read_at, reject_document
+from orchestrator.bench.traces.documents import TraceDocument, documents, parse, read_at, reject_document
 from orchestrator.bench.traces.request import TraceRequest, Tree, private_block_ids
+from orchestrator.core.validation import StrictModel
 
 BLOCK_TOKENS: Final = 512
 EXPECTED: Final = (
@@ -24,13 +25,15 @@ _Tokens = Annotated[int, Field(ge=1, le=1 << 26)]
 _Index: TypeAlias = "dict[str, tuple[array[int], array[int]]]"  # offsets and numbers of the lines of each session
 
 
-class _MooncakeLine(RecordedModel):
+class _MooncakeLine(StrictModel):
     timestamp: _Milliseconds | None = None
     delay: _Milliseconds | None = None
     input_length: _Tokens
     output_length: Annotated[int, Field(ge=0, le=1 << 26)]
     hash_ids: tuple[Annotated[int, Field(ge=0, lt=1 << 63)], ...] | None = None
     session_id: str | None = None
+    type: Any = None
+    extra: Any = None
 
 
 _LINE: Final = TypeAdapter(_MooncakeLine)

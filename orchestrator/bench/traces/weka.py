@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
 
-from orchestrator.bench.traces.documents import RecordedModel, TraceDocument, documents, parse, reject_document
+from orchestrator.bench.traces.documents import TraceDocument, documents, parse, reject_document
 from orchestrator.bench.traces.request import TraceRequest, Tree, block_id_base
+from orchestrator.core.validation import StrictModel
 
 EXPECTED: Final = (
     '{"id": text, "block_size": tokens, "hash_id_scope": "local", "requests": [{"t": s, "type": "n", …}, …]}'
@@ -22,7 +23,11 @@ EXPECTED: Final = (
 _Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 
 
-class _Call(RecordedModel):
+class _Recorded(StrictModel):
+    model_config = ConfigDict(extra="ignore")
+
+
+class _Call(_Recorded):
     t: _Seconds
     type: Literal["n", "s"]
     input_length: Annotated[int, Field(alias="in", ge=1, le=1 << 26)]
@@ -31,7 +36,7 @@ class _Call(RecordedModel):
     api_time: float | None = None
 
 
-class _Subagent(RecordedModel):
+class _Subagent(_Recorded):
     t: _Seconds
     type: Literal["subagent"]
     agent_id: str
@@ -39,7 +44,7 @@ class _Subagent(RecordedModel):
     duration_ms: float | None = None
 
 
-class _WekaSession(RecordedModel):
+class _WekaSession(_Recorded):
     id: str
     block_size: Annotated[int, Field(ge=1, le=1 << 16)]
     hash_id_scope: Literal["local"]
