@@ -72,6 +72,22 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
 }
 HIDDEN: Final = frozenset({"schema"})  # neither listed nor completed
 ALIASES: Final[Mapping[str, str]] = {"ps": "status"}
+# Renamed commands, old name to new name.
+RENAMED: Final[Mapping[str, str]] = {
+    "cache": "prune --caches",
+    "flags": "add engine VERSION --flags-only",
+    "kernels log": "kernels check",
+    "kernels table": "kernels build",
+    "matrix": "profiles --format github-matrix",
+    "metrics": "monitoring",
+    "onboard": "add",
+    "patches list": "patches ls",
+    "probe": "logprobs",
+    "quantise": "quantize",
+}
+# By command: renamed options, old name to new name.
+_ON: Final = {"--on": "--runtime"}
+_UNTUNED: Final = {"--accept-untuned": "--allow-untuned"}
 # Keys of a profile that a user may take for options.
 PROFILE_KEYS: Final[Mapping[str, str]] = {
     "--dp": "layout.dp",
@@ -91,6 +107,36 @@ INTERRUPTED: Final[Mapping[str, tuple[str, str]]] = {
     "rollback": ("interrupted", "`deploy status` shows what runs"),
     "stage": ("interrupted; downloaded bytes are kept", "nothing is left running; the same command continues"),
     "up": ("interrupted; no server was started", "nothing is left running; the same command skips finished steps"),
+}
+RENAMED_OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
+    "add profile": {"--like": "--base", "--context": "--max-context"},
+    "bench": {"--in": "--input-tokens", "--out": "--output-tokens", "--rates": "--request-rate"},
+    "build": {"--at-once": "--parallel", "--give": "--input", **_UNTUNED},
+    "eval": {"--data": "--dataset"},
+    "kernels tune": {"--rekeyed": "--retune-derived"},
+    "logprobs": {
+        "--against": "--reference",
+        "--limit": "--tolerance",
+        "--longest": "--max-length",
+        "--other-checkpoint": "--allow-other-checkpoint",
+    },
+    "preflight": _ON,
+    "quantize": {"--in": "--profile"},
+    "render": {"--give": "--input", "--tool": "--package", **_ON},
+    "reproduce": {"--data": "--dataset", "--keep": "--keep-failed", "--weights": "--checkpoint"},
+    "show": _ON,
+    "smoke": {"--against": "--profile"},
+    "stage": {"--accept-differences": "--allow-mismatch", "--at-once": "--parallel"},
+    "sweep": {
+        "--at": "--at-rate",
+        "--confirm": "--repeats",
+        "--hours": "--max-hours",
+        "--rates": "--request-rate",
+        "--trials": "--max-trials",
+        "--usd": "--max-cost",
+        **_UNTUNED,
+    },
+    "up": {"--keep": "--keep-failed", "--least-gsm8k": "--min-gsm8k", "--only": "--max-replicas", **_ON, **_UNTUNED},
 }
 
 

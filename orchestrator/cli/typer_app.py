@@ -21,6 +21,8 @@ from orchestrator.cli.commands import (
     INTERRUPTED,
     PROFILE_KEYS,
     PROGRAM,
+    RENAMED,
+    RENAMED_OPTIONS,
     commands_below,
     group_text,
     listed_below,
@@ -180,8 +182,10 @@ class Group(TyperGroup):
             return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: "Context", args: list[str]) -> "tuple[str | None, Command | None, list[str]]":
-        """Resolve a command or an alias."""
+        """Resolve a command or an alias; for a renamed command, raise an error with the new name."""
         words = f"{self._words} {args[0]}".lstrip()
+        if not ctx.resilient_parsing and (now := RENAMED.get(words)):
+            raise UsageError(f"no such command `{args[0]}`", hint=f"did you mean `{PROGRAM} {now}`?")
         args = [ALIASES.get(words, args[0]), *args[1:]]
         with _in_our_words(ctx):
             return super().resolve_command(ctx, args)
@@ -212,11 +216,14 @@ def _in_our_words(ctx: "Context") -> Iterator[None]:
             raise  # while the shell completes a line
         message, _, details = _QUOTED.sub(r"`\1`", error.format_message().rstrip(".")).partition(". ")
         option = getattr(error, "option_name", None) or ""
+        renamed = RENAMED_OPTIONS.get(ctx.command_path.partition(" ")[2], {}).get(option)
         matches = get_close_matches(option, getattr(error, "possibilities", None) or (), n=1, cutoff=_NEAR_OPTION)
         suggestion = f"did you mean `{matches[0]}`?" if matches else ""
         help_ = f"`{ctx.command_path} -h` shows arguments and options"
         message = ": ".join(_begun_small(part) for part in message.partition(" (Possible")[0].split(": "))
-        if (key := get_close_matches(option, PROFILE_KEYS, n=1, cutoff=_NEAR_KEY)) and (
+        if renamed:
+            suggestion = f"did you mean `{renamed}`?"
+        elif (key := get_close_matches(option, PROFILE_KEYS, n=1, cutoff=_NEAR_KEY)) and (
             get_close_matches(option, [*matches, *key], n=1) == key
         ):
             sets = any("--set" in param.opts for param in ctx.command.params)

@@ -29,6 +29,60 @@ _EXPECTED: Final[Mapping[str, str]] = {
     "model_type": "a mapping",
     "model_attributes_type": "a mapping",
 }
+# New names of renamed keys by their old names: a search by spelling would often suggest another key.
+RENAMED_KEYS: Final[Mapping[str, str]] = {
+    "about": "context",
+    "accept_known_bad": "allow_known_issues",
+    "allow_public": "allow_unauthenticated",
+    "answer": "expected",
+    "cache": "kv_cache",
+    "cached_share": "cache_hit_rate",
+    "claim": "pvc",
+    "clients": "allowed_clients",
+    "climb": "ramp",
+    "drops": "removed_when",
+    "env_not": "without_env",
+    "filler": "filler_words",
+    "grace": "termination_grace",
+    "groups": "supplemental_groups",
+    "hazards": "warnings",
+    "healing": "restart_policy",
+    "image_before": "image_older_than",
+    "image_on_node": "image_pull_policy",
+    "inexact": "nondeterministic",
+    "kind": "source",
+    "known_bad": "blocked",
+    "limits": "slo",
+    "location": "path",
+    "metrics_from": "allowed_scrapers",
+    "models": "architectures",
+    "mtp_weights": "mtp_weights_size",
+    "options": "sbatch_options",
+    "origin": "checkpoint",
+    "patience": "pending_timeout",
+    "pending": "queue_timeout",
+    "prefixes": "num_prefixes",
+    "product": "gpu_product",
+    "quantisation": "quantization",
+    "question": "prompt",
+    "rates_rps": "request_rates",
+    "restarts": "max_attempts",
+    "secret": "api_key_secret",
+    "service": "service_type",
+    "shm": "shm_size",
+    "signal": "signal_before_end",
+    "silence": "progress_deadline",
+    "template": "dockerfile",
+    "time": "time_limit",
+    "tokens": "max_tokens",
+    "up_to_rps": "max_rps",
+    "waiting": "timeouts",
+    "weights": "weights_size",
+    "what": "summary",
+    "when": "match",
+    "without": "exclude",
+    "without_patches": "skip_patches",
+}
 _MAX_FILE: Final = 8 << 20  # bytes of a file that a person writes
 _SHOWN: Final = 60  # characters of a value in a message
 
@@ -197,7 +251,7 @@ def _message(details: ErrorDetails, path: KeyPath) -> str:
 
 
 def _hint(details: ErrorDetails, kind: type[BaseModel] | None) -> str:
-    """Return a hint: for an unknown key, the nearest name; for text of a wrong format, the field's description.
+    """Return a hint: for an unknown key, its new or nearest name; for text of a wrong format, the field's description.
 
     A field without a description gets its pattern.
     """
@@ -208,7 +262,8 @@ def _hint(details: ErrorDetails, kind: type[BaseModel] | None) -> str:
     if details["type"] != "extra_forbidden" or kind is None:
         return ""
     *parents, key = details["loc"]
-    return did_you_mean(str(key), _known_keys(kind, parents))
+    keys, renamed = _known_keys(kind, parents), RENAMED_KEYS.get(str(key))
+    return f"did you mean `{renamed}`?" if renamed in keys else did_you_mean(str(key), keys)
 
 
 def _known_keys(kind: type[BaseModel], parents: Sequence[int | str]) -> dict[str, str | None]:

@@ -11,7 +11,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from orchestrator.cli.commands import ALIASES, COMMANDS, HIDDEN
+from orchestrator.cli.commands import ALIASES, COMMANDS, HIDDEN, RENAMED, RENAMED_OPTIONS
 from orchestrator.cli.main import app
 from orchestrator.cli.options import complete_names, server_names
 from orchestrator.core.errors import UsageError
@@ -96,6 +96,7 @@ def test_command_help_is_well_formatted(words: tuple[str, ...]) -> None:
         ("status --hots", "no such option: --hots", "did you mean `--host`?"),
         ("stat", "no such command `stat`", "did you mean `status`, "),
         ("top", "missing argument `NAME`", "`deploy top -h` shows arguments and options"),
+        ("cache ls", "no such command `cache`", "did you mean `deploy prune --caches`?"),
         ("--install-completion", "no such option: --install-completion", "did you mean `--show-completion`?"),
         ("kernels foo", "no such command `foo`", "`deploy kernels -h` shows"),
         ("top a --interval 0.1", "invalid value for `--interval`: input should be greater than or equal to 0.5", ""),
@@ -124,6 +125,27 @@ def test_alias_shows_help_of_its_command() -> None:
         help_text = CliRunner().invoke(app, [alias, "-h"], prog_name="deploy").output
         assert help_text == CliRunner().invoke(app, [words, "-h"], prog_name="deploy").output
         assert help_text.startswith(f"Usage: deploy {words} ")
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_renamed_command_suggests_new_name(old: str, new: str) -> None:
+    result = CliRunner().invoke(app, [*old.split(), "more"], prog_name="deploy")
+    assert isinstance(result.exception, UsageError)
+    assert result.exception.message == f"no such command `{old.rsplit(maxsplit=1)[-1]}`"
+    assert result.exception.hint == f"did you mean `deploy {new}`?"
+    first = new.partition(" -")[0].replace(" VERSION", "")
+    assert tuple(first.split()) in ALL_COMMANDS or first in {words[0] for words in ALL_COMMANDS}
+
+
+@pytest.mark.parametrize(
+    ("words", "old", "new"), [(words, *pair) for words, pairs in RENAMED_OPTIONS.items() for pair in pairs.items()]
+)
+def test_renamed_option_suggests_new_name(words: str, old: str, new: str) -> None:
+    assert new.partition(" ")[0] in {name for option in command(tuple(words.split())).params for name in option.opts}
+    result = CliRunner().invoke(app, [*words.split(), old, "value"], prog_name="deploy")
+    assert isinstance(result.exception, UsageError)
+    assert result.exception.message == f"no such option: {old}"
+    assert result.exception.hint == f"did you mean `{new}`?"
 
 
 @pytest.mark.parametrize("words", ALL_COMMANDS, ids=" ".join)

@@ -153,7 +153,7 @@ def test_model_name_condition_is_rejected(tmp_path: Path) -> None:
     path.write_text(f"warnings: [{{{entry}}}]\n")
     with pytest.raises(ProfileError) as caught:
         read_known_issues(Catalog((tmp_path,)))
-    assert caught.value.problems[0].message == "unknown key `warnings.0.match.models`"
+    assert "did you mean `architectures`?" in caught.value.problems[0].hint
 
 
 def test_every_blocking_issue_has_source_and_condition() -> None:
