@@ -166,7 +166,7 @@ def test_space_reserved_by_killed_command_is_released(workspace: Workspace) -> N
     assert not list(workspace.home.glob("runs/*/.reserved-*"))
 
 
-def test_server_stopped_on_full_disk_is_not_wanted(workspace: Workspace, disk: Path) -> None:
+def test_server_stopped_on_full_disk_is_not_restarted(workspace: Workspace, disk: Path) -> None:
     """Otherwise `deploy watch` would restart the server."""
     server = workspace.deployment
     assert not list(server.run(*server.up()).faults(0))

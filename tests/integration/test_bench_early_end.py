@@ -107,7 +107,7 @@ def test_stop_condition_ends_measurement_and_restores_signal_handlers(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupt_during_prompt_generation_is_prompt(tmp_path: Path, number: signal.Signals) -> None:
+def test_interrupt_ends_prompt_generation_immediately(tmp_path: Path, number: signal.Signals) -> None:
     """Generation takes a minute and once blocked signal handling."""
     workload = tmp_path / "large.yaml"
     large = {"input_tokens": 200, "cache_hit_rate": 0.5, "num_prefixes": 900_000, "requests": 2}
@@ -124,7 +124,7 @@ def test_interrupt_during_prompt_generation_is_prompt(tmp_path: Path, number: si
 
 
 @pytest.mark.usefixtures("sigint_raises")
-def test_interrupt_during_cache_forecast_is_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_ends_cache_forecast_immediately(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For a trace of long sessions the forecast takes minutes and once blocked signal handling."""
 
     def forecast(*_: object) -> None:

@@ -202,7 +202,7 @@ def test_every_percentile_is_accurate_within_two_percent(measured: Find, api: st
     assert point.send_lag_s.p95 < 0.02
 
 
-def test_server_stall_raises_latency_not_lowers_rate(measured: Find) -> None:
+def test_server_stall_raises_latency_without_lowering_rate(measured: Find) -> None:
     """Requests that are due during the stall are still sent on time."""
     case = measured("stalled")
     point, true = case.only, case.planned
@@ -214,7 +214,7 @@ def test_server_stall_raises_latency_not_lowers_rate(measured: Find) -> None:
     assert_accurate(ttft(point), true.ttft_s)
 
 
-def test_queueing_raises_scheduled_latency_and_is_not_sustained(measured: Find) -> None:
+def test_queueing_raises_scheduled_latency_and_rate_is_not_sustained(measured: Find) -> None:
     """The server needs 0.15 s for each request, one at a time: it can serve 6.7 of the 10 rps offered."""
     case = measured("queue")
     point, true = case.only, case.planned

@@ -86,7 +86,7 @@ def test_endpoint_accepting_neither_is_rejected_with_its_status(tmp_path: Path) 
         measured(EngineApi(rejects_generation=True), tmp_path)
 
 
-def test_only_prompts_of_one_prefix_share_beginnings() -> None:
+def test_only_prompts_with_same_prefix_share_beginnings() -> None:
     words = Words(
         first_tokens=2, single=tuple("abcdefghijklmnopqrstuvwxyz"), passages=(("one two", 2), ("three four five", 3))
     )

@@ -102,7 +102,7 @@ def tiered(cpu_engine: CpuEngine, tmp_path: Path) -> Iterator[Tiered]:
                 started.runtime.stop(handle, grace=0)
 
 
-def test_cache_tiers_survive_restart_and_help_as_predicted(tiered: Tiered, tmp_path: Path) -> None:
+def test_cache_tiers_survive_restart_and_match_prediction(tiered: Tiered, tmp_path: Path) -> None:
     tiered.up("tiers")
     rng = random.Random(7)
     prompt = rng.choices(range(100, 500), k=1000)

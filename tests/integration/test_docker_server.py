@@ -41,7 +41,7 @@ def other(scripted: DockerEngine) -> Iterator[DockerRuntime]:
         yield runtime
 
 
-def test_server_lifecycle_keeps_secrets_and_log(scripted: DockerEngine, other: DockerRuntime) -> None:
+def test_server_lifecycle_leaks_no_secret_and_saves_log(scripted: DockerEngine, other: DockerRuntime) -> None:
     artifacts = scripted.artifacts("server.api_key_env=DEPLOY_TEST_KEY")
     secrets = {"DEPLOY_TEST_KEY": Secret(KEY), "HF_TOKEN": Secret(TOKEN)}
     server = scripted.start("life", artifacts, secrets=secrets)

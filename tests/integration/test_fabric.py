@@ -337,7 +337,7 @@ def test_baseline_without_nodes_fails(tmp_path: Path, monkeypatch: pytest.Monkey
         assert (rejection.level, rejection.value) == (Level.FAIL, "no nodes named")
 
 
-def test_roles_on_nodes_of_their_own_are_checked(
+def test_roles_on_separate_nodes_are_checked(
     trees: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)

@@ -251,7 +251,7 @@ def test_volume_mount_failure_is_reported(
     assert "/srv/models is not a directory" in errors
 
 
-def test_crash_loop_counts_as_died_server(
+def test_crash_loop_counts_as_exited_server(
     cluster: PrivateCluster, namespace: str, command: Callable[..., Running]
 ) -> None:
     starting = command(*up_words(namespace, *HOST_PATH))

@@ -46,7 +46,7 @@ def broken(scripted: CpuEngine) -> Iterator[CpuServer]:
         server.runtime.stop(server.handle, grace=0)
 
 
-def test_server_exiting_during_load_keeps_exit_code_and_log(broken: CpuServer) -> None:
+def test_exit_during_load_keeps_exit_code_and_log(broken: CpuServer) -> None:
     assert broken.runtime.state(broken.handle).exit_code == 1
     assert any("SCRIPTED_BROKEN is set" in line for line in broken.runtime.logs(broken.handle, follow=False))
     wait_until_no_process_is_left(broken)

@@ -93,7 +93,7 @@ print("took", time.monotonic() - began, "of", fcntl.fcntl(1, fcntl.F_GETPIPE_SZ)
     print(took)
 
 
-def test_key_is_passed_as_single_read_config_file(start: Start) -> None:
+def test_key_is_passed_in_config_file_that_is_read_once(start: Start) -> None:
     program = """
 import os, pathlib, sys, time
 path = pathlib.Path(sys.argv[sys.argv.index('--config') + 1])
@@ -348,7 +348,7 @@ subprocesses.python_module_argv = lambda _, lock: [sys.executable, "-c", sys.arg
 """
 
 
-def test_server_of_starter_killed_during_handover_is_found(engine: CpuEngine) -> None:
+def test_server_is_found_after_starter_is_killed_during_handover(engine: CpuEngine) -> None:
     begun = engine.home.root / "begun"
     with starter(SLOW_STARTER, engine, "slow", SLOW_SUPERVISOR, str(begun)) as killed:
         wait_for(begun.exists)

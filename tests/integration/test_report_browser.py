@@ -117,7 +117,7 @@ def test_report_with_long_names_fits(chromium: str, tmp_path: Path) -> None:
         assert [plot["stray"] + plot["cut"] for plot in plots] == [0] * len(plots)
 
 
-def test_alarm_is_visible(chromium: str, tmp_path: Path) -> None:
+def test_comparability_issue_is_visible(chromium: str, tmp_path: Path) -> None:
     page = page_of(tmp_path, marked(tp4dp2(), IssueKind.SIMULATED_ACCEPTANCE, IssueKind.KERNEL_MISS))
     assert [frame["alarms"] for frame in measure_layout(chromium, page)] == [1, 1, 1]
 

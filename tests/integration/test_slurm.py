@@ -322,7 +322,7 @@ def test_rendered_job_runs_manually_with_listed_variables(
 
 
 @pytest.mark.usefixtures("deploy")
-def test_cancelling_just_ended_job_is_no_error(slurm_cluster: SlurmCluster) -> None:
+def test_cancelling_ended_job_is_not_an_error(slurm_cluster: SlurmCluster) -> None:
     """In about one of five attempts, the node forgets the job before the controller does; this test needs several."""
     words = ("sbatch", "--parsable", "--chdir=/tmp", "--output=/dev/null", "--wrap=exec sleep 60")
     jobs = [slurm_cluster.run(*words).strip() for _ in range(6)]

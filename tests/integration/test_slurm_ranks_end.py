@@ -108,7 +108,7 @@ def test_only_rank_0_receives_sigterm_and_others_finish(
     assert sorted(path.name for path in ranks.folder.glob("done-*")) == ["done-1", "done-2"]
 
 
-def test_exited_rank_ends_the_server(ranks: Ranks, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exited_rank_stops_the_server(ranks: Ranks, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 waits forever for the exited rank, as after a failure of the network."""
     ends = "while not (rank and (out / ('sigterm-0' if rank == 1 else 'started-0')).exists()): time.sleep(.02)"
     program = f"{TOUCH_AT_SIGTERM}{WRITE_OUTPUT}{ends}"

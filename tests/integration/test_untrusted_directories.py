@@ -63,7 +63,7 @@ def test_no_module_is_imported_from_current_directory(
 
 
 @pytest.mark.parametrize("name", ["a b", "a\nb", "é, \"x\" 'y' $(z)", "-rf", "a\\nb"])
-def test_home_with_unusual_name_runs_a_server(name: str, tmp_path: Path) -> None:
+def test_server_starts_in_home_with_unusual_name(name: str, tmp_path: Path) -> None:
     (tmp_path / name).mkdir()
     engine = CpuEngine(home=Home(tmp_path / name), python=Path(sys.executable))
     server = engine.start("a", artifacts=engine.artifacts(argv=("sh", "-c", "pwd; sleep 600")))

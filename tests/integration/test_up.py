@@ -250,7 +250,7 @@ def test_server_of_killed_up_command_is_found(deploy: CommandLine) -> None:
     assert_clean(deploy, "orphan", port)
 
 
-def test_occupied_port_names_its_holder(deploy: CommandLine) -> None:
+def test_occupied_port_error_names_its_holder(deploy: CommandLine) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", free_port()))
         holder.listen()

@@ -201,7 +201,7 @@ def test_server_dying_during_load_fails_immediately(deploy: CommandLine, up: lis
     assert_clean(deploy, port)
 
 
-def test_ctrl_c_while_waiting_leaves_nothing(deploy: CommandLine, up: list[str], port: int) -> None:
+def test_ctrl_c_while_waiting_leaves_no_container(deploy: CommandLine, up: list[str], port: int) -> None:
     with deploy.running(*up, *LOADS_FOREVER) as command:
         command.wait_for("started `")
         code, output = command.end(signal.SIGINT)

@@ -55,7 +55,7 @@ def fused(cpu_environment: Venv) -> Mapping[str, "subprocess.CompletedProcess[st
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_fusion_does_nothing_without_custom_all_reduce(
+def test_fusion_has_no_effect_without_custom_all_reduce(
     version: str, fused: Mapping[str, "subprocess.CompletedProcess[str]"]
 ) -> None:
     result = fused[version]

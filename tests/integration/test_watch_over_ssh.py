@@ -45,7 +45,7 @@ def server(host: str) -> Iterator[ServerSnapshot]:
         api.shutdown()
 
 
-def test_server_answers_and_end_of_watch_ends_ssh(backend: LiveBackend, server: ServerSnapshot) -> None:
+def test_server_answers_and_ssh_ends_with_watch(backend: LiveBackend, server: ServerSnapshot) -> None:
     wait_for(lambda: backend.listens(server))
     assert backend._client(server).probe_rank(0, timeout=60) == 200
     assert len(tunnels()) == 1
@@ -54,7 +54,7 @@ def test_server_answers_and_end_of_watch_ends_ssh(backend: LiveBackend, server: 
     assert not backend.listens(server)
 
 
-def test_no_request_leaves_before_ssh_is_connected(backend: LiveBackend, server: ServerSnapshot) -> None:
+def test_no_request_is_sent_before_ssh_connects(backend: LiveBackend, server: ServerSnapshot) -> None:
     """Another program listens on this host, on the port that the server uses on the remote host."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         url, closed_port = f"http://127.0.0.1:{other.getsockname()[1]}", free_port()
@@ -70,7 +70,7 @@ def test_no_request_leaves_before_ssh_is_connected(backend: LiveBackend, server:
             other.accept()
 
 
-def test_snapshot_ends_ssh_that_it_does_not_need(backend: LiveBackend, server: ServerSnapshot) -> None:
+def test_snapshot_closes_unused_ssh_connection(backend: LiveBackend, server: ServerSnapshot) -> None:
     wait_for(lambda: backend.listens(server))
     [before] = tunnels()
     again, moved, local = (replace(server, **changes) for changes in ({}, {"url": "http://127.0.0.1:9"}, {"host": ""}))
@@ -83,7 +83,7 @@ def test_snapshot_ends_ssh_that_it_does_not_need(backend: LiveBackend, server: S
     assert tunnels() == []
 
 
-def test_forward_is_not_handed_to_shared_connection(
+def test_port_forward_does_not_use_shared_connection(
     tmp_path: Path, backend: LiveBackend, server: ServerSnapshot
 ) -> None:
     """A shared connection of the user's ssh would keep the forward open."""

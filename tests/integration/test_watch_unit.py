@@ -70,7 +70,7 @@ def test_systemd_accepts_unit_without_secrets(home: Home, tmp_path: Path, monkey
         assert line in unit.splitlines()
 
 
-def test_unit_runs_as_its_author_and_rejects_webhook(
+def test_unit_runs_as_its_creator_and_rejects_webhook(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOGNAME", "somebody-before-su")

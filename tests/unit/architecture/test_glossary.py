@@ -1,7 +1,9 @@
-"""Test that retired words appear neither in names nor in texts: one concept has one word."""
+"""Test that retired words appear neither in names nor in texts and comments: one concept has one word."""
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -38,11 +40,17 @@ def names_in(nodes: Nodes) -> Iterator[tuple[int, str]]:
                 yield node.lineno, name
 
 
-def texts_in(nodes: Nodes) -> Iterator[tuple[int, str]]:
+def texts_in(nodes: Nodes, source: str) -> Iterator[tuple[int, str]]:
+    """Yield the strings and the comments of a module, with their lines."""
     for node in nodes:
         match node:
             case ast.Constant(value=str(text)):
                 yield node.lineno, text
+    if RETIRED.keys().isdisjoint(words(source)):  # tokenizing is slow
+        return
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
 
 
 def retired_in(path: Path) -> list[str]:
@@ -53,7 +61,7 @@ def retired_in(path: Path) -> list[str]:
         return []
     nodes = nodes_in(source) if python else ()
     names = [(0, path.stem), *names_in(nodes)]
-    texts = texts_in(nodes) if python else enumerate(source.splitlines(), start=1)
+    texts = texts_in(nodes, source) if python else enumerate(source.splitlines(), start=1)
     # The name of a test is a sentence: only the words that are retired everywhere count.
     matches = [(line, name, RETIRED if line and name.startswith("test_") else RETIRED_IN_NAMES) for line, name in names]
     matches += [(*text, RETIRED) for text in texts]
@@ -70,10 +78,10 @@ def test_no_retired_word_is_used() -> None:
         *(path for suffix in ("py", "j2", "yaml") for path in ROOT.glob(f"orchestrator/**/*.{suffix}")),
         *(path for folder in ("patches", "profiles") for path in ROOT.glob(f"{folder}/**/*.yaml")),
         *(path for folder in ("images", "tests") for path in ROOT.glob(f"{folder}/**/*.py")),
+        *(path for path in ROOT.glob(".ci/*") if path.is_file()),
+        *(path for suffix in ("md", "yml") for path in ROOT.glob(f".github/**/*.{suffix}")),
         *ROOT.glob("docs/**/*.md"),
-        ROOT / "README.md",
-        ROOT / "CONTRIBUTING.md",
-        ROOT / "Makefile",
+        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "Makefile", "pyproject.toml")),
     }
     assert len(paths) > 1000
     assert [problem for path in sorted(paths - WITH_OLD_NAMES) for problem in retired_in(path)] == []
@@ -85,6 +93,7 @@ def test_retired_word_is_detected_in_names_and_text(tmp_path: Path) -> None:
         'class ServerVigil:\n    def heal_it(self, knock):\n        """Heal it."""\n        return f"{knock} hazard"\n'
         '    def told(self, whose): self.why = "why"\n'
         "def test_each_vigil(each): ...\n"
+        "# a lookalike\n"
     )
     assert [problem.split(":", 1)[1] for problem in retired_in(path)] == [
         "1: write `watcher`, not `vigil`",
@@ -97,4 +106,5 @@ def test_retired_word_is_detected_in_names_and_text(tmp_path: Path) -> None:
         "5: write `reason`, not `why`",
         "6: write `watcher`, not `vigil`",
         "6: write `the singular of what is iterated`, not `each`",
+        "7: write `secret match`, not `lookalike`",
     ]
