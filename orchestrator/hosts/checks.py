@@ -1,4 +1,4 @@
-"""Preflight: the checks that a host is ready for a plan. Each check reports a finding and a hint."""
+"""Preflight: checks whether a host is ready for a plan. Each check yields findings, with a hint for each problem."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -12,7 +12,7 @@ from orchestrator.hosts.report import PreflightReport
 from orchestrator.hosts.survey import MACHINE_SECTIONS, survey
 from orchestrator.plan.plan import Plan
 
-# Run on the host of the server.
+# Checks of the host where the server runs.
 SERVING_CHECKS: Final[Sequence[Check]] = (
     gpu_checks.gpus_present,
     gpu_checks.gpu_arch,
@@ -30,16 +30,15 @@ SERVING_CHECKS: Final[Sequence[Check]] = (
     machine_checks.cpu_affinity,
     machine_checks.ports,
 )
-# Run on the host where `deploy` runs.
+# Checks of the host where `deploy` runs.
 CONTROL_CHECKS: Final[Sequence[Check]] = (machine_checks.disk_space, machine_checks.checkpoint, machine_checks.api_key)
 
 
 def preflight(plan: Plan, access: HostAccess, more: Sequence[Check] = (), *, local: bool = True) -> PreflightReport:
-    """Survey a host once, run every check on the result and return the report.
+    """Survey a host once, run all checks on the result, and return the report.
 
-    `more` are the additional checks of the plan's runtime. Without `local` the server runs on another host, and the
-    checks of GPUs, devices and ports are left out. A failed check does not raise; HostError is raised only if the
-    survey fails.
+    `more` holds the additional checks of the plan's runtime. Without `local`, the server runs on another host, and the
+    checks of GPUs, devices and ports are skipped. A failed check does not raise. Raises HostError if the survey fails.
     """
     directories = [space.directory for space in access.spaces]
     gpus = ALL_SECTIONS if local and plan.hardware.vendor != "cpu" else {}

@@ -1,4 +1,4 @@
-"""The input of a preflight check: plan, surveyed host, and access to the host."""
+"""The input of a preflight check: the plan, the survey of the host, and access to the host."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ class DiskNeed:
 
 @dataclass(frozen=True, kw_only=True)
 class HostAccess:
-    """Access to a host, and the facts that a survey cannot find there.
+    """Access to a host, and facts that a survey cannot collect.
 
     `checkpoint` verifies the plan's checkpoint and returns its description and its size in bytes, or raises
-    CheckpointError; None if there is no checkpoint to verify. With `in_container` the server gets the limits of its
-    container, not those of this shell. `interpreter` is a Python with the engine; None if `deploy up` builds its
+    CheckpointError; None if there is no checkpoint to verify. With `in_container`, the limits of the container apply
+    to the server, not those of this shell. `interpreter` is a Python with the engine; None if `deploy up` builds its
     environment, or if the engine is in an image. `server_on` returns the name of the `deploy` server on a port, or
-    None. `freed` holds the ports of the server that is stopped before this start. `rank` is that of the host.
+    None. `freed` holds the ports of the server that is stopped before this start. `rank` is the rank of the host.
     """
 
     runner: Runner
@@ -58,7 +58,7 @@ class CheckContext:
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
-        """The GPUs that the plan uses; an index that the host lacks is left out."""
+        """The GPUs that the plan uses, without indices that the host lacks."""
         gpus = self.inventory.gpus if self.inventory else ()
         return tuple(gpus[index] for index in self.plan.gpus if index < len(gpus))
 

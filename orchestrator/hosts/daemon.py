@@ -1,4 +1,4 @@
-"""The Docker daemon in use: resolved in one place, so that images are built where their containers start."""
+"""The Docker daemon in use, resolved in one place: images are built where their containers start."""
 
 import os
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ DEFAULT: Final = "unix:///var/run/docker.sock"
 def docker_endpoint(host: str | None = None, environ: Mapping[str, str] = os.environ) -> str:
     """Return the URL of the Docker daemon.
 
-    The order is that of the docker command: `host`, DOCKER_HOST, the current context, the default socket.
+    Precedence, as in the docker command: `host`, DOCKER_HOST, the current context, the default socket.
     """
     return host or environ.get("DOCKER_HOST") or _of_context(environ) or DEFAULT
 
@@ -36,7 +36,7 @@ def remote_host(host: str | None, environ: Mapping[str, str] = os.environ) -> st
 def _of_context(environ: Mapping[str, str]) -> str | None:
     """Return the endpoint of the current docker context; None for the default context, or if `docker` fails."""
     name = environ.get("DOCKER_CONTEXT")
-    if not name:  # to read the file costs less than to run `docker`
+    if not name:  # reading the file is faster than running `docker`
         folder = environ.get("DOCKER_CONFIG") or str(Path(environ.get("HOME", "~")).expanduser() / ".docker")
         with suppress(OSError, ValueError, AttributeError):
             name = parse_json(Path(folder, "config.json").read_text(encoding="utf-8")).get("currentContext")

@@ -18,7 +18,7 @@ from orchestrator.hosts.survey import Runner, survey
 from orchestrator.plan.networks import Network, Sample, ranks_use_rdma, transfer_uses_rdma
 from orchestrator.plan.plan import Plan
 
-# The variables that name a row of the GID table, with the value that leaves the choice to the library on each node:
+# Variables that select a row of the GID table, each with the value that lets the library choose on each node:
 # Mooncake 3b5a5941 config.cpp, ROCm/mori 624002c8 rdma.cpp, NCCL 2.21 (net_ib), UCX.
 _GID_VARIABLES: Final[Mapping[str, str]] = {
     "MC_GID_INDEX": "-1",
@@ -27,11 +27,11 @@ _GID_VARIABLES: Final[Mapping[str, str]] = {
     "UCX_IB_GID_INDEX": "auto",
 }
 _RECORD: Final = "if the difference is intended, `--save-baseline FILE` records a new baseline"
-_SHARE: Final = 0.95  # of the recorded figure: less is reported; two runs on a quiet fabric differ by 1 to 2 %
+_SHARE: Final = 0.95  # of the baseline: a smaller value is reported; two runs on an idle fabric differ by 1 to 2 %
 
 
 class FabricBaseline(StrictModel):
-    """The figures of one run between nodes of a site; it may be compared with a run between other nodes."""
+    """The measurements of one run between nodes of a site, comparable with a run between other nodes."""
 
     firmware: dict[Text, list[Text]] = Field(default={}, description="versions of each NIC")
     write_gbits: dict[Text, float] = Field(default={}, description="Gb/s of each NIC, the lowest of all pairs of nodes")
@@ -41,9 +41,9 @@ class FabricBaseline(StrictModel):
 
 @dataclass(frozen=True, kw_only=True)
 class Fabric:
-    """The nodes of a plan, with the NICs between them by node and name.
+    """The nodes of a plan and the NICs between them, by node and name.
 
-    `python` starts the engine's Python on a node; None if there is none yet. `reason` says why.
+    `python` is the argv of the engine's Python on a node; None if it is not installed yet.
     """
 
     plan: Plan
@@ -58,19 +58,19 @@ class Fabric:
 
     @property
     def metrics(self) -> FabricBaseline:
-        """The measured figures and firmware versions, as a baseline."""
+        """The measurements and firmware versions, as a baseline."""
         return FabricBaseline(
             firmware=self.firmware, write_gbits=self.write, all_reduce_gbytes=self.reduced, ranks=self.ranks
         )
 
     @property
     def ranks(self) -> int:
-        """The number of ranks of the all-reduce."""
+        """The number of ranks in the all-reduce."""
         return len(self.nodes) * max(len(self.plan.gpus), 1)
 
     @property
     def firmware(self) -> dict[str, list[str]]:
-        """The versions of each NIC on all nodes."""
+        """The firmware versions of each NIC across all nodes."""
         firmware: dict[str, list[str]] = {}
         for nic in sorted(self.all_nics, key=lambda nic: (nic.name, nic.firmware)):
             versions = firmware.setdefault(nic.name, [])
@@ -89,7 +89,7 @@ class Fabric:
 
     @property
     def unmeasured(self) -> list[str]:
-        """The measurements without a figure: names of NICs whose link is up, and all-reduce."""
+        """The missing measurements: names of NICs with a link, and `all-reduce`."""
         nics = {nic.name for nic in self.all_nics if nic.active and self.uses_rdma}
         return [*sorted(nics - {*self.write}), *(() if self.reduced else ("all-reduce",))]
 
@@ -101,13 +101,13 @@ class Fabric:
 
 
 def read_fabric_nics(plan: Plan, runners: Mapping[str, Runner]) -> dict[str, dict[str, Nic]]:
-    """Return the NICs of each node that connect it to the others. Raises HostError if a node does not answer."""
+    """Return the NICs that connect the nodes, by node and name. Raises HostError if a survey fails."""
     surveys = {name: survey(runner, {"nics": nic_survey()})["nics"].text for name, runner in runners.items()}
     return {name: {nic.name: nic for nic in _of_fabric(plan, read_nics(text))} for name, text in surveys.items()}
 
 
 def _of_fabric(plan: Plan, nics: Sequence[Nic]) -> Iterator[Nic]:
-    """Yield the NICs that NCCL_IB_HCA names, else the fastest of the most numerous vendor, and those without a link."""
+    """Yield the NICs that NCCL_IB_HCA selects, or the most common vendor's fastest, and those without a link."""
     variable = _named_nics(plan)
     vendor = Counter(nic.vendor for nic in nics).most_common(1)[0][0] if nics else ""
     rate = max((nic.gbits for nic in nics if nic.vendor == vendor), default=0)
@@ -121,14 +121,14 @@ def _named_nics(plan: Plan) -> str:
 
 
 def _is_named(nic: Nic, variable: str) -> bool:
-    """Return whether NCCL uses a NIC: the value has prefixes of names, after `=` whole names, after `^` the others."""
+    """Return whether NCCL uses a NIC: NCCL_IB_HCA lists name prefixes; `=` requires exact names, `^` excludes them."""
     names = [word.partition(":")[0] for word in variable.lstrip("^=").split(",")]
     matches = nic.name in names if "=" in variable[:2] else nic.name.startswith(tuple(names))
     return matches != variable.startswith("^")
 
 
 def fabric_findings(fabric: Fabric) -> Iterator[Finding]:
-    """Run every check of the fabric; then `fabric.metrics` has the measured figures."""
+    """Run every check of the fabric and store the measurements in `fabric.metrics`."""
     yield from compare_nics(fabric)
     if fabric.busy:
         reason, needed = f"VRAM is in use on {', '.join(fabric.busy)}", "bandwidth between the nodes"
@@ -145,7 +145,7 @@ def fabric_findings(fabric: Fabric) -> Iterator[Finding]:
 
 
 def compare_nics(fabric: Fabric) -> Iterator[Finding]:
-    """Run the checks that measure nothing."""
+    """Run the checks that need no measurement."""
     needed = "RDMA NICs between the nodes"
     if not ranks_use_rdma(fabric.plan) and not transfer_uses_rdma(fabric.plan):
         yield info("nics", "not used: the ranks communicate over TCP", needed)
@@ -160,7 +160,7 @@ def compare_nics(fabric: Fabric) -> Iterator[Finding]:
 def nics_agree(fabric: Fabric) -> Iterator[Finding]:
     """Check that all nodes have the same NICs, and that every link is up (ROCm/cvs, preflight).
 
-    A port that no node uses is only reported, unless the plan names it.
+    A NIC without a link on every node is only reported, unless the plan names NICs.
     """
     up = {nic.name for nic in fabric.all_nics if nic.active}
     names = sorted(up if up and not _named_nics(fabric.plan) else {nic.name for nic in fabric.all_nics})
@@ -187,7 +187,7 @@ def nics_agree(fabric: Fabric) -> Iterator[Finding]:
 
 
 def _network_hint(fabric: Fabric) -> str:
-    """Return the option that names the kind of the NICs, if the plan has nothing of the environment that it needs."""
+    """Return the option that selects the network of these NICs, if the plan sets none of its environment variables."""
     detected, plan = fabric.network, fabric.plan
     if not detected or plan.hardware.vendor != "amd" or {*detected.rccl_env} & {item.name for item in plan.env}:
         return ""
@@ -197,9 +197,9 @@ def _network_hint(fabric: Fabric) -> str:
 
 
 def gid_rows(plan: Plan, nics_by_node: Mapping[str, Mapping[str, Nic]]) -> Iterator[Finding]:
-    """Check that every NIC on Ethernet has a GID of RoCE v2 with an address, and that the plan names no other row.
+    """Check that every NIC on Ethernet has a RoCE v2 GID with an address, and that the plan selects a common row.
 
-    A port without a link is left out, unless all ports are.
+    NICs without a link are skipped, unless no NIC has one.
     """
     every = [(node, nic) for node, item in nics_by_node.items() for nic in item.values() if nic.is_roce]
     nics = [(node, nic) for node, nic in every if nic.active] or every
@@ -221,14 +221,14 @@ def gid_rows(plan: Plan, nics_by_node: Mapping[str, Mapping[str, Nic]]) -> Itera
 
 
 def gid_of_transfer(context: CheckContext) -> Iterator[Finding]:
-    """Check the row of the GID table that a transfer between roles on this host uses."""
+    """Check the GID table row used by a transfer between roles on this host."""
     plan = context.plan
     if transfer_uses_rdma(plan):
         yield from gid_rows(plan, {"this host": {nic.name: nic for nic in _of_fabric(plan, context.machine.rdma)}})
 
 
 def firmware(fabric: Fabric) -> Iterator[Finding]:
-    """Check that all NICs have the same firmware, a version that is known to work, and that of the baseline."""
+    """Check that all NICs have the same firmware, that it is known to work, and that it matches the baseline."""
     versions = sorted({nic.firmware for nic in fabric.all_nics})
     text, network, now = ", ".join(versions), fabric.network, fabric.firmware
     recorded = fabric.baseline.firmware if fabric.baseline else {}
@@ -264,7 +264,7 @@ def write_bandwidth(fabric: Fabric) -> Iterator[Finding]:
                 metric = write_gbits(server, client, (other, nic))
                 fabric.write[nic.name] = min(metric, fabric.write.get(nic.name, metric))
     except NotMeasuredError as error:
-        fabric.write.clear()  # the lowest of all pairs of nodes is unknown
+        fabric.write.clear()  # without one pair, the minimum over all pairs is unknown
         yield _not_measured(check, error, needed, "run `ib_write_bw` by hand; check PFC, MTU and routes")
         return
     if not pairs:
@@ -311,7 +311,7 @@ def _metrics_text(metrics: Mapping[str, float], unit: str) -> str:
 def _compared(
     check: str, measured: Mapping[str, float], expected: Mapping[str, float] | None, unit: str, sample: Sample | None
 ) -> Finding:
-    """Return how the figures compare with the baseline; without one, with the published sample, which is no limit."""
+    """Compare measurements with the baseline; without one, with the published sample, which is not a limit."""
     text = _metrics_text(measured, unit)
     if expected is not None:
         slower = [

@@ -10,15 +10,15 @@ from orchestrator.core.subprocesses import CompletedProgram, run_concurrently, r
 from orchestrator.hosts.nics import Nic
 from orchestrator.plan.plan import Plan
 
-_TIMEOUT: Final = 250.0  # seconds of the program on this host that runs the command
-# Seconds of a command on a node: Python with torch starts slowly from a cold disk. The command also ends with its ssh
-# connection, as after Ctrl-C.
+_TIMEOUT: Final = 250.0  # seconds for the local program that runs the command
+# Seconds for a command on a node: Python with torch starts slowly from a cold disk. The command also ends when its ssh
+# connection closes, for example after Ctrl-C.
 _LIMIT: Final = "200"
 _BOUNDED: Final = ("setpriv", "--pdeathsig", "TERM", "timeout", "--kill-after=5", _LIMIT)  # util-linux 2.33, coreutils
 _PORT: Final = "18515"  # of `ib_write_bw`, its default
 _SIZE: Final = "8388608"  # bytes, with 8 queue pairs: as ROCm/cvs, ibperf_config.json
 _WRITE: Final = ("-q", "8", "-s", _SIZE, "-D", "5", "-F", "--report_gbits", "-p", _PORT)
-# The server may start later than the client, which therefore retries until the server listens.
+# The client may start before the server, so it retries until the server listens.
 _CLIENT: Final = (
     'n=0; while :; do said=$("$@" 2>&1); code=$?; n=$((n+1)); case "$code $said" in *"ouldn\'t connect"*) '
     '[ $n -lt 20 ] || break; sleep 1;; *) break;; esac; done; printf "%s\\n" "$said"; exit $code'
@@ -26,16 +26,16 @@ _CLIENT: Final = (
 _GPU_SIZES: Final = (1 << 20, 1 << 26, 1 << 33)  # bytes; ROCm/cvs has a sample for 8 GiB (rccl_config.json)
 _CPU_SIZES: Final = (1 << 20, 1 << 24)
 _MISSING: Final = 127
-_TIMED_OUT: Final = 124  # as of coreutils' `timeout`
+_TIMED_OUT: Final = 124  # of coreutils' `timeout`
 _PERFTEST: Final = "install perftest on all nodes: `sudo apt-get install perftest`"
 _NO_IMAGE: Final = "No such image"
 
 
 @dataclass(frozen=True, kw_only=True)
 class FabricNode:
-    """A node, the address at which other nodes reach it, and how to run a program there.
+    """A node: its address for other nodes, and the command prefix that runs a program on it.
 
-    `argv` returns the argv of this host that runs an argv on the node.
+    `argv` converts an argv for the node to the local argv that runs it there.
     """
 
     name: str
@@ -43,12 +43,12 @@ class FabricNode:
     argv: Callable[[Sequence[str]], Sequence[str]]
 
     def run(self, argv: Sequence[str]) -> CompletedProgram:
-        """Run a program on the node and wait for its end, at most 250 s."""
+        """Run a program on the node and wait at most 250 s for it to exit."""
         return run_or_127(self.argv(argv), timeout=_TIMEOUT)
 
 
 class NotMeasuredError(Exception):
-    """A measurement that failed; its text is the reason. `install` says how to get what is missing, if that is all."""
+    """A failed measurement; the message is the reason. `install` is the hint if only a program or image is missing."""
 
     def __init__(self, reason: str, *, install: str = "") -> None:
         super().__init__(reason)
@@ -56,7 +56,7 @@ class NotMeasuredError(Exception):
 
 
 def write_gbits(server: FabricNode, client: FabricNode, nics: tuple[Nic, Nic]) -> float:
-    """Return the bandwidth of RDMA writes between a NIC of each of two nodes, in Gb/s. Raises NotMeasuredError."""
+    """Return the RDMA write bandwidth between one NIC of each node, in Gb/s. Raises NotMeasuredError."""
 
     def argv_of(index: int) -> Sequence[str]:
         nic = nics[index]
@@ -76,9 +76,9 @@ def write_gbits(server: FabricNode, client: FabricNode, nics: tuple[Nic, Nic]) -
 
 
 def all_reduce_gbytes(plan: Plan, nodes: Sequence[FabricNode], python: Sequence[str]) -> Mapping[int, float]:
-    """Return the bus bandwidth of all-reduce over all ranks by size in bytes, in GB/s. Raises NotMeasuredError.
+    """Return the all-reduce bus bandwidth over all ranks, in GB/s by size in bytes. Raises NotMeasuredError.
 
-    `python` starts the engine's Python on a node, with the environment of the plan.
+    `python` is the argv of the engine's Python on a node, with the plan's environment.
     """
     source = (data_root() / "images" / "all_reduce.py").read_text()
     gpus, sizes = (plan.gpus, _GPU_SIZES) if plan.gpus else (("cpu",), _CPU_SIZES)
@@ -88,7 +88,7 @@ def all_reduce_gbytes(plan: Plan, nodes: Sequence[FabricNode], python: Sequence[
     argvs_here = [node.argv(argv) for node, argv in zip(nodes, argvs, strict=True)]
     results = run_concurrently(argvs_here, timeout=_TIMEOUT)
     if without := [node.name for node, done in zip(nodes, results, strict=True) if _NO_IMAGE in done.stderr]:
-        # All other nodes wait for these ranks until their own limit.
+        # The other nodes wait for these ranks until they time out.
         install = "`deploy build`, or `docker pull` on each node"
         raise NotMeasuredError(f"no image on {', '.join(without)}", install=install)
     for node, done in zip(nodes, results, strict=True):

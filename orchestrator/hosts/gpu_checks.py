@@ -1,4 +1,4 @@
-"""Preflight checks of the GPUs and of their driver."""
+"""Preflight checks of the GPUs and their driver."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,8 +10,8 @@ from orchestrator.hosts.gpus.inventory import Gpu, GpuInventory, gib, holders
 from orchestrator.hosts.report import Finding, fail, info, info_if, warn
 from orchestrator.plan.plan import Plan
 
-VRAM_IN_USE = "vram in use"  # name of the check that can pass later without any action
-DRAINED = 0.10  # share of a GPU's VRAM that may be in use at a start (InferenceX benchmark_lib.sh)
+VRAM_IN_USE = "vram in use"  # the check that may pass later without any action
+DRAINED = 0.10  # maximum share of a GPU's VRAM in use before a start (InferenceX benchmark_lib.sh)
 
 _VRAM_TOLERANCE = 0.97  # share; firmware reserves some: a B200 reports 183359 of 184320 MiB
 # ROCm releases in order. A driver supports user space up to 2 releases newer ("+/- 2 releases", ROCm 6.3 user and
@@ -44,9 +44,9 @@ def gpus_present(context: CheckContext) -> Iterator[Finding]:
         source = context.plan.model.checkpoint
         other = f"; or `deploy up --model {source.path}` proposes a profile for this host's GPUs"
         yield fail("gpus", value, needed, hint + other * (source.source != "generated"))
-    elif count < hardware.gpus and len(context.plan.gpus) > 1:  # a server on one GPU often has a machine of one
-        part = f"{hint}; to use only these GPUs: `--set hardware.gpus={count}`"
-        yield warn("gpus", f"{value} of {hardware.gpus} in the node", needed, part)
+    elif count < hardware.gpus and len(context.plan.gpus) > 1:  # one-GPU servers often run on one-GPU machines
+        hint = f"{hint}; to use only these GPUs: `--set hardware.gpus={count}`"
+        yield warn("gpus", f"{value} of {hardware.gpus} in the node", needed, hint)
     else:
         yield info("gpus", value, needed)
     for fault in inventory.errors:
@@ -54,9 +54,9 @@ def gpus_present(context: CheckContext) -> Iterator[Finding]:
 
 
 def gpu_arch(context: CheckContext) -> Iterator[Finding]:
-    """Check that the architecture of the GPUs is the one that the image was compiled for.
+    """Check that the GPUs have the architecture for which the image was compiled.
 
-    The compiler's name (gfx950) is compared; the marketing name is not reliable.
+    The check compares the compiler's name (gfx950), because marketing names are unreliable.
     """
     needed = context.plan.hardware.arch
     if not context.gpus:
@@ -112,7 +112,7 @@ def vram_use(context: CheckContext) -> Iterator[Finding]:
 
 
 def driver(context: CheckContext) -> Iterator[Finding]:
-    """Check that the driver of the host supports the ROCm or CUDA release of the image."""
+    """Check that the host's driver supports the image's ROCm or CUDA release."""
     inventory = context.inventory
     if inventory is None:
         return
@@ -147,7 +147,7 @@ def image_toolkit(plan: Plan) -> str | None:
 
 
 def carries(vendor: str, host: str, image: str) -> bool:
-    """Return whether a driver of release `host` supports user space of release `image`.
+    """Return whether a driver of release `host` supports the user space of release `image`.
 
     A CUDA driver supports every release up to its own major version (CUDA compatibility, minor version compatibility).
     A ROCm release that is missing from the support matrices counts as supported.
@@ -167,7 +167,7 @@ def _stop(inventory: GpuInventory, busy: Sequence[Gpu]) -> str:
 
 
 def _items(gpus: Sequence[Gpu], values: Sequence[str]) -> str:
-    """Format one value per GPU: `8 x 288.0 GiB` if all are equal, else each value with its GPU indices."""
+    """Format one value per GPU: `8 x 288.0 GiB` if all are equal, otherwise each value with its GPU indices."""
     pairs = sorted(zip(values, [gpu.index for gpu in gpus], strict=True))
     if not pairs:
         return "none"

@@ -1,6 +1,6 @@
-"""The address at which the ranks of a server on several hosts find rank 0.
+"""The address of rank 0 for the other ranks of a server on several hosts.
 
-A program on the first host listens for a moment, and one on each host connects to it. They need Python 3.8 there.
+A program on the first host listens briefly, and a program on each host connects to it. Both need Python 3.8 or newer.
 """
 
 import secrets
@@ -17,7 +17,7 @@ from orchestrator.core.subprocesses import Program
 from orchestrator.hosts.ssh import SshHost, ssh_hostname, ssh_runner, ssh_start
 
 _PYTHON: Final = ("python3", "-I", "-c")
-# Prints its port and the addresses of its host, and sends a word to who connects, until its standard input is closed.
+# Prints its port and its host's addresses, then sends a word on each connection until its standard input is closed.
 _LISTEN: Final = """
 import os, socket, subprocess, sys, threading
 def end():
@@ -35,8 +35,8 @@ while True:
     peer.sendall(sys.argv[1].encode())
     peer.close()
 """
-# Prints those of the addresses at which the listener sends its word, each with the address and the name of the
-# interface from which it was reached, after commas. 0x8915 is SIOCGIFADDR, see netdevice(7).
+# Prints each address at which the listener sends its word, followed by the address and the name of the local interface,
+# separated by commas. 0x8915 is SIOCGIFADDR, see netdevice(7).
 _CONNECT: Final = """
 import fcntl, socket, struct, sys
 from concurrent.futures import ThreadPoolExecutor
@@ -63,7 +63,7 @@ with ThreadPoolExecutor(len(addresses)) as pool:
 
 
 class Interface(NamedTuple):
-    """The address and the name of a network interface; the name is "" if unknown."""
+    """A network interface: its address and its name, "" if unknown."""
 
     address: str
     name: str
@@ -78,9 +78,9 @@ class RankNetwork:
 
 
 def rank_network(first: str, others: Sequence[str]) -> RankNetwork:
-    """Return an IPv4 address of the host `first` at which itself and all others reach it. All are ssh URLs.
+    """Return an IPv4 address of the host `first` that all hosts can reach, itself included. Hosts are ssh URLs.
 
-    That is the address to which ssh connects, else the first that works of those which `hostname -I` prints there.
+    Prefers the address to which ssh connects, then the order of `hostname -I` on that host.
     Raises HostError if there is none.
     """
     word = secrets.token_hex(8)
@@ -108,7 +108,7 @@ def rank_network(first: str, others: Sequence[str]) -> RankNetwork:
 
 
 def _listening(listener: Program, host: str, stderr: IO[bytes]) -> tuple[str, list[str]]:
-    for line in listener.lines():  # a login script may print others before
+    for line in listener.lines():  # a login script may print other lines before
         match line.split():
             case ["listening", port, *addresses]:
                 return port, addresses
@@ -117,7 +117,7 @@ def _listening(listener: Program, host: str, stderr: IO[bytes]) -> tuple[str, li
 
 
 def _reached(host: str, argv: Sequence[str]) -> dict[str, Interface]:
-    """Return the interfaces by address."""
+    """Return the interface that reaches each address, by address; addresses that cannot be reached are missing."""
     done = ssh_runner(host)([*_PYTHON, _CONNECT, *argv])
     if not done.ok:
         raise _no_python(host, done.stderr.strip())

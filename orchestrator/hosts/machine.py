@@ -1,4 +1,4 @@
-"""A surveyed host as typed values: devices, limits, CPUs, disks, ports."""
+"""Typed values of a host survey: devices, limits, CPUs, disks, ports."""
 
 import re
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ class Device:
 
 @dataclass(frozen=True, kw_only=True)
 class Disk:
-    """The file system that holds, or will hold, a directory, with its free space."""
+    """The file system of a directory, which may not exist yet, with its free space."""
 
     device: str  # equal for two directories on one file system
     mount: str
@@ -31,7 +31,7 @@ class Disk:
 
 @dataclass(frozen=True, kw_only=True)
 class HostMemory:
-    """Bytes of main memory: all of it, and those available without swapping; a container has those of its limit."""
+    """Main memory in bytes: total, and available without swapping; in a container, within its limit."""
 
     total: int
     available: int
@@ -94,7 +94,7 @@ def listening_ports(text: str) -> frozenset[int]:
 
 
 def read_memory(text: str) -> HostMemory | None:
-    """Parse /proc/meminfo and then the limit, the use and the file pages of the control group, if it has a limit.
+    """Parse /proc/meminfo, then the control group's limit, use and file pages if it has a limit.
 
     File pages count as available, as in MemAvailable: the kernel evicts them first (Linux, admin-guide/cgroup-v2.rst).
     """
@@ -113,7 +113,7 @@ def read_memory(text: str) -> HostMemory | None:
 
 
 def available_memory() -> int | None:
-    """Return the bytes of memory of this host, or this container, available without swapping; None if unknown."""
+    """Return the memory available without swapping in this host or container, in bytes; None if unknown."""
     memory = read_memory(survey(local, {"memory": MACHINE_SECTIONS["memory"]})["memory"].text)
     return memory.available if memory else None
 
@@ -130,7 +130,7 @@ def _memlock(text: str) -> float | None:
 
 
 def _node_memory(text: str) -> dict[int, int]:
-    """Return the bytes that are free or cached on each NUMA node with memory, by its number."""
+    """Return the free or cached bytes of each NUMA node with memory, by node number."""
     sizes: dict[str, dict[int, int]] = {"MemTotal": {}, "MemFree": {}, "FilePages": {}}
     for node, key, value in re.findall(r"^Node (\d+) (MemTotal|MemFree|FilePages): +(\d+) kB$", text, re.MULTILINE):
         sizes[key][int(node)] = int(value) << 10

@@ -33,7 +33,7 @@ def devices(context: CheckContext) -> Iterator[Finding]:
 
 
 def memory(context: CheckContext) -> Iterator[Finding]:
-    """Check that the weights of a server on CPUs fit into the memory of the host."""
+    """Check that the weights of a CPU server fit into the host's memory."""
     plan, host = context.plan, context.machine.memory
     if plan.hardware.vendor != "cpu" or host is None:
         return
@@ -56,7 +56,7 @@ def shared_memory(context: CheckContext) -> Iterator[Finding]:
 
 
 def host_memory(context: CheckContext) -> Iterator[Finding]:
-    """Check that the host, and each NUMA node, has the memory of the KV cache's tier: each rank looks only at its own.
+    """Check the memory of the host and each NUMA node for the KV cache's host tier; each rank checks only its own pool.
 
     Its pools are anonymous memory, which does not count against /dev/shm (sglang 0.5.14, mem_cache/mmap_allocator.py).
     """
@@ -74,7 +74,7 @@ def host_memory(context: CheckContext) -> Iterator[Finding]:
     text = f"{gib(needed)}: {' + '.join(f'{ranks} x {gib(size)}' for size, ranks in sizes.items())}"
     hint = f"lower `{Meaning.HOST_TIER_SIZE}` or `{Meaning.HOST_TIER_RATIO}`, in `flags` of the profile"
     if available < needed:
-        # what the server to be replaced holds is free when the new one starts
+        # the server to be replaced frees its memory before the new one starts
         level = warn if context.access.freed else fail
         yield level("host memory", value, text, hint)
         return
@@ -112,7 +112,7 @@ def kernel_options(context: CheckContext) -> Iterator[Finding]:
 
 
 def cpu_affinity(context: CheckContext) -> Iterator[Finding]:
-    """Check that the cpuset allows all CPUs if sglang binds its ranks: it divides all cores, and ignores the cpuset.
+    """Check that the cpuset allows all CPUs if sglang binds its ranks: sglang divides all cores among them regardless.
 
     A rank without an allowed CPU dies at startup with "CPU number 0 is not eligible" (sglang PR 39552; wheel 0.5.14
     srt/utils/common.py:2283-2316). Without SGLANG_SET_CPU_AFFINITY, only the ROCm image binds (docker/rocm.Dockerfile).
@@ -128,7 +128,7 @@ def cpu_affinity(context: CheckContext) -> Iterator[Finding]:
 
 
 def disk_space(context: CheckContext) -> Iterator[Finding]:
-    """Check each file system for the free space that the plan still needs there in total."""
+    """Check that each file system has the total space that the plan still needs on it."""
     spaces, disks = context.access.spaces, context.machine.disks
     measured = [space for space in spaces if space.directory in disks]
     for device in dict.fromkeys(disks[space.directory].device for space in measured):
@@ -141,7 +141,7 @@ def disk_space(context: CheckContext) -> Iterator[Finding]:
 
 
 def ports(context: CheckContext) -> Iterator[Finding]:
-    """Check that every port of the plan is free, or is freed before the start."""
+    """Check that every port of the plan is free, or will be freed before the start."""
     for purpose, port in plan_ports(context.plan, rank=context.access.rank):
         if port not in context.machine.listening:
             yield info(f"port {port}", "free", purpose)
@@ -162,7 +162,7 @@ def ports(context: CheckContext) -> Iterator[Finding]:
 
 
 def checkpoint(context: CheckContext) -> Iterator[Finding]:
-    """Check that the checkpoint is complete, or can still be downloaded from the hub.
+    """Check that the checkpoint is complete, or that it can be downloaded from the hub.
 
     A missing checkpoint is only a warning if its source is the hub, because `deploy up` stages it after preflight.
     A gated repository additionally needs HF_TOKEN.
@@ -205,11 +205,11 @@ def api_key(context: CheckContext) -> Iterator[Finding]:
 
 
 def _first(error: CheckpointError) -> str:
-    """Summarize an error by its first problem and the number of the others."""
+    """Summarize an error: its first problem and the number of remaining problems."""
     first = error.problems[0].message if error.problems else error.message
     return f"{first}, and {len(error.problems) - 1} more" if len(error.problems) > 1 else first
 
 
-def _variable(check: str, name: str, context: CheckContext, what: str) -> Finding:
+def _variable(check: str, name: str, context: CheckContext, needed: str) -> Finding:
     is_set = bool(context.access.environ.get(name, "").strip())
-    return info_if(is_set, fail, check, f"{name} is {'set' if is_set else 'not set'}", what, f"`export {name}=…`")
+    return info_if(is_set, fail, check, f"{name} is {'set' if is_set else 'not set'}", needed, f"`export {name}=…`")

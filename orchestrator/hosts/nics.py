@@ -13,7 +13,7 @@ _LINK_LOCAL: Final = "fe80:"
 
 @dataclass(frozen=True, kw_only=True)
 class Nic:
-    """One NIC and its first port; these NICs have one port each."""
+    """An RDMA NIC with its first port; the supported NICs have one port each."""
 
     name: str  # as `ibv_devices` prints it
     vendor: str  # PCI vendor, such as 0x1dd8
@@ -21,7 +21,7 @@ class Nic:
     state: str  # such as ACTIVE, DOWN
     gbits: int  # Gb/s of the link
     link_layer: str  # Ethernet or InfiniBand
-    gid_indexes: tuple[int, ...]  # the RoCE v2 rows of its GID table that a router forwards, the best first
+    gid_indexes: tuple[int, ...]  # routable RoCE v2 rows of its GID table, best first
 
     @property
     def active(self) -> bool:
@@ -30,17 +30,17 @@ class Nic:
 
     @property
     def usable(self) -> bool:
-        """Whether another node can be reached over it."""
+        """Whether the NIC can reach another node."""
         return self.active and (bool(self.gid_indexes) or not self.is_roce)
 
     @property
     def is_roce(self) -> bool:
-        """Whether the NIC is on Ethernet, where a connection needs the GID of a row."""
+        """Whether the NIC is on Ethernet, where a connection needs a GID table row."""
         return self.link_layer == "Ethernet"
 
 
 def nic_survey(sysfs: str = "/sys") -> str:
-    """Return the shell command of the survey: a line for each NIC, and its valid rows of the GID table.
+    """Return the survey's shell command, which prints a line for each NIC with its valid GID table rows.
 
     An empty row has no type: its file cannot be read.
     """
@@ -72,9 +72,9 @@ def read_nics(text: str) -> tuple[Nic, ...]:
 
 
 def _routable_rows(table: str) -> tuple[int, ...]:
-    """Return the indexes of the RoCE v2 rows with an IPv4 address, then of those with a global IPv6 address.
+    """Return the indexes of the RoCE v2 rows with an IPv4 address, then those with a global IPv6 address.
 
-    A link-local address does not leave its link. ROCm/mori 624002c8 chooses like this (rdma.cpp, ScoreGidCandidate).
+    Link-local addresses are not routable. ROCm/mori 624002c8 uses this order (rdma.cpp, ScoreGidCandidate).
     """
     types = dict(re.findall(r"gid_attrs/types/(\d+):([^,]+)", table))
     gids = dict(re.findall(r"gids/(\d+):([^,]+)", table))

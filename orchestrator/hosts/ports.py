@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.hosts.survey import Runner, local
 
-if TYPE_CHECKING:  # `deploy watch` needs no plan, which takes 15 MB to import
+if TYPE_CHECKING:  # importing it takes 15 MB, which `deploy watch` does not need
     from orchestrator.plan.plan import Plan
 
 _MAX_SHOWN = 60  # characters of a command line in a message
@@ -31,13 +31,13 @@ class PortHolder:
 
 
 def _short(command: str) -> str:
-    """Shorten a command line to the name of the program and as many arguments as fit."""
+    """Shorten a command line to the program's name and the arguments that fit."""
     program, _, arguments = command.partition(" ")
     return shorten(f"{PurePath(program).name} {arguments}".rstrip(), _MAX_SHOWN, placeholder=" …")
 
 
 def plan_ports(plan: Plan, *, rank: int = 0) -> tuple[tuple[str, int], ...]:
-    """Return every fixed port of a rank of the plan as pairs of purpose and port. See `engine.launch.rank_argv`.
+    """Return the fixed ports of one rank as pairs of purpose and port. See `engine.launch.rank_argv`.
 
     sglang picks its other ports among the free ones at startup.
     """

@@ -1,7 +1,7 @@
 """The ssh connection to a remote host; it carries the Docker socket, server ports and short commands.
 
-The `ssh` program is used, so that the user's configuration, agent and jump hosts apply. The connection always ends
-with this process, even if it is killed: the remote command is `cat`, which exits when its standard input is closed.
+`deploy` runs the `ssh` program, so that the user's configuration, agent and jump hosts apply. The connection always
+ends with this process, even after a kill: the remote command is `cat`, which exits when its standard input is closed.
 """
 
 import errno
@@ -30,12 +30,12 @@ from orchestrator.core.subprocesses import (
 )
 from orchestrator.hosts.ports import free_port
 
-# A host is a name, an address or an alias. A leading `-` is rejected: ssh would take it for an option.
+# A host is a name, an address or an alias. A leading `-` is rejected, because ssh would parse it as an option.
 _URL: Final = re.compile(
     r"ssh://(?P<user>\w[\w.-]*@)?(?P<host>\w[\w.-]*|\[[0-9A-Fa-f:.%\w]+\])(:(?P<port>\d{1,5}))?(?P<socket>/\S*)?\Z"
 )
 _LAST_PORT: Final = 65535
-# Ends the connection a minute after the network fails.
+# Closes the connection a minute after the network fails.
 _ALIVE: Final = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
 _GRACE: Final = 5.0  # seconds that ssh has to close the connection
 _READY: Final = "deploy-home="
@@ -46,7 +46,7 @@ _REMOTE_COMMAND: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class SshHost:
-    """A remote host, parsed from `ssh://[user@]host[:port][/socket]` as the docker command parses it."""
+    """A remote host, parsed from `ssh://[user@]host[:port][/socket]` like the docker command does."""
 
     address: str  # [user@]host, as an argument of ssh
     port: int | None
@@ -56,7 +56,7 @@ class SshHost:
     def parse(cls, url: str) -> "SshHost":
         """Parse an ssh URL. Raises UsageError if it is invalid or contains a password.
 
-        The case of the host is kept, because it may be an alias of the ssh configuration.
+        The host keeps its case, because it may be an alias in the ssh configuration.
         """
         if re.match(r"ssh://[^/@]*:[^/@]*@", url):
             hint = "`ssh-copy-id USER@HOST` installs your key"
@@ -81,7 +81,7 @@ def is_ssh_url(url: str) -> bool:
 
 
 def ssh_runner(url: str) -> Callable[[Sequence[str]], CompletedProgram]:
-    """Return a function that runs a program on a remote host and waits for its end, at most 150 s.
+    """Return a function that runs a program on a remote host and waits at most 150 s for it to exit.
 
     ssh never asks for a password. Raises UsageError if `url` is not a valid ssh URL.
     """
@@ -95,7 +95,7 @@ def ssh_argv(url: str, argv: Sequence[str]) -> list[str]:
 
 
 def ssh_hostname(url: str) -> str:
-    """Return the name or address to which ssh connects for a URL, by the user's configuration."""
+    """Return the name or address to which ssh connects for a URL, according to the user's configuration."""
     host = SshHost.parse(url)
     options = run_or_127(_ssh(host, None, "-G"), timeout=20).stdout
     match = re.search(r"^hostname (\S+)$", options, re.MULTILINE)
@@ -103,10 +103,11 @@ def ssh_hostname(url: str) -> str:
 
 
 def ssh_start(url: str, argv: Sequence[str], errors: IO[bytes]) -> Program:
-    """Start a program on a remote host over a new connection, with pipes for its standard input and output.
+    """Start a program on a remote host over a new connection, with pipes as its standard input and output.
 
-    The connection ends with this process; the remote program has to exit when its connection closes. Error output, also
-    that of ssh, goes to `errors`. Raises UsageError if `url` is no valid ssh URL, HostError if `ssh` is not installed.
+    The connection ends with this process; the remote program must exit when its connection closes. The error output of
+    ssh and of the program goes to `errors`. Raises UsageError if `url` is not a valid ssh URL, HostError if `ssh` is
+    not installed.
     """
     host = SshHost.parse(url)
     try:
@@ -116,20 +117,20 @@ def ssh_start(url: str, argv: Sequence[str], errors: IO[bytes]) -> Program:
 
 
 class SshForward:
-    """A port of a remote host, forwarded to a Unix socket in a directory that only this user can enter.
+    """A port of a remote host, forwarded to a Unix socket in a private directory.
 
-    On a local TCP port, another user's program could listen before ssh does, and receive the API key.
+    With a local TCP port, another user's program could listen first and receive the API key.
     """
 
     def __init__(self, url: str, port: int) -> None:
-        """Start an ssh that forwards to 127.0.0.1:`port` of a host; it connects later and ends with this process.
+        """Start an ssh process that forwards to 127.0.0.1:`port` of a host; it connects later and exits with this one.
 
-        Raises UsageError if `url` is no valid ssh URL, HostError if `ssh` is not installed.
+        Raises UsageError if `url` is not a valid ssh URL, HostError if `ssh` is not installed.
         """
         self._host = SshHost.parse(url)
         temporary = tempfile.TemporaryDirectory(prefix="deploy-ssh-", ignore_cleanup_errors=True)
         self._socket, self._errors = Path(temporary.name) / "server.sock", Path(temporary.name) / "stderr"
-        # Through a connection that the user's ssh shares, the forward would not end with this ssh: `-S none`.
+        # `-S none`: over a connection that the user's ssh shares, the forward would outlive this process.
         options = ("-S", "none", *_ALIVE, "-N", "-L", f"{self._socket}:127.0.0.1:{port}")
         try:
             with open_new(self._errors) as errors:
@@ -141,7 +142,7 @@ class SshForward:
 
     @property
     def runs(self) -> bool:
-        """Whether the ssh process runs; it may not be connected yet."""
+        """Whether the ssh process is running; it may not be connected yet."""
         return self._program.code is None
 
     def connect(self, timeout: float) -> socket.socket:
@@ -169,7 +170,7 @@ class Tunnel:
     ) -> None:
         folder = Path(temporary.name)
         self.docker_url = f"unix://{folder / 'docker.sock'}"
-        self.home = home  # the home directory of `deploy` on the remote host
+        self.home = home  # home directory of `deploy` on the remote host
         self._host = host
         self._folder = folder
         self._ports: dict[int, int] = {}
@@ -210,22 +211,22 @@ class Tunnel:
             local = free_port()
             result = self._ask("-O", "forward", "-L", f"127.0.0.1:{local}:127.0.0.1:{port}")
             if not result.ok:
-                what = f"cannot open a tunnel to port {port} of `{self._host.address}`"
-                raise HostError(what, details=f"  {result.stderr.strip()}")
+                message = f"cannot open a tunnel to port {port} of `{self._host.address}`"
+                raise HostError(message, details=f"  {result.stderr.strip()}")
             self._ports[port] = local
         return self._ports[port]
 
     def forward_argv(self, port: int) -> list[str]:
-        """Return the ssh command with which a user can forward the same local port after this process has ended."""
+        """Return the ssh command that forwards the same local port after this process has exited."""
         number = ["-p", str(self._host.port)] if self._host.port is not None else []
         return ["ssh", "-N", "-L", f"{port}:127.0.0.1:{port}", *number, self._host.address]
 
     def run(self, argv: Sequence[str]) -> CompletedProgram:
-        """Run a program on the remote host and wait for its end, at most 60 s."""
+        """Run a program on the remote host and wait at most 60 s for it to exit."""
         return self._ask(command=quote(argv))
 
     def write(self, path: str, text: str) -> None:
-        """Write a file on the remote host atomically and create its directory. Raises HostError if that fails."""
+        """Write a file on the remote host atomically, and create its directory. Raises HostError on failure."""
         script = 'mkdir -p "$(dirname "$1")" && cat >"$1.new" && mv "$1.new" "$1"'
         result = self._ask(command=quote(["sh", "-c", script, "sh", path]), stdin=text)
         if not result.ok:

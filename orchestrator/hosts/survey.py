@@ -1,7 +1,7 @@
-"""The survey of a host: one shell script that collects all facts, and its output as sections.
+"""The survey of a host: one shell script that collects all facts and prints them in sections.
 
-The same script runs locally, through ssh or in a container, and needs one round trip instead of thirty. Its output can
-be recorded and parsed again in a test. To collect another fact, add an entry to MACHINE_SECTIONS.
+The same script runs locally, over ssh or in a container, in one round trip instead of thirty. Tests parse recorded
+output. To collect another fact, add an entry to MACHINE_SECTIONS.
 """
 
 import re
@@ -13,7 +13,7 @@ from orchestrator.core.errors import HostError
 from orchestrator.core.subprocesses import CompletedProgram, run_or_127
 from orchestrator.hosts.nics import nic_survey
 
-Runner = Callable[[Sequence[str]], CompletedProgram]  # runs a program on the surveyed host and waits for its end
+Runner = Callable[[Sequence[str]], CompletedProgram]  # runs a program on the surveyed host and waits until it exits
 
 MACHINE_SECTIONS: Mapping[str, str] = {
     "user": "id -u; id -un",
@@ -51,14 +51,14 @@ _FREE_SPACE = 'd={}; while [ ! -e "$d" ]; do d=$(dirname "$d"); done; df -Pk "$d
 
 
 class Survey(dict[str, Section]):
-    """The sections of one survey, by name. A section that was not surveyed reads as a missing program."""
+    """The sections of one survey, by name. A missing section is treated as a missing program."""
 
     def __missing__(self, name: str) -> Section:
         return _NOTHING
 
 
 def local(argv: Sequence[str]) -> CompletedProgram:
-    """Run a program on the local host and wait for its end, at most 150 s."""
+    """Run a program on the local host and wait at most 150 s for it to exit."""
     return run_or_127(argv, timeout=150)
 
 
@@ -92,7 +92,7 @@ def script(commands: Mapping[str, str]) -> str:
 
 
 def parse(output: str) -> dict[str, Section]:
-    """Parse the output of the script into sections by name; a truncated section is left out."""
+    """Parse the script's output into sections by name, without truncated sections."""
     return {
         match[1]: Section(int(match[3]), match[2])
         for match in re.finditer(r"\x1e([^\n]*)\n([^\x1e\x1f]*)\x1f(\d+)", output)

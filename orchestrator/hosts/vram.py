@@ -1,4 +1,4 @@
-"""The wait for the VRAM of a stopped server: the driver needs minutes to release it."""
+"""Waiting for the VRAM of a stopped server: the driver takes minutes to release it."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -42,12 +42,12 @@ def wait_for_vram_release(
 
 
 def _vram_in_use(inventory: GpuInventory | None, gpus: Sequence[int]) -> tuple[GpuInventory, Sequence[Gpu]]:
-    """Return one reading, and its GPUs that are still busy. Raises HostError if VRAM use cannot be read."""
-    listed = inventory.gpus if inventory else ()
-    requested = [listed[index] for index in gpus if index < len(listed)]
+    """Return the requested GPUs, and those still busy. Raises HostError if VRAM use cannot be read."""
+    found = inventory.gpus if inventory else ()
+    requested = [found[index] for index in gpus if index < len(found)]
     if inventory is None or len(requested) < len(gpus) or any(gpu.used_share is None for gpu in requested):
         faults = "; ".join(inventory.errors) if inventory else ""
-        what = f"cannot read the VRAM use of {len(gpus)} GPUs ({faults or f'{len(listed)} GPUs found'})"
+        message = f"cannot read the VRAM use of {len(gpus)} GPUs ({faults or f'{len(found)} GPUs found'})"
         hint = "`deploy preflight` shows what is missing"
-        raise HostError(what, hint=hint)
+        raise HostError(message, hint=hint)
     return inventory, busy_gpus(requested)

@@ -1,4 +1,4 @@
-"""The GPUs of a host, read with the tools of their vendor. A new vendor is a module and an entry in VENDORS."""
+"""The GPUs of a host, read with their vendor's tools. To add a vendor, add a module and an entry in VENDORS."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from orchestrator.hosts.survey import Runner, Survey, local, survey
 
 @dataclass(frozen=True, kw_only=True)
 class Vendor:
-    """The survey sections of one GPU vendor, and their parser."""
+    """A GPU vendor: its survey sections and their parser."""
 
     name: str
     toolkit: str  # name of the user space: ROCm or CUDA

@@ -1,6 +1,6 @@
-"""Inventory of AMD GPUs from `amd-smi`, which ROCm has since release 6.
+"""Inventory of AMD GPUs from `amd-smi`, part of ROCm since release 6.
 
-The parsed formats come from the sources of the tools and from outputs that users posted:
+The formats, from the source code of the tools and from posted output:
 
 - `amd-smi static|metric --json`: a list with one object per GPU up to ROCm 6; the same list under `gpu_data` since
   amd-smi 26 (ROCm 7) (ROCm/rocprofiler-compute PR 836, ROCm/rocm-systems PR 223).
@@ -18,7 +18,7 @@ from contextlib import suppress
 from orchestrator.hosts.gpus.inventory import MIB, Gpu, GpuInventory, GpuProcess
 from orchestrator.hosts.survey import Section, Survey
 
-_SMI = "timeout 30"  # with a hung driver, the tool never returns
+_SMI = "timeout 30"  # the tool hangs if the driver hangs
 SECTIONS: Mapping[str, str] = {
     "amd-smi static": f"{_SMI} amd-smi static --asic --vram --driver --json",
     "amd-smi metric": f"{_SMI} amd-smi metric --mem-usage --json",
@@ -79,7 +79,7 @@ def _processes(record: Record) -> Iterator[GpuProcess]:
 
 
 def _records(name: str, section: Section, errors: list[str]) -> list[Record]:
-    """Return the objects of the first JSON document in the output of a tool; none, with a new fault, without one."""
+    """Return the objects of the first JSON document in a tool's output; without one, append a message to `errors`."""
     decoder = json.JSONDecoder()
     for start in re.finditer(r"^[\[{]", section.text, re.MULTILINE):
         with suppress(json.JSONDecodeError):
@@ -112,7 +112,7 @@ def _number(value: object) -> int | None:
 
 
 def _size(value: object, unit: str) -> int | None:
-    """Return a size in bytes; `unit` is the unit of a bare number. None if it is unknown."""
+    """Return a size in bytes; None if it is unknown. `unit` applies to a bare number."""
     number = _number(value)
     unit_name = value.get("unit") if isinstance(value, dict) else unit
     return None if number is None else number * _UNITS.get(str(unit_name), 1)

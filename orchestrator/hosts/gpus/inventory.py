@@ -1,4 +1,4 @@
-"""The GPUs of a host and the processes that use them, independent of the vendor."""
+"""Vendor-independent model of a host's GPUs and the processes that use them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One GPU as the tool of its vendor reports it. Sizes are in bytes; None means that the tool reports no value."""
+    """One GPU, as reported by its vendor's tool. Sizes are in bytes; None means that the tool reports no value."""
 
     index: int
     arch: str | None  # the compiler's name: gfx950, sm90
@@ -28,7 +28,7 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuProcess:
-    """A process that holds VRAM; `gpu` is None if the tool lists processes of the whole host."""
+    """A process that uses VRAM; `gpu` is None if the tool does not report the GPU of each process."""
 
     pid: int
     name: str
@@ -41,7 +41,7 @@ class GpuInventory:
     """The GPUs of one vendor on a host. `errors` are messages about tool output that could not be parsed."""
 
     vendor: str  # amd | nvidia
-    tool: str  # the program that reported the GPUs
+    tool: str  # program that reported the GPUs
     driver: str | None
     toolkit: str | None  # ROCm release, or the newest CUDA release that the driver supports
     gpus: tuple[Gpu, ...]
@@ -50,7 +50,7 @@ class GpuInventory:
 
 
 def holders(inventory: GpuInventory, gpus: Iterable[int]) -> tuple[str, ...]:
-    """Describe each process that holds VRAM of `gpus`: `python3 (pid 412, gpu 0, 40.6 GiB)`.
+    """Describe each process that uses VRAM of `gpus`: `python3 (pid 412, gpu 0, 40.6 GiB)`.
 
     A process whose GPU is unknown is included.
     """

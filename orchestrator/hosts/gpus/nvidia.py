@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from orchestrator.hosts.gpus.inventory import MIB, Gpu, GpuInventory, GpuProcess
 from orchestrator.hosts.survey import Section, Survey
 
-_SMI = "timeout 30"  # with a hung driver, the tool never returns
+_SMI = "timeout 30"  # the tool hangs if the driver hangs
 _FORMAT = "--format=csv,noheader,nounits"
 SECTIONS: Mapping[str, str] = {
     "nvidia gpus": f"{_SMI} nvidia-smi "

@@ -1,4 +1,4 @@
-"""Installation of a pinned requirement file into a new virtual environment with uv."""
+"""Installation of a pinned requirement file into a new virtual environment, with uv."""
 
 import ast
 import os
@@ -33,10 +33,10 @@ _PIP_IN_UV: Final[Mapping[str, tuple[str, str]]] = {
 def install(folder: Path, requirements: Path, progress: Progress, *, torch: str | None, torch_index: str) -> None:
     """Create a virtual environment at `folder` and install every package of a requirement file into it.
 
-    `torch` is the file's platform-specific torch (`torch==2.13.0+cpu`), which `torch_index` has.
-    If several indexes are configured, any index that has the pinned version is used, as with pip. uv runs in the parent
-    folder, so that it does not read the settings of a project in the working directory. Raises BuildError with the last
-    lines of uv if a step fails.
+    `torch` is the file's platform-specific torch (`torch==2.13.0+cpu`), available from `torch_index`. A package may
+    come from any configured index that has the pinned version, as with pip. uv runs in the parent folder, so that it
+    does not read the settings of a project in the working directory. Raises BuildError with uv's last lines if a step
+    fails.
     """
     uv, cwd = find_uv(), folder.parent
     pip_config = subprocesses.run_or_127(subprocesses.python_module_argv("pip", "config", "list"), timeout=30)
@@ -57,7 +57,7 @@ def install(folder: Path, requirements: Path, progress: Progress, *, torch: str 
 
 
 def find_uv() -> str:
-    """Return the path of the uv program that is installed with `deploy`. Raises BuildError if it is missing."""
+    """Return the path of the uv program installed with `deploy`. Raises BuildError if it is missing."""
     try:
         return str(find_uv_bin())
     except FileNotFoundError as error:
@@ -68,8 +68,8 @@ def find_uv() -> str:
 def pip_settings_for_uv(pip_config: str, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     r"""Convert pip's settings for indexes and certificates to environment variables of uv.
 
-    `listed` is the output of `pip config list`, with lines such as `global.index-url='https://…'`; later sections
-    override earlier ones. A variable that is already set in `environ` is left out, so that it keeps its value.
+    `pip_config` is the output of `pip config list`, with lines such as `global.index-url='https://…'`; later sections
+    override earlier ones. Variables that are set in `environ` are omitted, so that they keep their values.
     """
     settings: dict[str, str] = {}
     for section in ("global", "install", ":env:"):
@@ -83,7 +83,7 @@ def pip_settings_for_uv(pip_config: str, environ: Mapping[str, str] = os.environ
 def _run(
     step: str, argv: list[str], requirements: Path, progress: Progress, *, cwd: Path, env: Mapping[str, str]
 ) -> None:
-    """Run one step and show its last line. Raises BuildError with the last lines of its output if it fails."""
+    """Run one step and show its last output line. Raises BuildError with the last lines if it fails."""
     last: deque[str] = deque(maxlen=_TAIL_LINES)
     name = environment_name(requirements)
 
@@ -99,7 +99,7 @@ def _run(
 
 
 def environment_name(requirements: Path) -> str:
-    """Return the name of an environment in messages."""
+    """Return the name of an environment for messages."""
     return f"environment `{requirements.stem}`"
 
 

@@ -30,7 +30,7 @@ from orchestrator.plan.plan import Engine
 
 _MARKER: Final = "environment.json"
 _SHIM: Final = "cpu_shim"
-# The local version of a platform-specific torch is the name of the platform, and of its index.
+# The local version of a platform-specific torch names the platform and its index.
 _TORCH: Final = re.compile(r"^torch==\S+\+(?P<platform>\w+)$", re.MULTILINE)
 _SIZE: Final = re.compile(r"^# Installed size: (?P<megabytes>[0-9,]+) MB", re.MULTILINE)
 _TORCH_INDEX: Final = "https://download.pytorch.org/whl/{platform}"
@@ -47,7 +47,7 @@ class Venv:
 
 @dataclass(frozen=True, kw_only=True)
 class _Recipe:
-    """The inputs of an environment."""
+    """The inputs of an environment's build."""
 
     requirements: Path
     torch: re.Match[str] | None
@@ -66,7 +66,7 @@ class _Recipe:
 
     @property
     def installed_bytes(self) -> int:
-        """The size of the environment, from the comment in its requirement file; 0 if there is none."""
+        """The size of the environment from its requirement file's comment; 0 if there is none."""
         match = _SIZE.search(self.requirements.read_text())
         return int(match["megabytes"].replace(",", "")) * 1_000_000 if match else 0
 
@@ -80,10 +80,10 @@ class _Recipe:
 
 
 def engine_python(engine: Engine, home: Home) -> str:
-    """Return a Python with the engine, and build its environment if necessary.
+    """Return a Python with the engine; build its environment if necessary.
 
-    An interpreter named in the engine's file comes first. Raises BuildError if the engine has no requirement file, or
-    if the build fails.
+    An interpreter named in the engine's file takes precedence. Raises BuildError if the engine has no requirement file,
+    or if the build fails.
     """
     if engine.python is not None:
         return engine.python
@@ -91,7 +91,7 @@ def engine_python(engine: Engine, home: Home) -> str:
         hint = "choose an interpreter that has the engine: `--set engine.python=python3`"
         raise BuildError(f"engine `{engine.name}` has no requirement file, so no environment can be built", hint=hint)
     requirements = Catalog.of(home).find(EntryKind.IMAGE_FILE, engine.requirements)
-    if requirements is None:  # only names are found, because an edited plan may contain any path
+    if requirements is None:  # accept only names, because an edited plan may contain any path
         message = f"no requirement file `{engine.requirements}` found"
         raise BuildError(message, location=f"engine `{engine.name}`", hint="correct `engine.requirements`")
     return str(ensure_venv(requirements, home=home, progress=Progress()).python)
@@ -100,7 +100,7 @@ def engine_python(engine: Engine, home: Home) -> str:
 def built_interpreter(engine: Engine, home: Home) -> str | None:
     """Return an existing Python with the engine; None if its environment has not been built.
 
-    An interpreter named in the engine's file comes first.
+    An interpreter named in the engine's file takes precedence.
     """
     if engine.python is not None:
         return engine.python
@@ -122,11 +122,11 @@ def _recipe(engine: Engine, home: Home) -> _Recipe | None:
 
 
 def ensure_venv(requirements: Path, *, home: Home, progress: Progress, shim: Path | None = None) -> Venv:
-    """Return the environment of a requirement file, and build it if necessary.
+    """Return the environment of a requirement file; build it if necessary.
 
     `shim` is the folder of the modules that a CPU build of torch additionally needs; by default the shipped one.
     Concurrent builds of one environment wait for each other. A failed or interrupted build leaves no files behind.
-    Raises HostError if the disk has no room for it, and BuildError with the last lines of uv if the build fails.
+    Raises HostError if the disk is too full, and BuildError with uv's last lines if the build fails.
     """
     recipe = _Recipe.read(requirements, shim)
     digest, folder = recipe.digest, _folder(recipe, home)
