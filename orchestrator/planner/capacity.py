@@ -1,4 +1,4 @@
-"""`deploy show --capacity`: the estimated capacity of a replica, as a table and as the one line of a dry run."""
+"""`deploy show --capacity`: a replica's estimated capacity, as a table or as one line of a dry run."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ _WARNINGS = "capacity-"  # prefix of the warning ids of `orchestrator.plan.capac
 
 
 def capacity_table(capacity: Capacity, *, storage: str | None = None, outlook: TierOutlook | None = None) -> str:
-    """Format the capacity as a table of values and their origin."""
+    """Format the capacity as a table of values and origins."""
     return table(
         ("capacity", "value", "from"),
         [
@@ -28,7 +28,7 @@ def capacity_table(capacity: Capacity, *, storage: str | None = None, outlook: T
 
 
 def note_capacity(plan: Plan, capacity: Capacity) -> None:
-    """Print the known parts of the capacity in one line; nothing if none is known."""
+    """Print the known values of the capacity in one line, if any."""
     if words := "; ".join(_words(capacity)):
         note(f"capacity of `{plan.profile}`: {words}")
 

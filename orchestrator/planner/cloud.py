@@ -1,4 +1,4 @@
-"""`deploy render --runtime skypilot|dstack`: files that rent a machine and start a profile's server there."""
+"""`deploy render --runtime skypilot|dstack`: files that rent a machine and start a profile's server on it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
@@ -27,10 +27,10 @@ _ENTRY_KEYS: Final = ("hardware", "model", "engine", "workload")  # keys with a 
 def rental_files(
     broker: str, profile: str, overrides: Sequence[str], home: Home, *, tool: str | None
 ) -> tuple[Plan, tuple[RenderedFile, ...]]:
-    """Return the plan of a server on a rented machine, and the launcher's files. Raises ProfileError and UsageError.
+    """Return the plan of a server on a rented machine, and the launcher's files. Raises ProfileError or UsageError.
 
-    `tool` is the package of `deploy` to install there; None is refused. The server listens on all addresses, with an
-    API key. It runs from the engine's own image, or from a virtual environment if the engine has a requirements file.
+    `tool` is the `deploy` package to install there; None raises UsageError. The server listens on all addresses, with
+    an API key. It runs in the engine's image, or in a virtual environment if the engine has a requirements file.
     """
     entries = (value for key, _, value in (override.partition("=") for override in overrides) if key in _ENTRY_KEYS)
     load_profile = cache(partial(load, profile, overrides=overrides, catalog=Catalog.of(home)))
@@ -65,7 +65,7 @@ def rental_files(
 
 
 def _require_package(tool: str | None) -> str:
-    """Return the package of this tool. Raises UsageError without one, or if a machine cannot get it."""
+    """Return the `deploy` package. Raises UsageError if it is missing, or if the machine cannot install it."""
     if tool is None:
         raise UsageError(
             "no `--package` given: `deploy` is on no package index, so a rented machine cannot install it",
@@ -85,7 +85,7 @@ def _require_names(names: Sequence[str], home: Home) -> None:
 
 
 def _remote_settings(plan: Plan) -> Iterator[str]:
-    """Yield the settings for the rented machine, as `--set` values."""
+    """Yield the rented machine's settings, as `--set` values."""
     yield "runtime=process"
     if plan.engine.requirements is None and plan.engine.python is None:
         yield "engine.python=python3"
@@ -97,7 +97,7 @@ def _remote_settings(plan: Plan) -> Iterator[str]:
 def _require_rentable(resolved: ResolvedProfile) -> None:
     """Raise ProfileError for a GPU without a product name, a local checkpoint, or several replicas.
 
-    On the rented machine `deploy watch` watches one server.
+    `deploy watch` watches one server on the rented machine.
     """
     plan, location, problems = resolved.plan, resolved.composed.location, []
     if plan.hardware.vendor != "cpu" and plan.hardware.gpu_product is None:
@@ -123,9 +123,9 @@ def _user_files(home: Home) -> Mapping[str, str]:
 
 
 def _local_tool(tool: str) -> Mapping[str, str]:
-    """Return the local checkout or wheel of this tool, by its path on the rented machine; empty for a URL.
+    """Return the local checkout or wheel of `deploy`, by its path on the rented machine; empty for a URL.
 
-    Raises UsageError for anything else: a package index could give another project's package of that name.
+    Raises UsageError for anything else: a package index may have another project's package of that name.
     """
     path = Path(tool)
     if path.exists():

@@ -1,4 +1,4 @@
-"""The steps that `deploy up` would do, with estimated durations and downloads; for `up --dry-run`."""
+"""The steps of `deploy up` with estimated durations and downloads, for `up --dry-run`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from orchestrator.render.dockerfile import base_reference
 from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import HostRef
 
-# Estimated seconds of a step on a node with eight GPUs, without downloads. `down` waits for the release of VRAM.
+# Estimated seconds per step on a node with eight GPUs, without downloads. `down` waits for the release of VRAM.
 STEP_SECONDS: Final[Mapping[str, float]] = {
     "preflight": 5.0,
     "stage": 5.0,
@@ -44,16 +44,16 @@ _INSTALL: Final = 40e6  # bytes/s: 1.68 GB of sglang-cpu-0.5.14 in 38.5 s, with 
 
 
 def startup_seconds(plan: Plan) -> float:
-    """Estimate the seconds of a start: load, compile, capture, smoke test."""
+    """Estimate the seconds of a start: load weights, compile kernels, capture graphs, smoke test."""
     return plan.model.weight_bytes / _LOAD + (_CPU if plan.hardware.vendor == "cpu" else _GPUS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpStep:
-    """One step; `seconds` is the estimated seconds, 0 if it is already done."""
+    """One step; `seconds` is an estimate, 0 if the step is already done."""
 
     name: str
-    what: str
+    detail: str
     seconds: float
 
 
@@ -64,16 +64,15 @@ def steps_of(artifacts: Artifacts, host_ref: HostRef) -> tuple[UpStep, ...]:
         return (_start(plan),)
     checkpoint, image = _checkpoint(plan, host_ref), tuple(_image(artifacts, host_ref))
     table = () if plan.prebuilt_image else tuple(_table(plan, host_ref.home))
-    if (
-        plan.model.checkpoint.source != "local"
-    ):  # the engine checks the arguments before a download, and generates a model
+    # The engine checks the arguments before the download, and generates models.
+    if plan.model.checkpoint.source != "local":
         return (*image, checkpoint, *table, _start(plan))
     return (checkpoint, *table, *image, _start(plan))
 
 
 def steps_table(steps: Sequence[UpStep]) -> str:
     """Format the steps as a table with their total."""
-    rows = [(step.name, step.what, format_duration(step.seconds) if step.seconds else "done") for step in steps]
+    rows = [(step.name, step.detail, format_duration(step.seconds) if step.seconds else "done") for step in steps]
     total = sum(step.seconds for step in steps)
     return table(
         ("step", "action", "estimate"),
@@ -85,19 +84,19 @@ def steps_table(steps: Sequence[UpStep]) -> str:
 def _checkpoint(plan: Plan, host_ref: HostRef) -> UpStep:
     model, directory, seconds = plan.model, checkpoint_directory(plan.model, host_ref.home), STEP_SECONDS["stage"]
     if host_ref.remote is not None:
-        missing, what = model.weight_bytes, f"verified{_on(host_ref)}"
+        missing, detail = model.weight_bytes, f"verified{_on(host_ref)}"
     elif model.checkpoint.source == "generated":
         generator = Catalog.of(host_ref.home).path(EntryKind.IMAGE_FILE, model.checkpoint.path)
         done = is_generated(directory, generator)
-        missing, what = 0, str(directory) if done else f"{directory}: to be generated"
+        missing, detail = 0, str(directory) if done else f"{directory}: to be generated"
         seconds = 0.0 if done else seconds
     else:
         missing = max(model.weight_bytes - bytes_present(directory), 0)
-        what = f"{directory}: {'verified' if directory.is_dir() else 'not found'}"
+        detail = f"{directory}: {'verified' if directory.is_dir() else 'not found'}"
     if missing and model.checkpoint.source == "hub":
-        what = f"{gb(missing)} of {model.checkpoint.path} to download{_on(host_ref)}, at {DOWNLOAD_MB_S:.0f} MB/s"
+        detail = f"{gb(missing)} of {model.checkpoint.path} to download{_on(host_ref)}, at {DOWNLOAD_MB_S:.0f} MB/s"
         seconds = missing / (DOWNLOAD_MB_S * 1e6)
-    return UpStep(name="checkpoint", what=what, seconds=seconds)
+    return UpStep(name="checkpoint", detail=detail, seconds=seconds)
 
 
 def _table(plan: Plan, home: Home) -> Iterator[UpStep]:
@@ -105,44 +104,46 @@ def _table(plan: Plan, home: Home) -> Iterator[UpStep]:
         return
     store = Store.of(home, plan)
     if store.is_fresh(plan):
-        yield UpStep(name="table", what=str(store.table(plan)), seconds=0.0)
+        yield UpStep(name="table", detail=str(store.table(plan)), seconds=0.0)
     else:
         yield UpStep(
-            name="table", what="built from the engine's aiter and newer upstream rows", seconds=STEP_SECONDS["kernels"]
+            name="table",
+            detail="built from the engine's aiter and newer upstream rows",
+            seconds=STEP_SECONDS["kernels"],
         )
 
 
 def _image(artifacts: Artifacts, host_ref: HostRef) -> Iterator[UpStep]:
     plan, build = artifacts.plan, artifacts.build
     if (image := plan.prebuilt_image) is not None:
-        what = f"{image} pulled if it is missing, its receipt and table checked against the plan; nothing is built"
-        yield UpStep(name="image", what=what, seconds=PULL)
+        detail = f"{image} pulled if it is missing, its receipt and table checked against the plan; nothing is built"
+        yield UpStep(name="image", detail=detail, seconds=PULL)
         return
     if build is None:
         if (size := bytes_to_install(plan.engine, host_ref.home)) is not None:
-            what = f"{plan.engine.requirements}: {f'{gb(size)} of ' if size else ''}packages to install"
-            yield UpStep(name="environment", what=what, seconds=size / _INSTALL)
+            detail = f"{plan.engine.requirements}: {f'{gb(size)} of ' if size else ''}packages to install"
+            yield UpStep(name="environment", detail=detail, seconds=size / _INSTALL)
         if patches := ", ".join(patch.id for patch in plan.patches):
-            what = f"a copy of the interpreter's, for {patches}, unless it exists"
-            yield UpStep(name="sglang", what=what, seconds=STEP_SECONDS["copy"])
+            detail = f"a copy of the interpreter's, for {patches}, unless it exists"
+            yield UpStep(name="sglang", detail=detail, seconds=STEP_SECONDS["copy"])
         return
     base, tag, remote = base_reference(plan.engine), image_tag(plan, build), host_ref.remote
     if remote is None and local_config(tag) is not None:
-        yield UpStep(name="image", what=tag, seconds=0.0)
+        yield UpStep(name="image", detail=tag, seconds=0.0)
     elif remote is None and local_config(base) is not None:
-        yield UpStep(name="image", what=f"{base} patched", seconds=STEP_SECONDS["build"])
+        yield UpStep(name="image", detail=f"{base} patched", seconds=STEP_SECONDS["build"])
     else:
         on = f"{_on(host_ref)}, unless done before" if remote else ""
-        what = f"{base} pulled and patched{on}: up to {IMAGE_BYTES >> 30} GiB of disk"
-        yield UpStep(name="image", what=what, seconds=PULL + STEP_SECONDS["build"])
+        detail = f"{base} pulled and patched{on}: up to {IMAGE_BYTES >> 30} GiB of disk"
+        yield UpStep(name="image", detail=detail, seconds=PULL + STEP_SECONDS["build"])
 
 
 def _on(host_ref: HostRef) -> str:
-    """Return the remote hosts of all ranks as the end of a sentence; "" for this host."""
+    """Return the remote hosts of all ranks as a suffix (` on HOST`); "" for this host."""
     return f" on {' and '.join(str(node.remote) for node in host_ref.nodes)}" if host_ref.remote else ""
 
 
 def _start(plan: Plan) -> UpStep:
     done = "" if plan.hardware.vendor == "cpu" else "kernels compiled, graphs captured, "
-    what = f"{gb(plan.model.weight_bytes)} loaded, {done}smoke test"
-    return UpStep(name="start", what=what, seconds=startup_seconds(plan))
+    detail = f"{gb(plan.model.weight_bytes)} loaded, {done}smoke test"
+    return UpStep(name="start", detail=detail, seconds=startup_seconds(plan))

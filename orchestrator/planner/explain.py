@@ -1,4 +1,4 @@
-"""`deploy show --explain`: every value, its origin, the line it was written on, and the meaning of each flag."""
+"""`deploy show --explain`: every value with its origin and location, and the meaning of each flag."""
 
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -18,24 +18,24 @@ class Explained:
 
     key: str
     value: str
-    origin: str  # empty for facts, which have none
+    origin: str  # empty for facts
     source: str
     location: str
     help: str = ""  # meaning of a flag, from the engine's parser
 
 
 def explained(loaded: ResolvedProfile) -> tuple[Explained, ...]:
-    """Return every value of the merged profile, in the order of the layers."""
+    """Return every value of the merged profile, in layer order."""
     return tuple(_walk(loaded.composed.data, (), loaded))
 
 
 def explained_text(rows: Sequence[Explained], *, width: int | None = None) -> str:
-    """Format the values as paragraphs, folded at `width` columns, at most 100."""
+    """Format the values as paragraphs, wrapped at `width` columns (at most 100)."""
     return "\n".join(line for row in rows for line in _paragraph(row, min(width or _PARAGRAPH, _PARAGRAPH)))
 
 
 def _paragraph(row: Explained, width: int) -> Iterator[str]:
-    """Yield the value, then its location, origin and source, then the meaning of a flag."""
+    """Yield the lines of a value: the value, its location, origin and source, and the meaning of a flag."""
     suffix = "; ".join(filter(None, [row.origin, row.source]))
     origin = f"{row.location}: {suffix}" if suffix else row.location
     for text, indent in ((f"{row.key} = {row.value}", ""), (origin, "    "), (row.help, "    ")):

@@ -1,4 +1,4 @@
-"""`deploy add engine --flags-only`: the options of an sglang version, from its parser, saved in the home."""
+"""`deploy add engine --flags-only`: the options of an sglang version, read from its parser and saved in the home."""
 
 import re
 import tempfile
@@ -16,16 +16,16 @@ from orchestrator.hosts.venvs.venv import ensure_venv
 from orchestrator.images.patch_check import fetch_wheel, unpack_wheel
 
 GENERATOR = data_root() / "profiles" / "engines" / "flags" / "generate.py"
-_REQUIREMENTS: Final = "sglang-cpu-0.5.14.txt"  # the dependencies of every version's parser
+_REQUIREMENTS: Final = "sglang-cpu-0.5.14.txt"  # dependencies of all versions' parsers
 _VERSION = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+(\.post[0-9]+)?")
 
 
 def write_flag_table(version: str, home: Home, *, wheel: Path | None = None, python: Path | None = None) -> Path:
-    """Write the table of one version atomically into the home's catalog; return its path.
+    """Write the table of one version atomically into the home's catalog, and return its path.
 
     `wheel` is the wheel of that version, downloaded by default. `python` is an interpreter with torch and sglang's pure
-    dependencies; by default the engine's CPU environment, built if missing. Raises UsageError for a version that the
-    package index does not have or a file that is no wheel, and BuildError if the parser fails.
+    dependencies; by default the engine's CPU environment, built if missing. Raises UsageError if the package index
+    lacks the version or the file is not a wheel, and BuildError if the parser fails.
     """
     if not is_version(version):
         raise UsageError(f"`{version}` is not a version of sglang", hint="such as 0.5.17 or 0.5.15.post1")
@@ -47,7 +47,7 @@ def table_path(version: str, home: Home) -> Path:
 
 
 def flag_table(version: str, folder: Path, home: Home, *, python: Path | None) -> str:
-    """Return the flag table of the package `sglang` in `folder`, as text. Raises BuildError if its parser fails."""
+    """Return the flag table of the `sglang` package in `folder` as text. Raises BuildError if its parser fails."""
     requirements = data_root() / "images" / _REQUIREMENTS
     python = python or ensure_venv(requirements, home=home, progress=Progress()).python
     done = run([str(python), str(GENERATOR), str(folder), version])
@@ -62,5 +62,5 @@ def flag_table(version: str, folder: Path, home: Home, *, python: Path | None) -
 
 
 def unpack_package(wheel: Path, folder: Path) -> None:
-    """Unpack the package of a wheel. Raises UsageError for a file that is no wheel."""
+    """Unpack the package of a wheel. Raises UsageError if the file is not a wheel."""
     unpack_wheel(wheel, lambda path: path.startswith("sglang/"), folder)

@@ -1,4 +1,4 @@
-"""`deploy profiles`: the entries of the catalog; an invalid entry is listed with its problem."""
+"""`deploy profiles`: the catalog's entries, including invalid entries with their problems."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from orchestrator.planner.planning import load
 from orchestrator.profiles.schema import EngineFile, HardwareFile, ModelFile
 
 Entry = TypeVar("Entry")
-_MODEL: Final = "model"  # the field that profiles are grouped by
+_MODEL: Final = "model"  # field by which profiles are grouped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class InvalidEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileEntry:
-    """A valid profile; `workload` is what `bench` measures."""
+    """A valid profile; `workload` is the workload of `bench`."""
 
     name: str
     hardware: str
@@ -92,7 +92,7 @@ def catalog_listing(catalog: Catalog) -> CatalogListing:
 
 
 def chosen_profiles(listing: CatalogListing, *, hardware: str | None, model: str | None) -> CatalogListing:
-    """Keep only the profiles for a node's hardware, and for models with a text in their name."""
+    """Keep the profiles for this hardware, and for models whose names contain `model`."""
     selected = (
         profile
         for profile in listing.profiles
@@ -106,7 +106,7 @@ def chosen_profiles(listing: CatalogListing, *, hardware: str | None, model: str
 def tables(
     listing: Mapping[str, Sequence[Mapping[str, object]]],
 ) -> Iterator[tuple[tuple[str, ...], list[tuple[str, ...]]]]:
-    """Yield the header and the rows of one table per group; profiles are grouped by model."""
+    """Yield the header and rows of one table per group, with profiles grouped by model."""
     for group, entries in listing.items():
         facts = next((tuple(entry)[1:] for entry in entries if "problems" not in entry), ("problem",))
         if group == "profiles" and _MODEL in facts:
@@ -117,7 +117,7 @@ def tables(
 
 
 def _by_model(entries: Sequence[Mapping[str, object]], facts: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each model, and below it those of its profiles; invalid ones come last."""
+    """Yield a row for each model, followed by its profiles; invalid profiles come last."""
     ordered = sorted(entries, key=lambda entry: (_MODEL not in entry, str(entry.get(_MODEL, ""))))
     for model, group in groupby(ordered, lambda entry: str(entry.get(_MODEL, ""))):
         if model:
@@ -163,7 +163,7 @@ def _profile(name: str, catalog: Catalog) -> ProfileEntry:
 
 
 def _layout(plan: Plan) -> str:
-    """Return the layout in short: `tp4 dp2`, or `tp4 x2` for two replicas."""
+    """Abbreviate the layout: `tp4 dp2`, or `tp4 x2` for two replicas."""
     dp, replicas = plan.layout.dp, plan.replicas
     words = [f"tp{plan.layout.tp}", f"dp{dp}" * (dp > 1), f"x{replicas}" * (replicas > 1)]
     return " ".join(filter(None, [*words, f"on {plan.layout.nodes} nodes" * (plan.layout.nodes > 1)]))

@@ -1,4 +1,4 @@
-"""`deploy lock` and `deploy up --locked`: pin every input of a start, and check the inputs against a lock."""
+"""`deploy lock` and `deploy up --locked`: pin the inputs of a start, and check them against a lock."""
 
 import hashlib
 import os
@@ -39,14 +39,14 @@ from orchestrator.runs.run_dir import load_lock, write_files
 from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import ExternalImage
 
-_MAX_BYTES: Final = 1 << 20  # maximum size of a requirements file, a template, a generator
-_INPUTS: Final = "inputs"  # in a run directory: copies of the run's catalog files
+_MAX_BYTES: Final = 1 << 20  # maximum size of a catalog file in bytes
+_INPUTS: Final = "inputs"  # folder in a run directory with copies of its catalog files
 
 
 def resolve(profile: str, overrides: Sequence[str], home: Home, environ: Mapping[str, str] = os.environ) -> Lock:
-    """Resolve every input of a profile, with the hub and the image's registry.
+    """Resolve every input of a profile, using the hub and the image's registry.
 
-    An input that cannot be resolved is `unknown`, with the reason. Raises ProfileError for an invalid profile.
+    An unresolvable input is `unknown`, with the reason. Raises ProfileError for an invalid profile.
     """
     plan, _ = profile_source(profile, overrides, home).planned()
     unknown: dict[str, str] = {}
@@ -72,7 +72,7 @@ def resolve(profile: str, overrides: Sequence[str], home: Home, environ: Mapping
 
 
 def _current_image_digest(plan: Plan) -> str:
-    """Return the current digest of the image's tag, from this host or its registry. Raises BuildError."""
+    """Return the current digest of the image's tag, from this host or the registry. Raises BuildError."""
     image = plan.engine.image or ""
     digest = (local_config(image) or Registry().config(image)).digest
     if not digest:
@@ -96,7 +96,7 @@ def _listed(listing: Listing | None) -> dict[str, str]:
 
 
 def lock_of_start(plan: Plan, profile: str, overrides: Sequence[str], home: Home, run: Path) -> RenderedFile:
-    """Create the lock of a run directory: like `resolve`, but without network requests."""
+    """Create the lock of a run directory: `resolve` without network requests."""
     unknown: dict[str, str] = {}
     if runtime_class(plan.runtime).in_container and plan.engine.image_digest is None:
         unknown["engine.image_digest"] = "the profile has no digest, and the registry was not queried"
@@ -110,7 +110,7 @@ def lock_of_start(plan: Plan, profile: str, overrides: Sequence[str], home: Home
 
 
 def _received(plan: Plan, home: Home) -> dict[str, str]:
-    """Return the commit and the file sizes of a staged hub checkpoint, from its receipt."""
+    """Return the commit and file sizes of a staged hub checkpoint, from its receipt."""
     receipt = read_receipt(checkpoint_directory(plan.model, home)) if plan.model.checkpoint.source == "hub" else None
     if receipt is None or receipt.revision is None:
         return {}
@@ -144,7 +144,7 @@ def _lock(
 
 
 def inputs_changed_since(run: Path, plan: Plan, home: Home) -> Iterator[str]:
-    """Yield the inputs that changed since a run, according to its lock; nothing if the lock cannot be read."""
+    """Yield the inputs that changed since a run, according to its lock; nothing if the lock is unreadable."""
     try:
         recorded, _ = load_lock(run / LOCK_FILE)
     except ProfileError:
@@ -165,7 +165,7 @@ def _files(plan: Plan, home: Home) -> dict[str, str]:
 
 
 def _made_from(plan: Plan, home: Home) -> dict[str, Path]:
-    """Return the catalog files of a start by name: requirements, Dockerfile template, gateway, generator."""
+    """Return the catalog files of a start, by name: requirements, Dockerfile template, gateway, generator."""
     catalog, source = Catalog.of(home), plan.model.checkpoint
     contained = runtime_class(plan.runtime).in_container
     names = [
@@ -179,14 +179,14 @@ def _made_from(plan: Plan, home: Home) -> dict[str, Path]:
 
 
 def input_copies(plan: Plan, home: Home) -> tuple[RenderedFile, ...]:
-    """Return copies of a plan's catalog files for a run directory, to repeat the run after the files change."""
+    """Return copies of a plan's catalog files for a run directory, so that later changes do not affect a repeat."""
     sources = _made_from(plan, home).items()
     paths = ((f"{_INPUTS}/{EntryKind.IMAGE_FILE.value.replace('*', name)}", path) for name, path in sources)
     return tuple(RenderedFile(path=relative, content=path.read_bytes(), executable=False) for relative, path in paths)
 
 
 def home_of_run(run: Path, home: Home) -> Home:
-    """Return a home with the input files of a run, if all of them match its lock; otherwise `home`."""
+    """Return a home with the run's input files if all match its lock; otherwise `home`."""
     try:
         recorded, _ = load_lock(run / LOCK_FILE)
         copies = {name: run / _INPUTS / EntryKind.IMAGE_FILE.file(name) for name in recorded.files}
@@ -208,14 +208,14 @@ def default_path(profile: str) -> Path:
 
 
 def lock_output(output: Path | None, profile: str) -> Path:
-    """Return the path to write a lock to. Raises UsageError for a name that `--locked` would not accept."""
+    """Return the path for a new lock. Raises UsageError for a name that `--locked` would reject."""
     if output is not None and not output.name.endswith(LOCK_FILE):
         raise UsageError(f"invalid lockfile name `{output}`", hint=f"the name must end in `{LOCK_FILE}`")
     return output or default_path(profile)
 
 
 def write_lock(path: Path, lock: Lock) -> None:
-    """Write a lock; the path of a profile becomes relative to the lock. Raises HostError."""
+    """Write a lock; a profile's path becomes relative to the lock. Raises HostError."""
     if is_path(lock.profile):
         lock = replace(lock, profile=_seen_from(path.absolute().parent, lock.profile))
     write_files(path.parent, [RenderedFile(path=path.name, content=lock.text.encode(), executable=False)])
@@ -227,7 +227,7 @@ def _seen_from(folder: Path, profile: str) -> str:
 
 
 def lock_path(name: str | None) -> Path:
-    """Return the lock that `--locked` names: a file, or the default lock of a profile. Raises UsageError."""
+    """Return the path of the lock named by `--locked`: a file, or a profile's default lock. Raises UsageError."""
     if name is None:
         raise UsageError("no lockfile given", hint="`deploy up --locked FILE`; `deploy lock PROFILE` writes one")
     path = Path(name) if name.endswith(LOCK_FILE) else default_path(name)
@@ -237,7 +237,7 @@ def lock_path(name: str | None) -> Path:
 
 
 def read_lock(path: Path) -> tuple[Lock, Document]:
-    """Read a lock and its document; the path of its profile becomes relative to this directory. Raises ProfileError."""
+    """Read a lock and its document; its profile's path becomes relative to this directory. Raises ProfileError."""
     lock, document = load_lock(path)
     if is_path(lock.profile):
         lock = replace(lock, profile=str(path_named_in(path.parent, lock.profile)))
@@ -246,7 +246,7 @@ def read_lock(path: Path) -> tuple[Lock, Document]:
 
 @dataclass(frozen=True, kw_only=True)
 class LockSource(ProfileSource):
-    """The profile of a lock, whose plan must equal the locked one."""
+    """The profile of a lock; its plan must equal the locked plan."""
 
     path: Path
     lock: Lock
@@ -254,9 +254,9 @@ class LockSource(ProfileSource):
     has_fixed_plan: ClassVar[bool] = True
 
     def decide(self, facts: Facts) -> Plan:
-        """Build the plan and check it and its inputs against the lock.
+        """Build the plan, and check it and its inputs against the lock.
 
-        Raises ProfileError, BuildError or CheckpointError with each line that has changed.
+        Raises ProfileError, BuildError or CheckpointError with each change.
         """
         plan = super().decide(facts)
         lock, document, home = self.lock, self.document, self.home
@@ -282,7 +282,7 @@ class LockSource(ProfileSource):
 
 
 def lock_source(path: Path, home: Home) -> LockSource:
-    """Read a lock and its profile, and note the values that the lockfile does not pin. Raises ProfileError."""
+    """Read a lock and its profile, and note the unpinned values. Raises ProfileError."""
     lock, document = read_lock(path)
     valid = read_profile(lock.profile, overrides=lock.overrides, catalog=Catalog.of(home))
     for key, reason in lock.unknown.items():
@@ -291,11 +291,11 @@ def lock_source(path: Path, home: Home) -> LockSource:
 
 
 def _other_weights(lock: Lock, document: Document, plan: Plan, home: Home) -> Iterator[Problem]:
-    """Yield the files of a staged checkpoint that differ from the lock; missing files are downloaded later."""
+    """Yield the files of a staged checkpoint that differ from the lock; a later download adds missing files."""
     directory = checkpoint_directory(plan.model, home)
     receipt = read_receipt(directory)
     if not lock.checkpoint or receipt is None:
-        return  # the download of this checkpoint is incomplete
+        return  # incomplete download
     commit = lock.checkpoint.get(COMMIT, "")
     if receipt.revision not in (None, commit):
         yield from drift(document, "checkpoint", {COMMIT: commit}, {COMMIT: str(receipt.revision)})

@@ -1,4 +1,4 @@
-"""The known issues and warnings of a plan, and the variables that its image sets, as commands report them."""
+"""Reports of a plan's known issues and warnings, and of its image's variables."""
 
 import re
 from collections.abc import Iterator
@@ -14,14 +14,14 @@ from orchestrator.planner.planning import read_known_issues
 from orchestrator.planner.prebuilt import image_of
 from orchestrator.runtimes import runtime_class
 
-_COMMIT: Final = re.compile("[0-9a-f]{7,40}")  # or its first digits
+_COMMIT: Final = re.compile("[0-9a-f]{7,40}")  # full or abbreviated
 
 
 def plan_warnings(plan: Plan, *, name: str | None = None, image: ImageConfig | None = None) -> tuple[PlanWarning, ...]:
-    """Return the warnings before a start of a server of that name, by default the profile's name.
+    """Return the warnings before the start of the server `name`, by default the profile's name.
 
-    A server without an API key comes first. Known issues that match the plan follow, then those that match only with
-    the variables of its `image`.
+    First a missing API key, then known issues that match the plan, then those that match only with the variables of its
+    `image`.
     """
     warnings = image_warnings(plan, image) if image is not None else ()
     return (*_open_server(plan, name or plan.profile), *plan.warnings, *warnings)
@@ -30,7 +30,7 @@ def plan_warnings(plan: Plan, *, name: str | None = None, image: ImageConfig | N
 def report_warnings(
     plan: Plan, *, name: str | None = None, image: ImageConfig | None = None, before: Plan | None = None
 ) -> None:
-    """Print the warnings of a plan and its inferred flag, without those already printed for the plan `before`."""
+    """Print a plan's warnings and inferred flag, except those already printed for the plan `before`."""
     flag = inferred_fusion_flag(plan)
     if flag is not None and (before is None or flag not in before.flags):
         note(f"`{flag.name}` is set: {flag.source}")
@@ -42,7 +42,7 @@ def report_warnings(
 
 
 def warn_unpinned(plan: Plan) -> None:
-    """Warn of an image without a digest and a hub checkpoint without a commit, which may change between two starts."""
+    """Warn of an image without digest or a hub checkpoint without commit, which may change between starts."""
     engine, checkpoint = plan.engine, plan.model.checkpoint
     unpinned = []
     if runtime_class(plan.runtime).in_container and not plan.prebuilt_image and engine.image_digest is None:
@@ -63,13 +63,13 @@ def _open_server(plan: Plan, name: str) -> tuple[PlanWarning, ...]:
 
 
 def image_config(plan: Plan) -> ImageConfig | None:
-    """Return the configuration of a plan's image on this host; None if there is none."""
+    """Return the configuration of a plan's image on this host; None if the image is missing."""
     image = image_of(plan)
     return local_config(image) if image is not None else None
 
 
 def image_variables(plan: Plan, config: ImageConfig) -> Iterator[str]:
-    """Yield the variables of the image that affect its engine, each with the plan's value that replaces it."""
+    """Yield the image's variables that affect the engine, each with the plan's value if that replaces it."""
     planned = {variable.name: variable for variable in plan.env}
     for name, value in config.engine_env.items():
         variable = planned.get(name)
@@ -80,14 +80,14 @@ def image_variables(plan: Plan, config: ImageConfig) -> Iterator[str]:
 
 
 def image_warnings(plan: Plan, config: ImageConfig) -> tuple[PlanWarning, ...]:
-    """Return the known issues that match only with the variables of the image."""
+    """Return the known issues that match only with the image's variables."""
     of_plan = {warning.id for warning in plan.warnings}
     matches = matching_issues(read_known_issues(Catalog.from_environment()).warnings, plan, image_env=config.env)
     return tuple(warning for warning in matches if warning.id not in of_plan)
 
 
 def note_environment(plan: Plan, config: ImageConfig | None) -> None:
-    """Print the variables that the image of a plan sets; nothing for a plan without an image."""
+    """Print the variables set by a plan's image, if it has one."""
     image = image_of(plan)
     if image is not None and config is None:
         note(f"the environment variables of `{image}` are unknown; `deploy inspect {image}` reads them")

@@ -51,18 +51,18 @@ class LoadedProfile:
     composed: MergedProfile
     profile: Profile
     catalog: Catalog
-    known_table: FlagTable | None  # None: the version has no table, or an invalid one
+    known_table: FlagTable | None  # None: the version's table is missing or invalid
 
     @cached_property
     def table(self) -> FlagTable:
-        """Return the flags of its engine. Raises ProfileError if the version has no table."""
+        """The engine's flags. Raises ProfileError if the version has no table."""
         return self.known_table or read_flags(
             self.profile.engine.version, self.catalog, location=self.composed.location(("engine", "version"))
         )
 
     @cached_property
     def load(self) -> Load | None:
-        """Return the lengths of its workload, None without one and for sessions.
+        """The lengths of the workload; None without a workload and for sessions.
 
         Raises ProfileError if the workload does not exist.
         """
@@ -71,7 +71,7 @@ class LoadedProfile:
 
     @property
     def capacity(self) -> Capacity:
-        """Return the capacity of each replica."""
+        """The capacity of each replica."""
         return self.capacity_for(self.load)
 
     def capacity_for(self, load: Load | None) -> Capacity:
@@ -80,7 +80,7 @@ class LoadedProfile:
 
     @cached_property
     def _networks(self) -> Mapping[str, Network]:
-        """Read the networks that the profile names. Raises ProfileError if there is none of that name."""
+        """Read the profile's networks. Raises ProfileError if a name does not exist."""
         transfer = self.profile.layout.transfer
         names: dict[KeyPath, str | None] = {("hardware", "network"): self.profile.hardware.network}
         names["layout", "transfer", "network"] = transfer.network if transfer else None
@@ -92,12 +92,12 @@ class LoadedProfile:
 
     @property
     def displayed_load(self) -> Load | None:
-        """Return the lengths of its workload, or those of the default of `bench`; None for sessions."""
+        """The lengths of the workload, by default those of `bench`; None for sessions."""
         return self.load if self.profile.workload else _read_load(DEFAULT_WORKLOAD, self.catalog, "")
 
     @cached_property
     def knowledge(self) -> PlanningContext:
-        """Return the inputs of a plan from the catalog, read once. Raises ProfileError."""
+        """Read the inputs of a plan from the catalog, once. Raises ProfileError."""
         name = self.profile.runtime
         runtime = runtime_class(name) if name in REGISTRY else None
         return PlanningContext(
@@ -112,7 +112,7 @@ class LoadedProfile:
         )
 
     def decide(self, facts: Facts = NO_FACTS) -> Plan:
-        """Build the plan. Raises ProfileError with every problem that the rules find."""
+        """Build the plan. Raises ProfileError with every violated rule."""
         return build_plan(self.name, profile=self.profile, merged=self.composed, context=self.knowledge, facts=facts)
 
     def note_deprecated(self) -> None:
@@ -133,28 +133,28 @@ class ResolvedProfile:
 
     @property
     def composed(self) -> MergedProfile:
-        """Return the merged layers."""
+        """The merged layers."""
         return self.valid.composed
 
     @property
     def profile(self) -> Profile:
-        """Return the validated profile."""
+        """The validated profile."""
         return self.valid.profile
 
 
 def read_known_issues(catalog: Catalog) -> KnownIssues:
-    """Read every known issue. Raises ProfileError with every problem of a file at its line."""
+    """Read every known issue. Raises ProfileError with the location of every problem."""
     files = [read_model(path, KnownIssues, catalog.display_path(path)) for path in catalog.all(EntryKind.KNOWN_ISSUES)]
     return sum(files, KnownIssues())
 
 
 def profile_names(catalog: Catalog | None = None) -> tuple[str, ...]:
-    """Return the names of the profiles in a catalog, sorted; by default the user's and the shipped profiles."""
+    """Return the sorted profile names of a catalog; by default of the user's and the shipped profiles."""
     return (catalog or Catalog.from_environment()).names(EntryKind.PROFILE)
 
 
 def usable_plans(overrides: Sequence[str] = ()) -> Iterator[Plan]:
-    """Yield the plan of each profile of the catalog; skip an invalid profile with a warning."""
+    """Yield the plan of each profile in the catalog; warn about and skip invalid profiles."""
     for name in profile_names():
         try:
             yield load(name, overrides=overrides).plan
@@ -182,7 +182,7 @@ def render_artifacts(plan: Plan, inputs: Mapping[str, bytes] | None = None) -> A
 
 
 def rendered_files(artifacts: Artifacts, name: str | None = None) -> tuple[RenderedFile, ...]:
-    """Return the artifacts of a server as files, sorted by path, for `deploy render` and run directories."""
+    """Return a server's artifacts as files sorted by path, for `deploy render` and run directories."""
     runtime_files = runtime_class(artifacts.plan.runtime).files(artifacts, name or artifacts.plan.profile)
     return tuple(sorted((*files(artifacts), *runtime_files), key=lambda file: file.path))
 
@@ -233,7 +233,7 @@ def _valid(name: str, composed: MergedProfile, catalog: Catalog) -> LoadedProfil
 
 
 def _renamed(composed: MergedProfile, catalog: Catalog) -> tuple[MergedProfile, FlagTable | None]:
-    """Rename flags that the engine no longer has; leave them if its version is unknown, which a rule reports."""
+    """Rename flags that the engine renamed; keep all if its version is unknown, which a rule reports."""
     engine = composed.data.get("engine")
     version = engine.get("version") if isinstance(engine, dict) else None
     try:
@@ -244,7 +244,7 @@ def _renamed(composed: MergedProfile, catalog: Catalog) -> tuple[MergedProfile, 
 
 
 def _further_problems(name: str, composed: MergedProfile, catalog: Catalog) -> tuple[Problem, ...]:
-    """Return the problems of a profile without its unknown keys, from the schema or else from the rules."""
+    """Return further problems of a profile, ignoring its unknown keys: from the schema, else from the rules."""
     try:
         _valid(name, composed, catalog).decide()
     except ProfileError as error:
@@ -253,7 +253,7 @@ def _further_problems(name: str, composed: MergedProfile, catalog: Catalog) -> t
 
 
 def _layers(path: Path, document: Document, catalog: Catalog) -> dict[Path, Document]:
-    """Return a profile and the profiles that it extends, base first."""
+    """Return a profile and its base profiles, base first."""
     layers: dict[Path, Document] = {}
     names: list[str] = []
     while True:
@@ -288,13 +288,13 @@ def _extended(base: str, folder: Path, catalog: Catalog) -> Path | None:
 
 
 def read_networks(catalog: Catalog) -> Mapping[str, Network]:
-    """Read every network of the catalog. Raises ProfileError with every problem of a file at its line."""
+    """Read every network of the catalog. Raises ProfileError with the location of every problem."""
     kind = EntryKind.NETWORK
     return {name: read_entry(catalog, kind, name, Network) for name in catalog.names(kind)}
 
 
 def _read_load(name: str, catalog: Catalog, location: str) -> Load | None:
-    """Read the lengths of a workload. Planning needs no other key; `bench` validates the whole file."""
+    """Read the lengths of a workload, the only keys that planning needs; `bench` validates the whole file."""
     path = catalog.find(EntryKind.WORKLOAD, name)
     if path is None:
         hint = did_you_mean(name, catalog.names(EntryKind.WORKLOAD))
@@ -306,7 +306,7 @@ def _read_load(name: str, catalog: Catalog, location: str) -> Load | None:
         raise ProfileError(f"no workload `{name}` found", location=location, hint=hint)
     document = read_file(path, catalog.display_path(path))
     if document.data.keys() & {"sessions", "trace"}:
-        return None  # each request has lengths of its own
+        return None  # lengths vary by request
     lengths = {key: value for key, value in document.data.items() if key in Load.model_fields}
     return validate(
         {**lengths, "name": name}, Load, location=document.location, message=f"workload `{name}` is not valid"
@@ -328,7 +328,7 @@ def is_path(name: str) -> bool:
 
 
 def _entry_name(choice: EntryChoice, file: Path | None, profile: str) -> str:
-    """Return the name of an entry: in the catalog, of its file, or of the profile that contains it."""
+    """Return the name of an entry: its catalog name, its file's name, or the name of the profile that contains it."""
     if choice.file is None or file is None:
         return profile
     return file.stem if is_path(choice.file) else choice.file
@@ -337,7 +337,7 @@ def _entry_name(choice: EntryChoice, file: Path | None, profile: str) -> str:
 def _entry_files(
     choices: Mapping[str, EntryChoice], layers: Mapping[Path, Document], catalog: Catalog
 ) -> dict[str, Path]:
-    """Find the files of the named entries; a path is relative to its profile, or to this directory for `--set`."""
+    """Find the files of catalog entries; a path is relative to its profile, or to this directory for `--set`."""
     folders = {id(document): path.parent for path, document in layers.items()}
     files: dict[str, Path] = {}
     problems: list[Problem] = []

@@ -1,4 +1,4 @@
-"""`up --image`: the receipt of a prebuilt image before it is pulled, and its table of tuned kernels."""
+"""`up --image`: a prebuilt image's receipt before the pull, and its table of tuned kernels."""
 
 from typing import Final
 
@@ -25,26 +25,26 @@ from orchestrator.render.dockerfile import base_reference, repository
 from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import HostRef
 
-_REGISTRY: Final = Registry(timeout=5.0)  # timeout of a request in seconds, short because a plan waits for it
+_REGISTRY: Final = Registry(timeout=5.0)  # request timeout in seconds, short because the plan waits for it
 
 
 def image_of(plan: Plan) -> str | None:
-    """Return the image of a plan's server; None if it runs in no image."""
+    """Return the image of a plan's server; None if it runs without an image."""
     if not runtime_class(plan.runtime).in_container or plan.engine.image is None:
         return None
     return plan.prebuilt_image or base_reference(plan.engine)
 
 
 def require_image(runtime: str) -> None:
-    """Raise UsageError if the runtime starts no image."""
+    """Raise UsageError if the runtime does not use images."""
     if not runtime_class(runtime).in_container:
         raise UsageError(f"the {runtime} runtime uses no image", hint="`--set runtime=docker`, or no `--image`")
 
 
 def known_image(image: str, docker: DockerCli | None, *, pulled_here: bool = True) -> PrebuiltImage | None:
-    """Return an image by its labels on the docker host or in its registry, without pulling it.
+    """Return an image from its labels on the Docker host or in its registry, without pulling it.
 
-    Returns None, with a note, if neither has it. Raises BuildError for an image without a receipt.
+    Prints a note and returns None if neither has it. Raises BuildError for an image without a receipt.
     """
     if docker is not None and (prebuilt := find_local(docker, image)) is not None:
         return prebuilt
@@ -58,9 +58,9 @@ def known_image(image: str, docker: DockerCli | None, *, pulled_here: bool = Tru
 
 
 def newest_image(image: str, docker: DockerCli) -> PrebuiltImage | None:
-    """Return an image like `known_image`, but always resolve a tag in its registry.
+    """Return an image like `known_image`, but always resolve its tag in the registry.
 
-    If the registry does not answer, it may need a login, which docker has: the image is pulled again.
+    If the registry query fails, pull the image again, because docker may have the necessary login.
     """
     image_config = find_local(docker, image)
     if image_config is None or not may_move(docker, image):
@@ -73,7 +73,7 @@ def newest_image(image: str, docker: DockerCli) -> PrebuiltImage | None:
 
 
 def _labeled(image: str, config: ImageConfig) -> PrebuiltImage:
-    """Return an image from the configuration in its registry."""
+    """Return an image from its configuration in the registry."""
     reference = f"{repository(image.partition('@')[0])}@{config.digest}"
     return PrebuiltImage(reference=reference, receipt=require_receipt(config.labels, image), labels=config.labels)
 

@@ -36,21 +36,21 @@ from orchestrator.plan.plan import Plan
 from orchestrator.planner.add.file import EntryOutput
 from orchestrator.planner.add.model import add_model
 
-REQUIREMENTS: Final = "quark-0.13.txt"  # below images/: the environment of Quark
+REQUIREMENTS: Final = "quark-0.13.txt"  # below images/: requirements of Quark's environment
 PROGRAM: Final = "quantize_shards.py"
-_BASE_MEMORY: Final = 700_000_000  # bytes of a worker that has imported Quark
-_OF_A_SHARD: Final = 2.3  # factor on the largest shard; 1.6 was measured, see docs/how-to/quantize.md
-_SPARE: Final = 1 << 30  # bytes of disk for headers, index and card
+_BASE_MEMORY: Final = 700_000_000  # memory of a worker after importing Quark, in bytes
+_OF_A_SHARD: Final = 2.3  # multiple of the largest shard's size; measured: 1.6, see docs/how-to/quantize.md
+_SPARE: Final = 1 << 30  # disk space for headers, index and card, in bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizationRequest:
-    """The input of `deploy quantize`. A plan provides image and GPUs."""
+    """The input of `deploy quantize`. The plan provides image and GPUs."""
 
     source: Path
     target: Path
     recipe: str
-    name: str | None = None  # of the catalog entry; the target's name by default
+    name: str | None = None  # name of the catalog entry; by default the target's name
     workers: int | None = None
     plan: Plan | None = None
     image: str | None = None  # replaces the plan's image
@@ -58,7 +58,7 @@ class QuantizationRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizedCheckpoint:
-    """The new checkpoint; sizes are bytes. `model` is None if no catalog entry was written."""
+    """The new checkpoint, with sizes in bytes. `model` is None if no catalog entry was written."""
 
     target: Path
     shards: int
@@ -68,10 +68,10 @@ class QuantizedCheckpoint:
 
 
 def quantize(request: QuantizationRequest, home: Home) -> QuantizedCheckpoint:
-    """Quantize and verify a checkpoint, and write its catalog entry. A later call resumes from the finished shards.
+    """Quantize and verify a checkpoint, and write its catalog entry. A repeated call resumes after finished shards.
 
-    Raises UsageError for an existing target, HostError if disk, memory or Quark is missing, BuildError if Quark
-    fails, CheckpointMismatchError and CheckpointError for an invalid checkpoint, source or result.
+    Raises UsageError for an existing target, HostError if disk space, memory or Quark is missing, BuildError if Quark
+    fails, CheckpointMismatchError or CheckpointError if the source or the result is invalid.
     """
     _require_new(request.target)
     source = read_source(request.source)
@@ -82,7 +82,7 @@ def quantize(request: QuantizationRequest, home: Home) -> QuantizedCheckpoint:
     _require_space(request.target, foreseen, copied_size(request.source), folder)
     progress = Progress()
     with folder.lock(progress):
-        _require_new(request.target)  # another command may have created it while this one waited
+        _require_new(request.target)  # another command may have created it in the meantime
         folder.begin(_job(request, source, recipe))
         _make(request, source, foreseen, folder, home)
         note(f"verifying {len(foreseen.shards)} shards")
@@ -100,7 +100,7 @@ def quantize(request: QuantizationRequest, home: Home) -> QuantizedCheckpoint:
 
 
 def _make(request: QuantizationRequest, source: Source, foreseen: Forecast, folder: WorkDir, home: Home) -> None:
-    """Run workers for the remaining shards; note the kept ones if the workers do not finish."""
+    """Run workers for the remaining shards; on failure, report the finished shards."""
     done = folder.resume(foreseen)
     if done:
         note(f"{len(done)} of {len(foreseen.shards)} shards are done")
@@ -172,7 +172,7 @@ def _pool(request: QuantizationRequest, source: Source, folder: WorkDir, home: H
 
 
 def _workers(request: QuantizationRequest, source: Source, *, cores: int, shards: int) -> int:
-    """Return the number of workers: as requested, else one per core as far as memory allows. Raises HostError."""
+    """Return the number of workers: the requested number, else one per core within memory. Raises HostError."""
     per_worker, free = int(_BASE_MEMORY + _OF_A_SHARD * max(source.sizes.values())), available_memory()
     fit = math.inf if free is None else free // per_worker
     text = f"a worker needs about {gb(per_worker)} of memory, and {gb(free or 0)} are free"
@@ -186,7 +186,7 @@ def _workers(request: QuantizationRequest, source: Source, *, cores: int, shards
 
 
 def _require_apart(source: Source, target: Path) -> None:
-    """Raise UsageError for a target inside the source: the source's other files are copied into the target."""
+    """Raise UsageError for a target inside the source, whose other files are copied into the target."""
     if target.resolve().is_relative_to(source.directory.resolve()):
         raise UsageError(
             "the target is inside the source", location=str(target), hint="choose a directory outside the source"
@@ -205,16 +205,16 @@ def _require_new(target: Path) -> None:
 
 
 def _require_space(target: Path, foreseen: Forecast, other_bytes: int, folder: WorkDir) -> None:
-    """Raise HostError if the disk has no room for the result."""
+    """Raise HostError if the disk space does not suffice for the result."""
     done = sum(map(foreseen.size_of, folder.finished([*foreseen.shards])))
     missing = foreseen.size - done + other_bytes + _SPARE
     require_disk_space(target.parent, missing, hint="choose a target on another disk")
 
 
 def _added_model(target: Path, name: str, home: Home) -> EntryOutput | None:
-    """Return the catalog entry of the new checkpoint; None if the catalog has one of this name, as for a shipped model.
+    """Return the new checkpoint's catalog entry; None if the name exists, for example as a shipped model.
 
-    An error is only reported: the checkpoint is valid without an entry.
+    Only reports errors, because the checkpoint is valid without an entry.
     """
     if Catalog.of(home).find(EntryKind.MODEL, name):
         note(f"the catalog has a model `{name}`; no entry is written")

@@ -1,6 +1,6 @@
-"""Flags that the profile's engine no longer has, under the name that sglang gave them.
+"""Flags that sglang renamed before the version of the profile's engine.
 
-An option's successor is what its own warning named while it was deprecated: the flag tables of older versions have it.
+The deprecation warning of an option names its successor; the flag tables of older versions contain these warnings.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,9 +20,9 @@ _DP_ATTENTION = "dp_attention"
 
 
 def rename_flags(composed: MergedProfile, table: FlagTable, catalog: Catalog) -> tuple[MergedProfile, FlagTable]:
-    """Give each flag that `table` lacks its successor's name, with a note; a flag without one stays as it is.
+    """Rename each flag that `table` lacks to its successor and print a note; keep flags without a successor.
 
-    The returned table knows the flags that sglang removed without a successor.
+    The returned table includes the flags that sglang removed without a successor.
     """
     _note_dp_option(composed, table)
     old_flags = composed.data.get(_FLAGS)
@@ -55,13 +55,13 @@ def _note_dp_option(composed: MergedProfile, table: FlagTable) -> None:
 
 
 def _older_versions(table: FlagTable, catalog: Catalog) -> list[str]:
-    """Return the versions before that of `table`, the newest first."""
+    """Return the versions before `table.version`, newest first."""
     older = [name for name in catalog.names(EntryKind.FLAGS) if Version(name) < Version(table.version)]
     return sorted(older, key=Version, reverse=True)
 
 
 def _successor(name: str, older: Sequence[str], catalog: Catalog) -> tuple[str, str]:
-    """Return the newest older version that has the option, and the successor that it names; empty if there is none."""
+    """Return the newest older version that has the option, and the successor it names, if any."""
     for version in older:
         try:
             spec = read_flags(version, catalog).flags.get(name)

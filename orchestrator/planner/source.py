@@ -25,48 +25,48 @@ from orchestrator.render.scripts import IMAGE_FOLDER
 from orchestrator.runs.run_dir import RunDir, read_plan, require_version
 from orchestrator.runtimes import REGISTRY, runtime_class
 
-_MAX_BYTES: Final = 64 << 20  # maximum size of an input file of a patch; a table has a few MB
+_MAX_BYTES: Final = 64 << 20  # maximum size of a patch's input file; tables have a few MB
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileSource:
-    """A profile with overrides, the `--input` files of patches, and the prebuilt image, if any."""
+    """A profile with overrides, the `--input` files of its patches, and its prebuilt image, if any."""
 
     valid: LoadedProfile
     home: Home
     inputs: Mapping[str, Path] = field(default_factory=dict)
     image: str | None = None
-    has_fixed_plan: ClassVar[bool] = False  # True: the plan is fixed, and no input is created for it
+    has_fixed_plan: ClassVar[bool] = False  # True: the plan is fixed, and `deploy` creates no input for it
 
     @property
     def runtime(self) -> str:
-        """Return the runtime of the profile."""
+        """The runtime of the profile."""
         return _known_runtime(self.valid)
 
     @property
     def api_key_env(self) -> str | None:
-        """Return the variable of the server's API key."""
+        """The environment variable of the server's API key."""
         return self.valid.profile.server.api_key_env
 
     @property
     def model(self) -> Model:
-        """Return the profile's model."""
+        """The profile's model."""
         return planned_model(self.valid.profile, self.valid.composed)
 
     @property
     def might_fuse(self) -> bool:
-        """Return whether the model has a shared expert to fuse and runs on GPUs; planning checks the flags."""
+        """Whether the model has a shared expert to fuse and runs on GPUs; planning checks the flags."""
         moe = self.valid.profile.model.moe
         return moe is not None and moe.shared_experts > 0 and self.valid.profile.hardware.vendor != "cpu"
 
     @property
     def image_is_on_nodes(self) -> bool:
-        """Return whether the nodes of a cluster already have the image."""
+        """Whether the nodes of a cluster already have the image."""
         cluster = runtime_class(self.runtime).settings(self.valid.profile).kubernetes
         return cluster is not None and cluster.image_pull_policy == "Never"
 
     def files(self) -> dict[str, bytes]:
-        """Read the `--input` files, and the table that was built for this model and layout, if any."""
+        """Read the `--input` files, and the table built for this model and layout, if any."""
         layout, hardware, engine = self.valid.profile.layout, self.valid.profile.hardware, self.valid.profile.engine
         store = Store.at(self.home, engine.aiter_commit, engine.image)
         model = self.valid.composed.names["model"]
@@ -75,13 +75,13 @@ class ProfileSource:
         return read_inputs({**built, **self.inputs})
 
     def require_image(self) -> None:
-        """Raise ProfileError if the runtime needs a prebuilt image and there is none."""
+        """Raise ProfileError if the runtime needs a prebuilt image and none is given."""
         problems = runtime_class(self.runtime).built_image_problems(self.valid.profile) if self.image is None else ()
         if unmet := tuple(problems):
             raise ProfileError("no image", problems=unmet)
 
     def require_startable(self) -> None:
-        """Raise ProfileError for a profile that the runtime renders but does not start."""
+        """Raise ProfileError if the runtime can render the profile but not start it."""
         kind = runtime_class(self.runtime) if self.runtime in REGISTRY else None
         if kind is not None and (problems := tuple(kind.start_problems(self.valid.profile))):
             raise ProfileError(f"cannot start profile `{self.valid.name}`", problems=problems)
@@ -91,7 +91,7 @@ class ProfileSource:
         return self.valid.decide(facts)
 
     def planned(self) -> tuple[Plan, dict[str, bytes]]:
-        """Build the plan with the current files, and return both."""
+        """Build the plan from the current files, and return both."""
         files = self.files()
         return self.decide(Facts(inputs=input_digests(files))), files
 
@@ -120,41 +120,41 @@ def profile_source(
 
 @dataclass(frozen=True, kw_only=True)
 class RunSource:
-    """An earlier run, whose plan is started again even if its profile has changed."""
+    """An earlier run; its plan starts again, even if the profile has changed."""
 
     run: RunDir
     plan: Plan
     home: Home
     inputs: Mapping[str, bytes]
-    image: ClassVar[None] = None  # the plan names it
+    image: ClassVar[None] = None  # the plan contains it
     has_fixed_plan: ClassVar[bool] = True
 
     @property
     def runtime(self) -> str:
-        """Return the runtime of the run."""
+        """The runtime of the run."""
         return self.plan.runtime
 
     @property
     def api_key_env(self) -> str | None:
-        """Return the variable of the server's API key."""
+        """The environment variable of the server's API key."""
         return self.plan.server.api_key_env
 
     @property
     def model(self) -> Model:
-        """Return the model of the run."""
+        """The model of the run."""
         return self.plan.model
 
     @property
     def might_fuse(self) -> bool:
-        """Return whether the server fuses its shared expert, unless its checkpoint prevents it."""
+        """Whether the server fuses its shared expert, unless its checkpoint prevents this."""
         return might_fuse(self.plan)
 
     def files(self) -> dict[str, bytes]:
-        """Return the input files of its patches."""
+        """Return the input files of the run's patches."""
         return {**self.inputs}
 
     def decide(self, facts: Facts) -> Plan:
-        """Return the plan of the run. Raises ProfileError if the checkpoint contradicts the plan."""
+        """Return the run's plan. Raises ProfileError if the checkpoint contradicts the plan."""
         fusion = decide_fusion(self.plan, facts.experts) if facts.experts and might_fuse(self.plan) else None
         if fusion is not None and fusion.required_flag:
             raise ProfileError(
@@ -165,7 +165,7 @@ class RunSource:
         return self.plan
 
     def require_startable(self) -> None:
-        """Accept the plan: it was started before."""
+        """Accept the plan, because it was started before."""
 
     def location(self, path: tuple[str, ...]) -> str:
         """Return the location of a key in the run."""
@@ -174,10 +174,10 @@ class RunSource:
 
 @contextmanager
 def collect_rejections(source: "PlanSource", *checks: Callable[[], object]) -> Iterator[None]:
-    """Raise all rejections by the rules, the runtime and the `checks` at once if the block rejects a profile."""
+    """If the block rejects a profile, also run the checks of rules and runtime, and raise all rejections at once."""
     try:
         yield
-    except DeployError as error:  # of a daemon or registry too
+    except DeployError as error:  # errors of a daemon or registry, too
         if isinstance(source, ProfileSource) and not source.has_fixed_plan and source.valid.profile.runtime in REGISTRY:
             require_all(
                 f"cannot start profile `{source.valid.name}`",
@@ -191,9 +191,9 @@ PlanSource: TypeAlias = ProfileSource | RunSource
 
 
 def run_source(run: RunDir, home: Home) -> RunSource:
-    """Read the plan of a run, and find the input files of its patches.
+    """Read the plan of a run and find the input files of its patches.
 
-    Raises StartError if the plan cannot be read or was edited, or with every input that no longer exists.
+    Raises StartError if the plan is unreadable or edited, or with every input that no longer exists.
     """
     require_version(run)
     plan, location = read_plan(run), str(run.path / "plan.json")
@@ -216,9 +216,9 @@ def run_source(run: RunDir, home: Home) -> RunSource:
 
 
 def _missing_inputs(plan: Plan, run: RunDir, home: Home, inputs: dict[str, bytes]) -> Iterator[Problem]:
-    """Yield the inputs of a plan that no longer exist; put the others into `inputs`."""
+    """Yield the inputs of a plan that no longer exist; add the existing inputs to `inputs`."""
     if plan.prebuilt_image is not None:
-        return  # the image contains all inputs
+        return  # the image already contains all inputs
     carried = {patch.id: patch for patch in carried_patches(plan)}
     for use in plan.patches:
         patch = carried.get(use.id)

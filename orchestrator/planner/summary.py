@@ -23,10 +23,10 @@ _HEX: Final = 40  # length of a full commit
 def plan_summary(
     plan: Plan, home: Home, *, workload: str = "", image: ImageConfig | None = None, width: int | None = None
 ) -> str:
-    """Return the summary of a plan, folded at `width` columns, at most 80.
+    """Return the summary of a plan, wrapped at `width` columns (at most 80).
 
-    `workload` describes the workload of `bench`, `image` is the known configuration of the image. Sizes are in MB and
-    GB (1e6 and 1e9 bytes) and GiB (2^30 bytes), times in seconds and minutes.
+    `workload` describes the workload of `bench`; `image` is the image's configuration, if known. Sizes are in MB and GB
+    (1e6 and 1e9 bytes) and GiB (2^30 bytes), times in seconds and minutes.
     """
     columns = max(min(width or WIDTH, WIDTH), 2 * _LABEL)
     rows = (
@@ -46,7 +46,7 @@ def plan_summary(
 
 
 def _fold(label: str, text: str, columns: int) -> list[str]:
-    """Fold one row between words; a flag stays in one line with its values."""
+    """Wrap one row between words; a flag stays on one line with its values."""
     lead = f"{label:<{_LABEL}}"
     lines = textwrap.wrap(text, columns, initial_indent=lead, subsequent_indent=" " * _LABEL, break_on_hyphens=False)
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
@@ -168,6 +168,6 @@ def _issues(plan: Plan, image: ImageConfig | None) -> _Rows:
 
 
 def _short(digest: str) -> str:
-    """Return the first characters of a digest or a commit, and any other name unchanged."""
+    """Abbreviate a digest or a commit; return other names unchanged."""
     kind, colon, text = digest.rpartition(":")
     return f"{kind}{colon}{text[:_DIGEST]}" if len(text) >= _HEX else digest

@@ -73,7 +73,7 @@ def command(
             print_data(path)
         return
     request = EngineRequest(
-        what=what,
+        source=what,
         name=name,
         overrides=set_ or (),
         wheel=wheel,

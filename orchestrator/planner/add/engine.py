@@ -1,7 +1,7 @@
 """`deploy add engine`: a catalog entry for an engine, from a release of sglang or an image.
 
-The engine's own parser gives the flag table, and its sources the state of each patch. An image also gives its platform,
-its aiter and its tables of tuned kernels. The error for a missing value names its key.
+The flag table comes from the engine's own parser, the state of each patch from its sources. An image also provides its
+platform, its aiter and its tables of tuned kernels. An error for a missing value names its key.
 """
 
 import tempfile
@@ -33,7 +33,7 @@ _RUNS_IN: Final = ("image", "requirements", "python")
 
 @dataclass(frozen=True, kw_only=True)
 class OptionTable:
-    """The flag table of the engine's version: size and path. `made`: created now, from the engine's own sources."""
+    """The flag table of the engine's version: size and path. `made`: whether this call created it."""
 
     count: int
     path: str
@@ -42,7 +42,7 @@ class OptionTable:
 
 @dataclass(frozen=True, kw_only=True)
 class ShippedTables:
-    """The tables of tuned MoE kernels in an image: files, rows, and the GPUs of the rows."""
+    """The tables of tuned MoE kernels in an image: files, rows and their GPUs."""
 
     files: int
     rows: int
@@ -52,7 +52,7 @@ class ShippedTables:
 
 @dataclass(frozen=True, kw_only=True)
 class AddedEngine:
-    """A catalog entry of an engine, with the findings about its flags, patches and tables."""
+    """A new engine entry, with its flags, patches and tables."""
 
     file: EntryOutput
     options: OptionTable
@@ -73,11 +73,11 @@ class AddedEngine:
 
 
 def add_engine(request: EngineRequest, home: Home) -> AddedEngine:
-    """Write an engine's catalog entry, its flag table if there is none yet, and the rows of its tuned kernels.
+    """Write an engine's catalog entry, its flag table unless one exists, and the rows of its tuned kernels.
 
-    Raises UsageError for a name that is in use or invalid and for a file that is no wheel; BuildError for an image that
-    is missing or has no sglang, and for a parser that fails; ProfileError with every missing fact and the option that
-    sets it. An error leaves nothing written, and neither does `dry_run`.
+    Raises UsageError for a used or invalid name and for a file that is not a wheel; BuildError if the image is missing
+    or has no sglang, or if the parser fails; ProfileError with every missing fact and the option that sets it. Writes
+    nothing on an error, or with `dry_run`.
     """
     overrides = [Override.parse(text) for text in request.overrides]
     source = engine_source(request, home)
@@ -110,18 +110,18 @@ def add_engine(request: EngineRequest, home: Home) -> AddedEngine:
 
 
 def _with_template(lines: Sequence[YamlLine]) -> list[YamlLine]:
-    """Return the lines with the Dockerfile template of the platform, unless a line sets one."""
+    """Add the platform's Dockerfile template, unless a line sets one."""
     platform = next((line.value for line in lines if line.path == ("platform",)), None)
     if any(line.path == ("dockerfile",) for line in lines):
         return [*lines]
     template = YamlLine(
         path=("dockerfile",), value=f"sglang-{platform}", comment="of its platform"
-    )  # a missing platform is an error anyway
+    )  # a missing platform is reported elsewhere
     return entry_lines({line.path: line for line in (*lines, template)}, (), EngineFile)
 
 
 def _reference(facts: Mapping[str, Data]) -> str | None:
-    """Return the image as a plan of this engine names it (`base_reference`)."""
+    """Return the image reference that a plan of this engine uses (`base_reference`)."""
     image, digest = facts.get("image"), facts.get("image_digest")
     if image is None:
         return None
@@ -129,7 +129,7 @@ def _reference(facts: Mapping[str, Data]) -> str | None:
 
 
 def _options(version: str, source: EngineSource, request: EngineRequest, home: Home) -> tuple[OptionTable, str]:
-    """Return the flag table of the version, and its text if it has to be written."""
+    """Return the flag table of the version, and its text unless the table exists."""
     catalog = Catalog.of(home)
     if (path := catalog.find(EntryKind.FLAGS, version)) is not None:
         count = len(parse_flags(version, path.read_text(encoding="utf-8")).flags)
@@ -142,7 +142,7 @@ def _options(version: str, source: EngineSource, request: EngineRequest, home: H
 
 
 def _shipped(source: EngineSource) -> tuple[ImageTables | None, tuple[str, ...]]:
-    """Return the engine's own tables, and a note if its aiter has no readable tables."""
+    """Return the image's tables, and a note if its aiter has no readable tables."""
     try:
         return source.tables(), ()
     except (KernelsError, BuildError) as error:

@@ -21,25 +21,25 @@ from orchestrator.profiles.yaml_writer import YamlLine
 
 @dataclass(frozen=True, kw_only=True)
 class EngineRequest:
-    """The input of `deploy add engine`: a version of sglang or an image, and the user's own facts."""
+    """The input of `deploy add engine`: a version of sglang or an image, and the user's values."""
 
-    what: str  # a version without the leading `v`, or an image
+    source: str  # a version without the leading `v`, or an image
     name: str | None = None
     overrides: Sequence[str] = ()
-    wheel: Path | None = None  # of that version; downloaded by default
-    python: Path | None = None  # with sglang's dependencies; a managed environment by default
-    host: str | None = None  # the Docker host of the image
+    wheel: Path | None = None  # wheel of that version; downloaded by default
+    python: Path | None = None  # Python with sglang's dependencies; a managed environment by default
+    host: str | None = None  # Docker host of the image
     replace: bool = False
     dry_run: bool = False
 
 
 def engine_source(request: EngineRequest, home: Home) -> "EngineSource":
-    """Return the requested source; nothing is read yet. Raises UsageError for options of the other kind of source."""
-    version = request.what.removeprefix("v")
+    """Return the requested source, still unread. Raises UsageError for options that do not apply to it."""
+    version = request.source.removeprefix("v")
     if not is_version(version):
         if request.wheel is not None:
             hint = "omit `--wheel`, or pass a version such as 0.5.17"
-            raise UsageError(f"`--wheel` needs a version; `{request.what}` is an image", hint=hint)
+            raise UsageError(f"`--wheel` needs a version; `{request.source}` is an image", hint=hint)
         return _Image(request)
     if request.host is not None:
         raise UsageError("`--host` needs an image", hint=f"the wheel of {version} is read on this host")
@@ -47,20 +47,20 @@ def engine_source(request: EngineRequest, home: Home) -> "EngineSource":
         if override.path == ("version",) and override.value != version:
             hint = f"`deploy add engine {override.value}` reads that wheel"
             raise UsageError(f"`version` is {override.value}, but the wheel has version {version}", hint=hint)
-    return _Release(replace(request, what=version), home)
+    return _Release(replace(request, source=version), home)
 
 
 @dataclass
 class _Release:
-    """A release of sglang on the package index. Its platform is unknown, since the wheel is the same for all."""
+    """A release of sglang on the package index. Its platform is unknown: all platforms share one wheel."""
 
     request: EngineRequest
     home: Home
 
     @property
     def name(self) -> str:
-        """The name in messages."""
-        return f"sglang {self.request.what}"
+        """The name for messages."""
+        return f"sglang {self.request.source}"
 
     @property
     def read(self) -> str:
@@ -69,28 +69,28 @@ class _Release:
 
     @cached_property
     def wheel(self) -> Path:
-        wheel = self.request.wheel or fetch_wheel(self.request.what, self.home.root / "wheels")
-        if (version := wheel_version(wheel)) != self.request.what:
+        wheel = self.request.wheel or fetch_wheel(self.request.source, self.home.root / "wheels")
+        if (version := wheel_version(wheel)) != self.request.source:
             mismatch = f"has version {version}" if version else "has no version"
             raise UsageError(
-                f"`{wheel}` {mismatch}, not {self.request.what}",
+                f"`{wheel}` {mismatch}, not {self.request.source}",
                 hint="pass the wheel's version: `deploy add engine VERSION`",
             )
         return wheel
 
     def lines(self) -> Iterator[YamlLine]:
         """Yield the known facts, each with its source."""
-        version = wheel_version(self.wheel)  # first: a missing version makes other queries pointless
+        version = wheel_version(self.wheel)  # first, because other queries need the version
         yield YamlLine(path=("source",), value=f"sglang wheel {version}")
         yield YamlLine(path=("version",), value=version, comment="sglang/_version.py in its wheel")
 
     def missing_facts(self) -> Mapping[str, Problem]:
-        """Return the missing facts by key, each with the option that sets it."""
-        what = "cannot read `platform`: all platforms have the same wheel"
-        return {"platform": Problem(what, self.name, "`--set platform=rocm`, `cuda` or `cpu`")}
+        """Return a problem for each missing fact, by key, with the option that sets it."""
+        message = "cannot read `platform`: all platforms have the same wheel"
+        return {"platform": Problem(message, self.name, "`--set platform=rocm`, `cuda` or `cpu`")}
 
     def patches(self, checker: SourceChecker) -> tuple[PatchState, ...]:
-        """Return the state of each patch in the sources."""
+        """Return the state of each patch for these sources."""
         return checker.check_wheel(self.wheel)
 
     def unpack(self, folder: Path) -> None:
@@ -98,7 +98,7 @@ class _Release:
         unpack_package(self.wheel, folder)
 
     def tables(self) -> ImageTables | None:
-        """Return the tables of tuned kernels, None if there are none."""
+        """Return the tables of tuned kernels; None if there are none."""
         return None
 
 
@@ -111,7 +111,7 @@ class _Image:
 
     @property
     def name(self) -> str:
-        return self.request.what
+        return self.request.source
 
     @cached_property
     def docker(self) -> DockerCli:
@@ -130,12 +130,12 @@ class _Image:
 
     @property
     def image(self) -> str:
-        """Return the name of the image without a digest."""
+        """The name of the image without a digest."""
         return self.name.partition("@")[0]
 
     @property
     def version(self) -> str | None:
-        """Return the release of the sources, None between two releases or if the sources do not tell."""
+        """The release of the sources; None if they are unreleased or have no version."""
         version = self.facts.sglang.version
         return version if version is not None and is_version(version) else None
 
@@ -161,12 +161,12 @@ class _Image:
     def missing_facts(self) -> Mapping[str, Problem]:
         missing = dict[str, Problem]()
         if self.version is None:
-            what = f"cannot read `version`: its sources are of version `{self.facts.sglang.version or 'unknown'}`"
+            message = f"cannot read `version`: its sources are of version `{self.facts.sglang.version or 'unknown'}`"
             hint = "give the release with the same options: `--set version=0.5.20`"
-            missing["version"] = Problem(what, self.name, hint)
+            missing["version"] = Problem(message, self.name, hint)
         if self.facts.platform is None:
-            what = f"cannot read `platform`: its torch names none ({self.facts.platform_from or 'no torch found'})"
-            missing["platform"] = Problem(what, self.name, "`--set platform=rocm`, `cuda` or `cpu`")
+            message = f"cannot read `platform`: its torch names none ({self.facts.platform_from or 'no torch found'})"
+            missing["platform"] = Problem(message, self.name, "`--set platform=rocm`, `cuda` or `cpu`")
         return missing
 
     def patches(self, checker: SourceChecker) -> tuple[PatchState, ...]:

@@ -1,4 +1,4 @@
-"""Shared code of `add model` and `add engine`: a catalog entry, the user's own values, and missing values."""
+"""Shared code of `add model` and `add engine`: catalog entries, the user's values, and missing values."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ _SET_OPTION: Final = "--set"
 
 @dataclass(frozen=True, kw_only=True)
 class FactOutput:
-    """A key of a catalog entry, and where its value comes from."""
+    """A key of a catalog entry, with its value and source."""
 
     key: str
     value: Any  # as in YAML
@@ -42,7 +42,7 @@ class EntryOutput:
     def of(
         cls, kind: EntryKind, name: str, home: Home, lines: Sequence[YamlLine], notes: Iterable[str]
     ) -> "EntryOutput":
-        """Return the entry with these lines, in the catalog of a home."""
+        """Return the entry with these lines in a home's catalog."""
         facts = (FactOutput(key=".".join(line.path), value=line.value, source=line.comment) for line in lines)
         path = home.root / kind.file(name)
         return cls(kind=kind.name.lower(), name=name, path=path, facts=tuple(facts), notes=tuple(notes))
@@ -54,14 +54,14 @@ class EntryOutput:
 
 
 def write_entry(file: EntryOutput, lines: Sequence[YamlLine], head: Sequence[str], model: type[BaseModel]) -> None:
-    """Write the catalog entry atomically, with the comments `head` before its lines."""
+    """Write the catalog entry atomically; the comments `head` precede its lines."""
     text = yaml_text([f"yaml-language-server: $schema=../{file.kind}.schema.json", *head], lines)
-    model_of(read_document(text, str(file.path)), model)  # the text must read back as a valid entry
+    model_of(read_document(text, str(file.path)), model)  # raises if the text is not a valid entry
     atomic_write(file.path, text)
 
 
 def free_name(kind: EntryKind, name: str, home: Home, *, replace: bool) -> None:
-    """Raise UsageError for an invalid name, and for one in use unless `replace`."""
+    """Raise UsageError for an invalid name, and for a used name unless `replace`."""
     if not is_valid_name(name) or "/" in name:
         hint = "`--name NAME`, with letters, digits, `.`, `_`, `+` and `-`"
         raise UsageError(f"invalid {kind.name.lower()} name `{name}`", hint=hint)
@@ -70,7 +70,7 @@ def free_name(kind: EntryKind, name: str, home: Home, *, replace: bool) -> None:
 
 
 def require_free(kind: EntryKind, name: str, home: Home) -> None:
-    """Raise UsageError if the catalog has an entry of that kind and name, the user's own or a shipped one."""
+    """Raise UsageError if the catalog has an entry of that kind and name, user-defined or shipped."""
     catalog = Catalog.of(home)
     if (path := catalog.find(kind, name)) is not None:
         raise UsageError(
@@ -83,7 +83,7 @@ def require_free(kind: EntryKind, name: str, home: Home) -> None:
 def entry_lines(
     lines: Mapping[tuple[str, ...], YamlLine], overrides: Sequence[Override], model: type[BaseModel]
 ) -> list[YamlLine]:
-    """Return the lines in the order of the schema; the user's values replace those that were read."""
+    """Return the lines in schema order; the user's values replace detected values."""
     for override in overrides:
         lines = {path: line for path, line in lines.items() if path[: len(override.path)] != override.path}
         if override.value is not None:
@@ -120,7 +120,7 @@ def require_complete(
 
 
 def _is_reported_missing(problem: Problem, missing: Mapping[str, Problem]) -> bool:
-    """Return whether a missing key explains a problem already, by itself or in the same section."""
+    """Return whether a missing key already explains a problem, itself or in its section."""
     key_named = problem.message.partition("`")[2].partition("`")[0]
     return any(key == key_named or key.startswith(f"{key_named}.") for key in missing)
 

@@ -1,4 +1,4 @@
-"""`deploy up --model`: the profile of a checkpoint on the GPUs of a host."""
+"""`deploy up --model`: a checkpoint's profile for the GPUs of a host."""
 
 import hashlib
 import re
@@ -24,14 +24,14 @@ from orchestrator.planner.planning import read_profile
 from orchestrator.profiles.schema import HardwareFile, ModelFile
 
 _STEP: Final = 1024  # tokens; a proposed context is rounded down to a multiple of this
-_VRAM_TOLERANCE: Final = 0.97  # share: firmware reserves some of the memory that the data sheet states
+_VRAM_TOLERANCE: Final = 0.97  # share: firmware reserves some of the data sheet's memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostHardware:
-    """The catalog's entry for a host, and the number of its GPUs; `docker` tells whether its daemon answers.
+    """A host's catalog entry and its number of GPUs; `docker` tells whether a Docker daemon is available.
 
-    `memory` is that of a host without GPUs: the bytes that are available.
+    `memory` is the available memory of a host without GPUs, in bytes.
     """
 
     name: str
@@ -54,12 +54,12 @@ class HostProfile:
 def profile_on_host(
     repo_or_dir: str, home: Home, runner: Runner, environ: Mapping[str, str], *, gpus: int | None = None
 ) -> HostProfile:
-    """Return the profile of a checkpoint on the GPUs of the host that `runner` reaches; write it if there is none.
+    """Return a checkpoint's profile for the GPUs of the host behind `runner`; write a new profile if necessary.
 
-    `repo_or_dir` is a directory or a repository of the hub. The first `gpus` GPUs are used, by default all.
+    `repo_or_dir` is a directory or a repository of the hub. The profile uses the first `gpus` GPUs, by default all.
 
-    Raises HostError for a host whose GPUs no hardware entry describes, UsageError for more GPUs than it has, and as
-    `add_model` and `propose_profile`.
+    Raises HostError if no hardware entry matches the host's GPUs, UsageError if the host has fewer than `gpus` GPUs,
+    and the errors of `add_model` and `propose_profile`.
     """
     catalog = Catalog.of(home)
     hardware = detect_hardware(runner, catalog)
@@ -95,10 +95,10 @@ def profile_on_host(
 
 
 def detect_hardware(runner: Runner, catalog: Catalog) -> HostHardware:
-    """Return the hardware entry of a host. Raises HostError if none or several describe it, or if its GPUs differ."""
+    """Return the hardware entry of a host. Raises HostError if none or several match, or if the GPUs differ."""
     host_survey = survey(runner, {**ALL_SECTIONS, "memory": MACHINE_SECTIONS["memory"]})
     inventory = next((inventory for inventory in inventories(host_survey) if inventory.gpus), None)
-    # Without Docker, an engine that is a list of packages is proposed. For AMD there is none.
+    # Without Docker, the proposal needs an engine with a requirements file. There is none for AMD.
     docker = (inventory is not None and inventory.vendor == "amd") or runner(("docker", "version")).ok
     if inventory is None:
         memory = read_memory(host_survey["memory"].text)
@@ -107,9 +107,9 @@ def detect_hardware(runner: Runner, catalog: Catalog) -> HostHardware:
 
 
 def match_hardware(inventory: GpuInventory, catalog: Catalog) -> str:
-    """Return the entry with the vendor, architecture and memory of these GPUs; of several, the one with their name.
+    """Return the entry with the vendor, architecture and memory of these GPUs; the GPU's name breaks ties.
 
-    Raises HostError if none or several describe them, or if the GPUs differ.
+    Raises HostError if none or several match, or if the GPUs differ.
     """
     gpu = inventory.gpus[0]
     if len({(gpu.arch, gpu.vram_bytes) for gpu in inventory.gpus}) > 1:
@@ -130,7 +130,7 @@ def match_hardware(inventory: GpuInventory, catalog: Catalog) -> str:
 
 
 def _entries(inventory: GpuInventory, gpu: Gpu, catalog: Catalog) -> Iterator[tuple[str, HardwareFile]]:
-    """Yield the entries with this GPU's vendor and, if they are known, architecture and memory."""
+    """Yield the entries with this GPU's vendor and, if known, its architecture and memory."""
     for name in catalog.names(EntryKind.HARDWARE):
         entry = read_entry(catalog, EntryKind.HARDWARE, name, HardwareFile)
         size = entry.vram
@@ -140,7 +140,7 @@ def _entries(inventory: GpuInventory, gpu: Gpu, catalog: Catalog) -> Iterator[tu
 
 
 def _free_model_name(repo_or_dir: str, catalog: Catalog) -> str:
-    """Return a name from the last word of the checkpoint's path, with a digest if another checkpoint has that name."""
+    """Derive a name from the end of the checkpoint's path; add a digest if another checkpoint has that name."""
     last = re.sub(r"[^\w.+-]+", "-", Path(repo_or_dir).expanduser().absolute().name, flags=re.ASCII)
     name = last.strip("-.+").lower() or "model"
     exists = catalog.find(EntryKind.MODEL, name) is not None
@@ -152,7 +152,7 @@ def _model_of(repo_or_dir: str, catalog: Catalog) -> str | None:
     path = Path(repo_or_dir).expanduser()
     source = ("local", str(path.absolute())) if path.is_dir() else ("hub", repo_or_dir)
     for name in catalog.names(EntryKind.MODEL):
-        with suppress(ProfileError):  # an invalid entry is reported when it is used
+        with suppress(ProfileError):  # an invalid entry is reported on use
             checkpoint = read_entry(catalog, EntryKind.MODEL, name, ModelFile).checkpoint
             if (checkpoint.source, checkpoint.path) == source:
                 return name

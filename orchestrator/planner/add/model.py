@@ -1,4 +1,4 @@
-"""`deploy add model`: a catalog entry for a model from the files of a checkpoint, each fact with its source."""
+"""`deploy add model`: a model's catalog entry from a checkpoint's files, each fact with its source."""
 
 import os
 import re
@@ -33,13 +33,13 @@ def add_model(
     replace: bool = False,
     environ: Mapping[str, str] = os.environ,
 ) -> EntryOutput:
-    """Write a model's catalog entry from the checkpoint in a directory, or from a repository on the hub.
+    """Write a model's catalog entry from a checkpoint in a directory or in a repository on the hub.
 
-    A note lists how the tensors of a directory differ from their config; of a repository, too few headers are read.
+    A note lists the differences between a directory's tensors and its config. From a repository, `deploy` reads too few
+    headers for that.
 
-    Raises UsageError for a name that is in use or invalid, CheckpointError for a checkpoint that is incomplete or
-    contradicts itself, ProfileError with every missing fact and the option that sets it. An error leaves nothing
-    written.
+    Raises UsageError for a used or invalid name, CheckpointError for an incomplete or inconsistent checkpoint,
+    ProfileError with every missing fact and the option that sets it. Writes nothing on an error.
     """
     directory = _directory(checkpoint)
     if directory is not None and revision is not None:
@@ -86,7 +86,7 @@ def _lines(
     gated: bool,
     has_shards: bool,
 ) -> list[YamlLine]:
-    """Return the lines in the order of the schema; the user's values replace those that were read."""
+    """Return the lines in schema order; the user's values replace detected values."""
     source = f"config.json and {'safetensors headers' if has_shards else 'index'} of the checkpoint"
     lines: dict[tuple[str, ...], YamlLine] = {
         ("source",): YamlLine(path=("source",), value=source),

@@ -1,4 +1,4 @@
-"""`deploy add profile`: a profile for a model on a node that fits, each setting with its reason."""
+"""`deploy add profile`: a profile that fits a model on a node, with a reason for each setting."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,13 +51,13 @@ class ProfileRequest:
 
     model: str
     hardware: str
-    gpus: int | None = None  # of the node; None: all
-    containers: bool = True  # False: an engine that is an image is no default
+    gpus: int | None = None  # GPUs of the node; None: all
+    containers: bool = True  # False: no image engine by default
     base: str | None = None
     engine: str | None = None
     workload: str | None = None
     max_context: int | None = None
-    host_memory: int | None = None  # bytes for a server on CPUs; None: unknown
+    host_memory: int | None = None  # memory of a CPU server in bytes; None: unknown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class Decision:
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """A proposed profile that plans without errors, and the decisions behind it."""
+    """A proposed profile that plans without errors, with the decisions behind it."""
 
     name: str
     text: str
@@ -85,7 +85,7 @@ class Proposal:
 
 @dataclass
 class _Draft:
-    """A profile under construction: its keys, its settings with their reasons, and further decisions."""
+    """A profile under construction: its keys, its settings with reasons, and further decisions."""
 
     name: str
     hardware: str
@@ -128,10 +128,10 @@ def write_proposal(proposal: Proposal, home: Home) -> Path:
 
 
 def propose_profile(request: ProfileRequest, home: Home, *, name: str | None, replace_it: bool = False) -> Proposal:
-    """Propose the profile with the smallest sufficient `tp`, and with as many replicas as fit on the node.
+    """Propose a profile with the smallest sufficient `tp` and as many replicas as fit on the node.
 
-    Raises UsageError for a name that is in use or invalid; ProfileError for a missing catalog entry, and for a model
-    that does not fit, with the numbers of each layout.
+    Raises UsageError for a used or invalid name; ProfileError for a missing catalog entry, and for a model that does
+    not fit, with the numbers of each layout.
     """
     catalog = Catalog.of(home)
     for part in ("model", "hardware"):
@@ -161,7 +161,7 @@ def _path(name: str, home: Home) -> Path:
 
 
 def default_name(request: ProfileRequest, catalog: Catalog) -> str:
-    """Return the name of a profile for this request: `h200-MODEL`, or `h200x2-MODEL` with two GPUs of the node."""
+    """Return the default profile name: `h200-MODEL`, or `h200x2-MODEL` for two of the node's GPUs."""
     whole_node = request.gpus in {None, read_node(catalog, request.hardware).gpus}
     node = request.hardware if whole_node else f"{request.hardware}x{request.gpus}"
     return re.sub(r"[^a-z0-9]*([._-])[^a-z0-9]*", r"\1", f"{node}-{request.model}".lower()).strip("._-")
@@ -181,7 +181,7 @@ def _base(request: ProfileRequest, draft: _Draft) -> _Draft:
     like = read_profile(request.base, catalog=draft.catalog) if request.base else None
     engine, reason = _engine(request, like, read_node(draft.catalog, request.hardware), draft.catalog)
     same_engine = like is not None and like.composed.names["engine"] == engine
-    draft.keys["description"] = ""  # set here for its position; the text depends on the layout
+    draft.keys["description"] = ""  # set first for its position in the file; the text depends on the layout
     if like is not None and same_engine:
         draft.keys["runtime"] = like.profile.runtime
     elif _read_entry(draft.catalog, "engine", engine).get("requirements"):
@@ -191,7 +191,7 @@ def _base(request: ProfileRequest, draft: _Draft) -> _Draft:
         draft.keys["workload"] = workload
     hardware = _hardware(request, draft.catalog)
     draft.keys |= {"hardware": hardware, "model": request.model, "engine": engine}
-    if isinstance(hardware, dict):  # else a job on Slurm, which uses all of these GPUs, would take the whole node
+    if isinstance(hardware, dict):  # otherwise a Slurm job would allocate the whole node
         draft.keys["slurm"] = {"exclusive": False}
     if like is not None:
         draft.keys["timeouts"] = dict(like.profile.timeouts.model_dump())
@@ -204,7 +204,7 @@ def _base(request: ProfileRequest, draft: _Draft) -> _Draft:
 
 
 def _hardware(request: ProfileRequest, catalog: Catalog) -> Data:
-    """Return the value of `hardware`: the entry, with the number of GPUs if not all are used. Raises UsageError."""
+    """Return the value of `hardware`: the entry, and the number of GPUs unless all are used. Raises UsageError."""
     count = read_node(catalog, request.hardware).gpus
     if request.gpus is not None and not min(count, 1) <= request.gpus <= count:
         raise UsageError(f"`{request.hardware}` has {count} GPUs, not {request.gpus}", hint=f"at most `--gpus {count}`")
@@ -219,9 +219,9 @@ def _read_entry(catalog: Catalog, key: str, name: str) -> Mapping[str, Data]:
 def _engine(
     request: ProfileRequest, like: LoadedProfile | None, node: HardwareFile, catalog: Catalog
 ) -> tuple[str, str]:
-    """Return the requested engine, that of the base profile, or the newest for such GPUs.
+    """Return the requested engine, the base profile's engine, or the newest for these GPUs.
 
-    Images come before wheels; among images of a version, the first by name is the usual ROCm line.
+    Prefers images to wheels; among the images of a version, the first by name is the usual ROCm line.
     """
     if request.engine:
         catalog.path(EntryKind.ENGINE, request.engine)
@@ -247,9 +247,9 @@ def _engine(
 
 
 def _is_for(model: str, engine: EngineFile, catalog: Catalog) -> bool:
-    """Return whether an engine is for any model or for this one: an image tag without the version names a model.
+    """Return whether an engine suits this model: an image tag without the version is for the model that it names.
 
-    The model is the named one if it has its layers, attention heads and experts, whatever its own name is.
+    Models are compared by layers, attention heads and experts, not by name.
     """
     tag = engine.image.rpartition(":")[2] if engine.image and not engine.requirements else engine.version
     if engine.version in tag:
@@ -268,7 +268,7 @@ def read_node(catalog: Catalog, name: str) -> HardwareFile:
 
 
 def _adopt_flags(request: ProfileRequest, draft: _Draft, model: Profile) -> None:
-    """Set the base profile's flags and variables that suit this model, those of smoke tests, and the context."""
+    """Set the base profile's flags and variables that suit this model, the flags of smoke tests, and the context."""
     if request.base:
         like = read_profile(request.base, catalog=draft.catalog)
         table = draft.copy()
@@ -296,14 +296,14 @@ def _adopt_flags(request: ProfileRequest, draft: _Draft, model: Profile) -> None
 
 
 def _is_own(like: LoadedProfile, section: str, name: str) -> bool:
-    """Return whether the profile itself sets this key, not one of its catalog entries."""
+    """Return whether the profile itself, and not a catalog entry, sets this key."""
     location = like.composed.location((section, name)).rpartition(":")[0]
     parts = [like.catalog.find(kind, like.composed.names[part]) for part, kind in ENTRY_KINDS.items()]
     return location not in {like.catalog.display_path(path) for path in parts if path is not None}
 
 
 def _try(draft: _Draft, profile: Profile, tp: int) -> tuple[_Draft, LayoutAttempt]:
-    """Set `tp`, replicas and memory flags for this many GPUs per replica; return the draft and the result."""
+    """Set `tp`, replicas and memory flags for `tp` GPUs per replica; return the draft and the result."""
     dp = max(profile.hardware.gpus // tp, 1)
     draft.set("layout", "tp", tp, "the fewest GPUs with enough memory")
     if dp > 1:

@@ -29,7 +29,7 @@ class DockerHost:
 
     @cached_property
     def client(self) -> docker.DockerClient:
-        """Return the SDK's client; use it within `errors`."""
+        """The SDK's client; use it within `errors`."""
         url = self._tunnel.docker_url if self._tunnel is not None else self.url
         try:
             return docker.from_env(environment={**self._environ, "DOCKER_HOST": url})
@@ -48,7 +48,7 @@ class DockerHost:
 
     @property
     def home(self) -> str:
-        """Return the tool's home directory on that host."""
+        """The tool's home directory on that host."""
         return self._tunnel.home if self._tunnel is not None else str(self._local_home.root)
 
     def reach(self, url: str) -> str:

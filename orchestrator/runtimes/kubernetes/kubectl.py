@@ -133,7 +133,7 @@ class Forward:
 
     @property
     def url(self) -> str:
-        """Return the local URL of the tunnel."""
+        """The local URL of the tunnel."""
         return f"http://{_LOOPBACK}:{self._local}"
 
     def connect(self, pod: str, run: str) -> None:

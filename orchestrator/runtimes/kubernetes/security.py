@@ -31,7 +31,7 @@ class PodSecurity:
 
     @property
     def key_mode(self) -> int:
-        """Return the mode of the file with the API key: root owns it, and a pod has one user."""
+        """The mode of the file with the API key: root owns it, and a pod has one user."""
         return 0o444 if self.env else 0o400
 
 

@@ -42,34 +42,34 @@ class PodView:
 
     @property
     def name(self) -> str:
-        """Return the name of the pod."""
+        """The name of the pod."""
         return str(self.pod["metadata"]["name"])
 
     @property
     def container(self) -> Seen:
-        """Return the status of the server's container; empty before a node has accepted the pod."""
+        """The status of the server's container; empty before a node has accepted the pod."""
         statuses = self.pod.get("status", {}).get("containerStatuses", ())
         return next((status for status in statuses if status["name"] == CONTAINER), {})
 
     @property
     def runs_since(self) -> str | None:
-        """Return the start time of the server's process, None if it is not running."""
+        """The start time of the server's process, None if it is not running."""
         started = self.container.get("state", {}).get("running", {}).get("startedAt")
         return str(started) if started else None
 
     @property
     def restarts(self) -> int:
-        """Return the number of restarts of the container."""
+        """The number of restarts of the container."""
         return int(self.container.get("restartCount", 0))
 
     @property
     def placed(self) -> bool:
-        """Return whether the pod has a node, but its container is not running."""
+        """Whether the pod has a node, but its container is not running."""
         return bool(self.pod.get("spec", {}).get("nodeName")) and self.runs_since is None
 
     @property
     def warns(self) -> bool:
-        """Return whether there may be warnings that explain why the container is not running or was restarted."""
+        """Whether there may be warnings that explain why the container is not running or was restarted."""
         return self.placed or self.restarts > 0
 
 

@@ -71,17 +71,17 @@ class Job:
 
     @property
     def waits(self) -> bool:
-        """Return whether the job is pending, for the first time or requeued."""
+        """Whether the job is pending, for the first time or requeued."""
         return self.state in WAITING
 
     @property
     def runs(self) -> bool:
-        """Return whether the job has its node."""
+        """Whether the job has its node."""
         return self.state in RUNNING
 
     @property
     def is_over(self) -> bool:
-        """Return whether nothing of the job is running."""
+        """Whether nothing of the job is running."""
         return not (self.waits or self.runs or self.state in ENDING)
 
 

@@ -74,7 +74,7 @@ class PatchedCopy:
 
     @property
     def python_path(self) -> str:
-        """Return the first entry of PYTHONPATH."""
+        """The first entry of PYTHONPATH."""
         return str(self.folder / "python")
 
 

@@ -51,7 +51,7 @@ class Record:
 
     @property
     def markers(self) -> ProcessMarkers:
-        """Return the markers that identify its processes."""
+        """The markers that identify its processes."""
         return ProcessMarkers(token=self.token, supervisor=self.supervisor, server=self.server, output=self.output)
 
 

@@ -19,7 +19,7 @@ ARTIFACTS = render_artifacts(load("mi355x-tp8").plan)
 
 
 def steps_by_name(host_ref: HostRef) -> dict[str, tuple[str, float]]:
-    return {step.name: (step.what, step.seconds) for step in estimate.steps_of(ARTIFACTS, host_ref)}
+    return {step.name: (step.detail, step.seconds) for step in estimate.steps_of(ARTIFACTS, host_ref)}
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +47,7 @@ def test_empty_host_needs_every_step(tmp_path: Path) -> None:
 
 def test_generated_checkpoint_is_not_generated_again(tmp_path: Path) -> None:
     tiny, host_ref = render_artifacts(load("cpu-tiny").plan), HostRef(home=Home(tmp_path))
-    [start] = [step.what for step in estimate.steps_of(tiny, host_ref) if step.name == "start"]
+    [start] = [step.detail for step in estimate.steps_of(tiny, host_ref) if step.name == "start"]
     assert start.endswith(" MB loaded, smoke test")
     checkpoint = Home(tmp_path).models / "tiny"
     generator = Catalog.shipped().path(EntryKind.IMAGE_FILE, tiny.plan.model.checkpoint.path)
@@ -55,9 +55,9 @@ def test_generated_checkpoint_is_not_generated_again(tmp_path: Path) -> None:
     checkpoint.mkdir(parents=True)
     (checkpoint / ".generator").write_text(hashlib.sha256(generator.read_bytes()).hexdigest())
     after = estimate.steps_of(tiny, host_ref)[1]
-    assert environment.what == "sglang-cpu-0.5.14.txt: 1.7 GB of packages to install"
-    assert (before.what, before.seconds) == (f"{checkpoint}: to be generated", 5)
-    assert (after.what, after.seconds) == (str(checkpoint), 0)
+    assert environment.detail == "sglang-cpu-0.5.14.txt: 1.7 GB of packages to install"
+    assert (before.detail, before.seconds) == (f"{checkpoint}: to be generated", 5)
+    assert (after.detail, after.seconds) == (str(checkpoint), 0)
 
 
 def test_existing_table_and_image_need_no_time(tmp_path: Path, images: set[str]) -> None:
