@@ -1,4 +1,4 @@
-"""The step from a valid profile to a plan: check every rule, then decide every open value."""
+"""Building a plan from a valid profile: check all rules, then decide all open values."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -36,7 +36,7 @@ from orchestrator.plan.serving import profile_serving
 from orchestrator.profiles.layers import MergedProfile
 from orchestrator.profiles.schema import ContainerSection, Profile
 
-# Tokens: the largest default chunk of sglang, which depends on the GPU's memory (0.5.14, server_args.py:3201).
+# Tokens: sglang's largest default chunk; its default depends on the GPU's memory (0.5.14, server_args.py:3201).
 _MAX_DEFAULT_CHUNK: Final = 16384
 _MAX_TOKENS_PER_WORD: Final = 3  # English is below 1.5, the vocabulary of the generated model at 2.2
 
@@ -44,7 +44,7 @@ _MAX_TOKENS_PER_WORD: Final = 3  # English is below 1.5, the vocabulary of the g
 def build_plan(name: str, *, profile: Profile, merged: MergedProfile, context: PlanningContext, facts: Facts) -> Plan:
     """Build the plan of profile `name`. Pure.
 
-    Raises ProfileError with every problem that the rules find.
+    Raises ProfileError with every violated rule.
     """
     rule_context = RuleContext(**vars(context), profile=profile, merged=merged, image=facts.image)
     _require_no_problems(name, plan_problems(rule_context))
@@ -107,7 +107,7 @@ def _assemble(name: str, *, profile: Profile, merged: MergedProfile, context: Pl
         flags=_flags(profile),
         env=_env(profile, (*patch_env(context.ledger, uses), *network_env(profile, context.networks))),
         patches=uses,
-        warnings=(),  # these three are matched against the finished plan
+        warnings=(),  # matched against the finished plan below
         wrong_answers=(),
         nondeterministic=(),
         timeouts=profile.timeouts,
@@ -136,7 +136,7 @@ def _server(profile: Profile) -> HttpEndpoint:
 
 
 def _env(profile: Profile, needed: Iterable[EnvVar]) -> tuple[EnvVar, ...]:
-    """Merge the variables that patches and networks need with those of the profile; the profile wins."""
+    """Merge the variables of patches and networks with those of the profile, which take precedence."""
     variables = {variable.name: variable for variable in needed}
     for name, setting in profile.env.items():
         value = str(setting.value).lower() if isinstance(setting.value, bool) else str(setting.value)
@@ -173,7 +173,7 @@ def _container(container: ContainerSection) -> ContainerRequirements:
 
 
 def planned_model(profile: Profile, merged: MergedProfile) -> Model:
-    """Plan the model; this needs only the profile."""
+    """Plan the model from the profile alone."""
     model, drafts = profile.model, profile_serving(profile).drafts
     return Model(
         name=merged.names["model"],
@@ -196,7 +196,7 @@ def planned_model(profile: Profile, merged: MergedProfile) -> Model:
 
 
 def _questions(profile: Profile) -> Iterator[SmokeQuestion]:
-    """Yield the questions that fit into the context and the cache, with their filler in words.
+    """Yield the questions that fit into the context and the cache, with the length of their filler in words.
 
     A word is at least one token, so a filler of as many words as a prefill chunk has tokens exceeds one chunk.
     """

@@ -1,6 +1,6 @@
-"""An estimate of a replica's capacity before a start: memory per GPU, KV-cache tokens, and concurrent requests.
+"""Estimates of a replica's capacity before a start: memory per GPU, KV-cache tokens, and concurrent requests.
 
-The input is the model, the layout and the flags; `orchestrator.engine.memory` cites each rule of sglang. Sizes are
+The inputs are the model, the layout and the flags; `orchestrator.engine.memory` cites each rule of sglang. Sizes are in
 bytes.
 """
 
@@ -30,7 +30,7 @@ from orchestrator.plan.kv_pools import request_memory, running_requests, token_s
 from orchestrator.plan.plan import PlanWarning
 from orchestrator.profiles.schema import Profile
 
-# GPU memory in use before the weights: the driver and sglang's process; with several ranks also their collectives.
+# GPU memory in use before the weights: driver and sglang process; with several ranks, also their collectives.
 # Measured with sglang 0.5.16 on one and on two H200 of 140 GiB: 139.09 and 138.28 GiB were free. Not measured on AMD.
 _PROCESS: Final = int(0.91 * GIB)
 _COLLECTIVES: Final = int(0.81 * GIB)
@@ -39,7 +39,7 @@ DEFAULT_WORKLOAD: Final = "short"  # of `bench`, if neither the command nor the 
 
 
 class Load(StrictModel):
-    """The lengths of a workload, in tokens; `num_prefixes` shared prefixes are `cache_hit_rate` of an input."""
+    """The lengths of a workload in tokens; `num_prefixes` shared prefixes cover `cache_hit_rate` of each input."""
 
     name: Text
     input_tokens: int = Field(ge=1)
@@ -50,7 +50,7 @@ class Load(StrictModel):
 
 @dataclass(frozen=True, kw_only=True)
 class LoadFit:
-    """The number of requests of a load that fit into one replica's cache at the same time."""
+    """The number of concurrent requests of a load that fit into one replica's cache."""
 
     load: str
     tokens: int  # of one request, without its shared prefix
@@ -61,23 +61,23 @@ class LoadFit:
     fits: bool  # True also where the size of the cache is unknown
 
     def needed(self, requests: int) -> int:
-        """Return the tokens that `requests` concurrent requests need if they share as few prefixes as possible."""
+        """Return the tokens of `requests` concurrent requests that share as few prefixes as possible."""
         shared = min(requests, self.num_prefixes) * (self.shared_tokens // self.num_prefixes)
         return requests * self.tokens + shared
 
 
 @dataclass(frozen=True, kw_only=True)
 class KvCache:
-    """The cache of one replica on one GPU, in pages of `page` tokens. A field is None if only a start can tell it."""
+    """One replica's cache on one GPU, in pages of `page` tokens. A field is None if only a start determines it."""
 
     kind: str
     page: int
     token_bytes: float  # as sglang computes it; an integer unless there are sliding windows
-    actual_token_bytes: float  # that a token takes in the pools
+    actual_token_bytes: float  # bytes of a token in the pools
     tokens: int | None
-    full_contexts: float | None  # requests of the longest context
+    full_contexts: float | None  # requests of full context length
     windows: SlidingWindow | None = None  # layers that keep only the last tokens
-    requests: RequestMemory | None = None  # memory of requests beside their tokens
+    requests: RequestMemory | None = None  # memory per request, besides its tokens
     index_bytes: float = 0  # of a sparse indexer, in `actual_token_bytes`
 
     @property
@@ -88,7 +88,7 @@ class KvCache:
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """The memory of one GPU and its uses; the fractions are of its free memory, 0 to 1."""
+    """The memory of one GPU and its uses; fractions are shares of its free memory, 0 to 1."""
 
     vram_bytes: int
     free_bytes: int  # before weights are loaded
@@ -96,7 +96,7 @@ class Memory:
     fraction: float
     fraction_source: str  # `set`, or `sglang's own`
     cache_bytes: int  # 0 or less: no room for a cache
-    activation_bytes: int  # that activations and graphs need
+    activation_bytes: int  # for activations and graphs
     safe_fraction: float  # the largest fraction that leaves `activation_bytes` free
 
 
@@ -104,37 +104,39 @@ class Memory:
 class Capacity:
     """The capacity of a profile; `context` is the longest request in tokens.
 
-    A value that cannot be computed is None; `unknown` has the reasons.
+    Values that cannot be computed are None; `unknown` lists the reasons.
     """
 
     replicas: int
     gpus: int  # of one replica
-    memory: Memory | None  # None on a CPU, which shares its memory with other programs
+    memory: Memory | None  # None on a CPU, whose memory other programs share
     cache: KvCache | None
     load_fit: LoadFit | None
     context: int
-    max_tokens: int | None  # the profile's limit on the cache of a replica
+    max_tokens: int | None  # the profile's limit for a replica's cache
     unknown: tuple[str, ...]
     host: HostTier | None = None  # None: no tier in the host's memory
 
     @property
     def spare_bytes(self) -> int:
-        """Bytes of a GPU that the static fraction reserves for the cache and `max-total-tokens` leaves unused."""
+        """Bytes of a GPU that the static fraction reserves for the cache but `max-total-tokens` leaves unused."""
         if self.memory is None or self.cache is None or self.cache.tokens is None:
             return 0
         requests = self.cache.requests.bytes if self.cache.requests else 0
         spare = int(self.memory.cache_bytes - requests - self.cache.tokens * self.cache.actual_token_bytes)
-        return spare if spare >= self.cache.page * self.cache.actual_token_bytes else 0  # less is part of a page
+        return (
+            spare if spare >= self.cache.page * self.cache.actual_token_bytes else 0
+        )  # a smaller rest is part of a page
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes of a GPU that neither weights nor cache use."""
+        """Bytes of a GPU used by neither weights nor cache."""
         memory = self.memory
         return 0 if memory is None else int(memory.free_bytes * (1 - memory.fraction)) + self.spare_bytes
 
 
 def capacity_of(profile: Profile, facts: ServingFacts, load: Load | None) -> Capacity:
-    """Compute the capacity of each replica of a profile; `facts` is the meaning of its flags."""
+    """Compute the capacity of each replica of a profile; `facts` holds the meaning of its flags."""
     layout, model = profile.layout, profile.model
     tp, dp = layout.tp.value, layout.dp.value
     memory = None if profile.hardware.vendor == "cpu" else _memory(profile, facts, ranks=tp * facts.stages)
@@ -158,17 +160,17 @@ def capacity_of(profile: Profile, facts: ServingFacts, load: Load | None) -> Cap
     )
     if memory is None or not capacity.spare_bytes or capacity.reserved_bytes < memory.activation_bytes:
         return capacity
-    # `max-total-tokens` limits the cache: a larger fraction does not make it larger
+    # `max-total-tokens` limits the cache, even with a larger fraction
     return replace(capacity, memory=replace(memory, safe_fraction=_MAX_FRACTION))
 
 
 def graph_requests(profile: Profile, facts: ServingFacts) -> int:
-    """Return the largest batch that sglang captures a graph for."""
+    """Return the largest batch for which sglang captures a graph."""
     return _activations(profile, facts, ranks=profile.layout.tp.value).graph_requests
 
 
 def _unknown_reasons(profile: Profile, facts: ServingFacts) -> list[str]:
-    """List the reasons reasons the size of a token in the cache is unknown."""
+    """List the reasons why the size of a token in the cache is unknown."""
     model, reasons = profile.model, []
     if model.kv_cache is None:
         reasons.append("the model's file in profiles/models has no `kv_cache`; its comments may give the reason")
@@ -183,7 +185,7 @@ def _unknown_reasons(profile: Profile, facts: ServingFacts) -> list[str]:
 
 
 def _windows(profile: Profile, facts: ServingFacts) -> SlidingWindow | None:
-    """Return the layers with a sliding window, if the engine has a separate pool for them."""
+    """Return the sliding-window layers, if the engine has a separate pool for them."""
     cache = profile.model.kv_cache
     if cache is None or cache.sliding_layers is None or facts.window_ratio is None:
         return None
@@ -276,13 +278,13 @@ def _host_tier(facts: ServingFacts, memory: Memory | None, cache: KvCache | None
 
 
 def _load_fit(profile: Profile, facts: ServingFacts, load: Load, cache: KvCache) -> LoadFit:
-    """Compute how many requests fit at the same time. Each takes whole pages, with room for its drafts."""
+    """Compute how many concurrent requests fit. Each takes whole pages, including space for its drafts."""
     drafts = facts.drafts
     prefix = int(load.input_tokens * load.cache_hit_rate) // cache.page * cache.page if facts.prefix_cache else 0
     tokens = load.input_tokens - prefix + load.output_tokens + (drafts.room if drafts else 0)
     tokens = math.ceil(tokens / cache.page) * cache.page
     shared, at_once = prefix * load.num_prefixes, None
-    if cache.tokens is not None:  # where not all prefixes fit, each request has one of its own
+    if cache.tokens is not None:  # if not all prefixes fit, each request has its own
         fewest = cache.tokens // (prefix + tokens)
         at_once = fewest if fewest < load.num_prefixes else (cache.tokens - shared) // tokens
     if at_once is not None and cache.windows is not None:
@@ -310,7 +312,7 @@ def context_shortage(capacity: Capacity, location: Callable[[str, str], str]) ->
     cap, page = capacity.max_tokens, capacity.cache.page if capacity.cache else 1
     tokens = cap if capacity.cache is None else capacity.cache.tokens
     if not tokens or tokens + page > capacity.context:
-        return  # unknown, or no room at all, which `weights_fit` reports
+        return  # unknown, or no space at all, which `weights_fit` reports
     capped = cap is not None and tokens + page > cap
     key = Meaning.CACHE_TOKENS if capped else Meaning.CONTEXT
     raised = f"`flags.{Meaning.CACHE_TOKENS}`" if capped else f"`{Meaning.MEMORY_FRACTION}` or `layout.tp`"
@@ -322,7 +324,7 @@ def context_shortage(capacity: Capacity, location: Callable[[str, str], str]) ->
 
 
 def capacity_warnings(capacity: Capacity) -> Iterator[PlanWarning]:
-    """Warn of what does not fit but does not prevent a start: sglang queues requests, or runs out of memory later."""
+    """Yield warnings that do not prevent a start: sglang queues requests, or runs out of memory later."""
     fit, memory, cache = capacity.load_fit, capacity.memory, capacity.cache
     if fit is not None and cache is not None and not fit.fits:
         running, fitting = fit.running or 1, fit.concurrent or 0

@@ -9,14 +9,14 @@ _SAME_VALUES: Final = "no value differs; only origins or descriptions do"
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """A key whose value is not equal on all sides; "" for a side without the key."""
+    """A key whose values differ; "" for a side without the key."""
 
     key: str
     values: tuple[str, ...]
 
 
 def differences(sides: Sequence[Mapping[str, str]]) -> tuple[Difference, ...]:
-    """Return the keys that differ between the sides, sorted."""
+    """Return the differing keys of the sides, sorted."""
     keys = sorted({key for side in sides for key in side})
     return tuple(
         Difference(key=key, values=tuple(side.get(key, "") for side in sides))
@@ -26,7 +26,7 @@ def differences(sides: Sequence[Mapping[str, str]]) -> tuple[Difference, ...]:
 
 
 def render_diff(old: Mapping[str, object], new: Mapping[str, object]) -> str:
-    """Render the differences of two plans, one line per value: `- key: old`, `+ key: new`."""
+    """Render the differences between two plans, one line per value: `- key: old`, `+ key: new`."""
     sides = (flatten(old), flatten(new))
     lines = "\n".join(
         f"{sign} {difference.key}: {side[difference.key]}"
@@ -38,7 +38,7 @@ def render_diff(old: Mapping[str, object], new: Mapping[str, object]) -> str:
 
 
 def flatten(data: Mapping[str, object]) -> dict[str, str]:
-    """Flatten plan data to dotted keys, as `--set` takes them."""
+    """Flatten plan data to dotted keys, as in `--set`."""
     return dict(_flat(data, ""))
 
 
@@ -61,7 +61,7 @@ def _format_value(value: object) -> str:
 
 
 def _item_value(item: Mapping[str, object]) -> object:
-    """Return only the value of a flag or variable; any other item without its id."""
+    """Return the value of a flag or variable; any other item without its id."""
     if "values" in item:
         return item["values"] or True  # a bare switch
     if "value" in item:

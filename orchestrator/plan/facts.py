@@ -1,4 +1,4 @@
-"""Facts about the checkpoint, kernel tables and image that a plan needs besides its profile."""
+"""Facts about checkpoint, kernel tables and image that a plan needs besides its profile."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from orchestrator.plan.plan import Moe
 class MoeCheckpoint:
     """The layout of the experts in a checkpoint, for the rule of `orchestrator.plan.fusion`.
 
-    The dtypes are from the safetensors headers of the first layer where they differ, or else of the first layer with
+    The dtypes come from the safetensors headers of the first layer where they differ, else of the first layer with
     routed experts; None if the headers were not read.
     """
 

@@ -1,10 +1,11 @@
-"""The rule by which sglang fuses the shared expert with the routed ones; fusion changes the key of the kernel table.
+"""sglang's rule for fusing the shared expert with routed experts; fusion changes the key of the kernel table.
 
 Rules: sglang 0.5.14 models/deepseek_v2.py:2650-2715 (`determine_num_fused_shared_experts`), 0.5.18 and later also
-`QuarkConfig.can_fuse_shared_expert` (layers/quantization/quark/quark.py). Its veto by entries of the MTP layer is
-lifted in 0.5.19 (sgl-project/sglang#36124). No option lifts the other vetoes (0.5.18 deepseek_v2.py:3019, "even if
---enforce-shared-experts-fusion is specified"; the same up to 0.5.23). It reads only the exclude list: it compares
-schemes of layers under the name `shared_expert`, which the modules of this family do not have (0.5.18 to 0.5.22).
+`QuarkConfig.can_fuse_shared_expert` (layers/quantization/quark/quark.py). Since 0.5.19, entries of the MTP layer no
+longer prevent fusion (sgl-project/sglang#36124). No option overrides the other vetoes (0.5.18 deepseek_v2.py:3019,
+"even if --enforce-shared-experts-fusion is specified"; unchanged up to 0.5.23). In effect, the method reads only the
+exclude list: it compares layer schemes under the name `shared_expert`, which modules of this family lack (0.5.18 to
+0.5.22).
 """
 
 import re
@@ -26,12 +27,12 @@ _ON: Final = Meaning.EXPERT_FUSION.value
 
 @dataclass(frozen=True, kw_only=True)
 class Fusion:
-    """The decision for a plan."""
+    """The fusion decision for a plan."""
 
-    fused: bool | None  # None: depends on the checkpoint, which is not here
+    fused: bool | None  # None: depends on a checkpoint that is not on this host
     reason: str
     hint: str = ""
-    required_flag: str = ""  # without this switch sglang would fuse, and its answers would be wrong
+    required_flag: str = ""  # without this switch, sglang would fuse and give wrong answers
 
 
 def is_mxfp4(plan: Plan) -> bool:
@@ -40,9 +41,9 @@ def is_mxfp4(plan: Plan) -> bool:
 
 
 def with_fusion_flag(plan: Plan, checkpoint: MoeCheckpoint | None) -> Plan:
-    """Add the switch that prevents fusion if the checkpoint stores its shared expert in another format.
+    """Add the switch that prevents fusion, if the checkpoint stores its shared expert in another format.
 
-    sglang drops such weights silently (sgl-project/sglang#40754, #38878), or fails while it loads them.
+    sglang silently drops such weights (sgl-project/sglang#40754, #38878), or fails to load them.
     """
     fusion = decide_fusion(plan, checkpoint) if checkpoint else None
     if fusion is None or not fusion.required_flag:
@@ -58,7 +59,7 @@ def inferred_fusion_flag(plan: Plan) -> Flag | None:
 
 
 def might_fuse(plan: Plan) -> bool:
-    """Return whether the server fuses its shared expert, unless its checkpoint prevents it."""
+    """Return whether the server fuses its shared expert, unless its checkpoint prevents this."""
     return plan.model.moe is not None and would_fuse(plan, plan.model.moe)
 
 
@@ -83,7 +84,7 @@ def decide_fusion(plan: Plan, checkpoint: MoeCheckpoint | None) -> Fusion:
 
 
 def _without_checkpoint(plan: Plan) -> Fusion:
-    """Decide without the checkpoint; not possible for MXFP4, whose exclude list (Quark) may prevent fusion."""
+    """Decide without the checkpoint; impossible for MXFP4, because Quark's exclude list may prevent fusion."""
     if plan.model.moe and not is_mxfp4(plan):
         return _by_configuration(plan, plan.model.moe)
     return Fusion(
@@ -117,14 +118,14 @@ def _by_configuration(plan: Plan, moe: Moe) -> Fusion:
 
 
 def would_fuse(plan: Plan, moe: Moe) -> bool:
-    """Return whether the server fuses experts of this shape, unless their checkpoint prevents it."""
+    """Return whether the server fuses experts of this shape, unless their checkpoint prevents this."""
     if plan.serving.expert_fusion is False or not moe.shared_experts:
         return False
     return plan.serving.expert_fusion is True or bool(_by_configuration(plan, moe).fused)
 
 
 def _storage_mismatch(checkpoint: MoeCheckpoint) -> str:
-    """Return why shared experts cannot be fused with the routed ones: their formats differ; "" if they can."""
+    """Return the difference between the formats of shared and routed experts that prevents fusion; "" if none."""
     shared, routed = checkpoint.shared_dtype, checkpoint.routed_dtype
     if shared and routed and shared != routed:
         return f"dtype: the checkpoint stores shared experts as {shared} and routed experts as {routed}"

@@ -1,7 +1,7 @@
-"""CPUs and memory that a server needs on its host, for clusters whose nodes are shared.
+"""CPUs and memory that a server needs on its host, for clusters with shared nodes.
 
-The figures per GPU are those of vLLM's manifests (vllm-project/vllm@051f9b87, docs/deployment/k8s.md): requests of 2
-CPUs and 6 GB, limits of 10 CPUs and 20 GB. sglang publishes none (its docker/k8s-sglang-service.yaml asks for a GPU).
+The values per GPU come from vLLM's manifests (vllm-project/vllm@051f9b87, docs/deployment/k8s.md): requests of 2 CPUs
+and 6 GB, limits of 10 CPUs and 20 GB. sglang publishes none (its docker/k8s-sglang-service.yaml requests a GPU).
 """
 
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ _MEMORY: Final = (6 * 10**9, 20 * 10**9)  # per GPU
 
 @dataclass(frozen=True, kw_only=True)
 class HostNeeds:
-    """The CPUs and bytes that a server requests, and their limits.
+    """A server's requests and limits of CPUs and of memory in bytes.
 
-    The most includes its weights: the page cache holds them while each rank reads its part.
+    The memory limit includes the weights: they are in the page cache while each rank reads its shard.
     """
 
     cpus: int
@@ -27,17 +27,17 @@ class HostNeeds:
 
 
 def mebibytes(size: int) -> int:
-    """Return bytes in MiB, rounded up: Slurm's `M`, Kubernetes' `Mi`."""
+    """Convert bytes to MiB, rounded up: Slurm's `M`, Kubernetes' `Mi`."""
     return -(-size // 1024**2)
 
 
 def ranks_per_node(plan: Plan) -> int:
-    """Return the ranks of one server on each of its nodes."""
+    """Return the number of ranks of one server on each node."""
     return max(plan.layout.gpus * plan.serving.stages // plan.layout.nodes, 1)
 
 
 def host_needs(plan: Plan) -> HostNeeds:
-    """Return the needs of a replica on each node; of several replicas, all have the same."""
+    """Return the needs of one replica on each node, which are equal for all replicas."""
     ranks = ranks_per_node(plan)
     held = (plan.hardware.container.shm_bytes or 0) + plan.host_cache_bytes * ranks
     weights = plan.model.weight_bytes

@@ -1,4 +1,4 @@
-"""Known issues of configurations: data (profiles/known_issues/*.yaml) that is matched against a plan."""
+"""Known issues of configurations, from profiles/known_issues/*.yaml, and their matching against plans."""
 
 import operator
 import re
@@ -29,7 +29,7 @@ _CHECKED: Final = r"^20\d\d-\d\d(, copies of 20\d\d-\d\d-\d\d)?$"
 
 
 class IssueConditions(StrictModel):
-    """The conditions of a known issue; a plan matches if all that are given hold."""
+    """The conditions of a known issue; a plan matches if it meets all conditions that are set."""
 
     engine: VersionRange | None = Field(default=None, description="PEP 440 range of sglang versions")
     platforms: tuple[str, ...] = ()
@@ -78,7 +78,7 @@ class KnownIssue(StrictModel):
 
 
 class KnownIssues(StrictModel):
-    """A file of known issues: `blocked` ones prevent a start, `warnings` are shown, the others explain smoke tests."""
+    """A file of known issues: `blocked` issues prevent a start, `warnings` are shown, others explain smoke tests."""
 
     blocked: tuple[KnownIssue, ...] = ()
     warnings: tuple[KnownIssue, ...] = ()
@@ -123,7 +123,7 @@ def matching_issues(
 
 
 def matches(when: IssueConditions, plan: Plan, *, image_env: Mapping[str, str] = MappingProxyType({})) -> bool:
-    """Return whether every given condition holds for the plan."""
+    """Return whether the plan meets every condition that is set."""
     engine, applied = plan.engine, {patch.id for patch in plan.patches if patch.expected}
     flags = {flag.name: " ".join(flag.values) for flag in plan.flags}
     env = {**image_env, **{variable.name: variable.value for variable in plan.env}}
@@ -150,27 +150,27 @@ def matches(when: IssueConditions, plan: Plan, *, image_env: Mapping[str, str] =
 
 
 def _prefill_logits(plan: Plan) -> int:
-    """Return the most query-key pairs of one prefill step, with sglang's default chunk if the plan sets none."""
+    """Return the maximum query-key pairs of a prefill step, with sglang's default chunk if the plan sets none."""
     context, chunk = plan.serving.context, plan.serving.prefill_chunk
-    if plan.serving.prefill_batch is None:  # not set; without chunks it is known
+    if plan.serving.prefill_batch is None:  # None: not set; known if chunks are off
         chunk = default_chunk(plan.hardware.vram_bytes)
     return min(chunk or context, context) * context
 
 
 def image_date(image: str | None) -> int:
-    """Return the YYYYMMDD at the end of an image's tag, or 0 if it has none."""
+    """Return the date YYYYMMDD at the end of an image's tag; 0 if there is none."""
     date = re.search(r"-(20\d{6})$", image or "")
     return int(date[1]) if date else 0
 
 
 def _has(settings: Mapping[str, str], name: str, pattern: str) -> bool:
-    """Return whether a setting matches the pattern of its name and the wanted value."""
+    """Return whether any setting matches the patterns of name and value."""
     return any(fnmatch(setting, name) and _fits(value, pattern) for setting, value in settings.items())
 
 
 def _fits(value: str, pattern: str) -> bool:
-    """Return whether a value matches a shell pattern of several, or all comparisons."""
-    comparisons = [_COMPARISON.match(part) for part in pattern.split(",")]
+    """Return whether a value matches any of the shell patterns, or all comparisons."""
+    comparisons = [_COMPARISON.match(text) for text in pattern.split(",")]
     if not all(comparisons):
         return _any(pattern.lower().split("|"), value.lower())
     try:

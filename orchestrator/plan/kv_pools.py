@@ -1,4 +1,4 @@
-"""The sizes of a replica's pools on one GPU, by the attention of its model: tokens in the cache, states of requests."""
+"""The sizes of a replica's pools on one GPU for each kind of attention: cached tokens, and states of requests."""
 
 import math
 
@@ -31,15 +31,13 @@ from orchestrator.engine.request_memory import (
 from orchestrator.engine.serving import ServingFacts
 from orchestrator.profiles.schema import KvCacheSection, Profile
 
-_BFLOAT16 = (
-    2  # bytes: keys of an indexer beside heads (0.5.23, mem_cache/memory_pool.py, get_minimax_sparse_index_dtype)
-)
+_BFLOAT16 = 2  # bytes: keys of an indexer (0.5.23, mem_cache/memory_pool.py, get_minimax_sparse_index_dtype)
 
 
 def token_size(
     profile: Profile, facts: ServingFacts, cache: KvCacheSection, *, element: int, windows: SlidingWindow | None
 ) -> TokenBytes:
-    """Return the bytes of a token; `element` is the bytes of a value, `cache` the shape of the model's cache."""
+    """Return the bytes of a token; `element` is the size of a value in bytes, `cache` the model's cache shape."""
     if (compressed := _sources(profile, facts, cache) or _compressed(profile, cache)) is not None:
         size = compressed.token_bytes(drafts=_draft_tokens(facts))
         return TokenBytes(planned=size, held=size)
@@ -64,7 +62,7 @@ def token_size(
 
 
 def request_memory(profile: Profile, facts: ServingFacts, *, rest: int) -> RequestMemory | None:
-    """Return what running requests keep of `rest` bytes, None if they keep nothing beside their tokens."""
+    """Return the part of `rest` bytes that running requests use besides their tokens; None for no such memory."""
     cache, version = profile.model.kv_cache, profile.engine.version
     running, drafts = running_requests(profile, facts), _draft_tokens(facts)
     if cache is None:
@@ -78,14 +76,14 @@ def request_memory(profile: Profile, facts: ServingFacts, *, rest: int) -> Reque
 
 
 def running_requests(profile: Profile, facts: ServingFacts) -> int | None:
-    """Return the limit of concurrent requests of a rank; None if only memory limits them."""
+    """Return a rank's limit of concurrent requests; None if only memory limits them."""
     if facts.running is not None and profile.layout.dp_attention.value:
         return max(facts.running // profile.layout.dp.value, 1)
     return facts.running
 
 
 def unsized(profile: Profile, facts: ServingFacts) -> str:
-    """Return why the size of a token is unknown although the model's file has its shape; empty if it is known."""
+    """Return the reason why a token's size is unknown despite a known cache shape; "" if it is known."""
     cache, engine = profile.model.kv_cache, profile.engine
     if cache is None or cache.compressed is None:
         return ""
@@ -102,7 +100,7 @@ def unsized(profile: Profile, facts: ServingFacts) -> str:
 
 
 def attention_ranks(profile: Profile) -> int:
-    """Return the GPUs that share the heads of a replica."""
+    """Return the number of GPUs that share a replica's attention heads."""
     tp, dp = profile.layout.tp.value, profile.layout.dp.value
     return tp // dp if profile.layout.dp_attention.value and tp % dp == 0 else tp
 

@@ -1,7 +1,7 @@
-"""The lockfile: every resolved input of a start, and the inputs that could not be resolved, with the reason. Pure.
+"""The lockfile: every resolved input of a start, and every unresolved input with the reason. Pure.
 
-Each section has a digest, which shows an edit. The plan is stored by dotted key, without values that follow from other
-keys (descriptions, known issues, smoke questions).
+Each section has a digest, which reveals edits. The plan is stored by dotted key, without derived values (descriptions,
+known issues, smoke questions).
 """
 
 import hashlib
@@ -19,8 +19,8 @@ from orchestrator.plan.diff import differences, flatten
 from orchestrator.plan.plan import Plan
 
 FORMAT: Final = 3
-COMMIT: Final = "commit"  # a key of `Lock.checkpoint` besides its files
-LOCK_FILE: Final = "lock.yaml"  # the end of its name
+COMMIT: Final = "commit"  # key of `Lock.checkpoint` besides its files
+LOCK_FILE: Final = "lock.yaml"  # suffix of the file's name
 _EXCLUDED: Final = (
     "description",
     "warnings",
@@ -35,20 +35,20 @@ _SECTIONS: Final = ("tool", "profile", "overrides", "checkpoint", "patches", "fi
 
 @dataclass(frozen=True, kw_only=True)
 class Lock:
-    """A lock; digests are sha256 in hex."""
+    """A lockfile; digests are sha256 in hex."""
 
-    tool: str  # the version of deploy that wrote it
+    tool: str  # version of deploy that wrote it
     profile: str  # a name, or a file relative to the lock
     overrides: tuple[str, ...]  # `--set`, including the pins of image and commit
-    checkpoint: Mapping[str, str]  # the hub commit; per file its size and the hub's digest
+    checkpoint: Mapping[str, str]  # the hub commit; for each file its size and the hub's digest
     patches: Mapping[str, str]  # id -> digest
     files: Mapping[str, str]  # digests of all other input files
-    unknown: Mapping[str, str]  # what could not be resolved -> reason
+    unknown: Mapping[str, str]  # unresolved input -> reason
     plan: Mapping[str, str]  # by dotted key
 
     @property
     def text(self) -> str:
-        """The content of the file."""
+        """The text of the file."""
         data = json.loads(json.dumps(asdict(self)))  # copies: shared values would become YAML anchors
         digests = {name: _digest(data[name]) for name in _SECTIONS}
         head = "Written by deploy; do not edit. `deploy up --locked` starts exactly this."
@@ -56,7 +56,7 @@ class Lock:
 
     @property
     def summary(self) -> dict[str, str]:
-        """Everything except the plan by dotted key, for comparisons."""
+        """Everything but the plan by dotted key, for comparisons."""
         sizes = [int(value.split()[0]) for path, value in self.checkpoint.items() if path != COMMIT]
         totals = {"commit": self.checkpoint.get(COMMIT, ""), "files": f"{len(sizes)}, {sum(sizes)} bytes"}
         checkpoint = totals if sizes else {}
@@ -77,10 +77,14 @@ def parse_lock(document: Document, tool: str) -> Lock:
     """
     data, name = document.data, document.name
     if (number := data.get("lock")) != FORMAT:
-        what = "not a lockfile"
+        message = "not a lockfile"
         if isinstance(number, int) and not isinstance(number, bool):
-            what = f"a lockfile of format {number}, of {'an older' if number < FORMAT else 'a newer'} version of deploy"
-        raise ProfileError(what, location=document.location(("lock",)), hint="`deploy lock PROFILE` writes a new one")
+            message = (
+                f"a lockfile of format {number}, of {'an older' if number < FORMAT else 'a newer'} version of deploy"
+            )
+        raise ProfileError(
+            message, location=document.location(("lock",)), hint="`deploy lock PROFILE` writes a new one"
+        )
     if data.get("tool") != tool:
         raise ProfileError(
             f"the lock was written by deploy {data.get('tool')}; this is deploy {tool}",

@@ -1,4 +1,4 @@
-"""The networks between nodes: data (profiles/networks/*.yaml) about a kind of NIC, and the environment it needs."""
+"""Networks between nodes: kinds of NICs and their environment variables, from profiles/networks/*.yaml."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -13,11 +13,11 @@ from orchestrator.profiles.settings import EnvField
 if TYPE_CHECKING:  # as in `plan/replicas.py`
     from orchestrator.profiles.schema import Profile
 
-NO_RDMA: Final = "NCCL_IB_DISABLE"  # RCCL reads it as well
+NO_RDMA: Final = "NCCL_IB_DISABLE"  # also read by RCCL
 
 
 class Sample(StrictModel):
-    """A published figure of another site: it gives the order of magnitude, and is no limit."""
+    """A value published by another site: an order of magnitude, not a limit."""
 
     value: float = Field(gt=0, description="the figure")
     source: Text = Field(min_length=1, description="its publication")
@@ -40,7 +40,7 @@ class Network(StrictModel):
     )
 
     def is_good(self, firmware: str) -> bool:
-        """Return whether a firmware is at least the oldest good version with its major version, if one is known."""
+        """Return whether a firmware is no older than the oldest good version of its major version, if known."""
         version = _version(firmware)
         good = [_version(item) for item in self.firmware]
         same = [item for item in good if item[:1] == version[:1]]
@@ -58,12 +58,12 @@ def transfer_uses_rdma(plan: Plan) -> bool:
 
 
 def needs_rdma(plan: Plan) -> bool:
-    """Return whether a server uses RDMA: between its ranks, or to transfer its KV cache."""
+    """Return whether a server uses RDMA between its ranks or to transfer its KV cache."""
     return (plan.layout.nodes > 1 and ranks_use_rdma(plan)) or transfer_uses_rdma(plan)
 
 
 def network_env(profile: "Profile", networks: Mapping[str, Network]) -> Iterator[EnvVar]:
-    """Yield the variables that the networks of a profile need: of ranks on several nodes, and of transfers."""
+    """Yield the variables of a profile's networks: for ranks on several nodes, and for transfers."""
     layout, hardware = profile.layout, profile.hardware
     roles = (role.nodes for role in (layout.prefill, layout.decode) if role)
     nodes = max(layout.nodes.value, *(role.value for role in roles if role), 1)  # the roles share their environment
@@ -74,7 +74,7 @@ def network_env(profile: "Profile", networks: Mapping[str, Network]) -> Iterator
 
 
 def transfer_warnings(profile: "Profile", networks: Mapping[str, Network]) -> Iterator[PlanWarning]:
-    """Warn of a transfer backend of which nobody has published what it needs on these NICs."""
+    """Warn of a transfer backend without published requirements for these NICs."""
     transfer = profile.layout.transfer
     if transfer and transfer.backend not in (known := networks[transfer.network].transfer):
         yield PlanWarning(

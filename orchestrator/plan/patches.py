@@ -1,7 +1,7 @@
 """Selection of the patches of a plan.
 
-Platform, model and speculative decoding select a patch. Whether the sources need it is decided inside the image, from
-their content (images/apply_patches.py).
+Platform, model and speculative decoding select a patch. images/apply_patches.py decides inside the image, from the
+content of the sources, whether they need it.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -20,18 +20,18 @@ if TYPE_CHECKING:  # as in `plan/replicas.py`
 
 @dataclass(frozen=True, kw_only=True)
 class PatchFacts:
-    """The facts that select patches."""
+    """The facts by which patches are selected."""
 
     engine_version: str
     platform: str  # rocm | cuda | cpu
     quantization: str
     mtp_layer: int | None
     speculative_steps: int | None  # None without speculative decoding
-    inputs: Mapping[str, str]  # files from `--input`: name -> sha256 in hex
+    inputs: Mapping[str, str]  # `--input` files: name -> sha256 in hex
 
 
 def select_patches(ledger: Sequence[Patch], facts: PatchFacts) -> tuple[PlannedPatch, ...]:
-    """Select the patches for this platform and model, sorted by id; the version decides which are expected."""
+    """Select the patches for this platform and model, sorted by id; the version determines the expected ones."""
     chosen = [patch for patch in ledger if _applies(patch.applies, facts)]
     return tuple(_use(patch, facts) for patch in sorted(chosen, key=lambda patch: patch.id))
 
@@ -51,14 +51,14 @@ def profile_patches(profile: "Profile", ledger: Sequence[Patch], inputs: Mapping
 
 
 def patch_env(ledger: Sequence[Patch], uses: Iterable[PlannedPatch]) -> tuple[EnvVar, ...]:
-    """Return the variables of expected environment patches, and of file patches that have their input."""
+    """Return the variables of expected environment patches, and of file patches with an input."""
     return _variables(ledger, (use for use in uses if use.expected))
 
 
 def detected_patches(
     ledger: Sequence[Patch], uses: Iterable[PlannedPatch], at_start: Collection[str]
 ) -> DetectedPatches:
-    """Return the unexpected patches that act at a start according to the image's receipt, with their variables."""
+    """Return the unexpected patches that take effect at startup according to the image's receipt."""
     detected = [use for use in uses if not use.expected and use.id in at_start]
     return DetectedPatches(ids=frozenset(use.id for use in detected), env=_variables(ledger, detected))
 

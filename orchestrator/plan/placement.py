@@ -1,4 +1,4 @@
-"""Rules of where servers run: on which nodes, with which GPUs and ports."""
+"""Placement rules: the nodes, GPUs and ports of servers."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
@@ -13,13 +13,13 @@ if TYPE_CHECKING:  # an import at run time would be circular
     from orchestrator.plan.rules import RuleContext
 
 _LAST_PORT: Final = 65535
-_RANK_PORTS: Final = 6  # that sglang derives from the ranks' port with dp-attention (0.5.14, server_args.py:7339)
+_RANK_PORTS: Final = 6  # ports that sglang derives from the ranks' port with dp-attention (0.5.14, server_args.py:7339)
 
 
 def nodes_share_the_ranks(context: "RuleContext") -> Iterator[Problem]:
-    """Check that each node gets as many ranks as the others, and that they find each other.
+    """Check that all nodes get the same number of ranks, and that the ranks can find each other.
 
-    sglang gives each node whole pipeline stages, or a part of one (0.5.16, entrypoints/engine.py:1402; 0.5.23: 2062).
+    sglang assigns each node whole pipeline stages, or a part of one (0.5.16, entrypoints/engine.py:1402; 0.5.23: 2062).
     """
     layout, stages, nodes = context.profile.layout, context.serving.stages, context.profile.layout.nodes.value
     if nodes == 1:
@@ -50,7 +50,7 @@ def nodes_share_the_ranks(context: "RuleContext") -> Iterator[Problem]:
 
 
 def runs_on_one_node(context: "RuleContext") -> Iterator[Problem]:
-    """Check that the server and its replicas fit on one node, for a runtime that starts them on one node."""
+    """Check that the server and its replicas fit on one node, for a single-node runtime."""
     if (nodes := max_nodes(context)) > 1:
         yield Problem(
             f"the {context.profile.runtime} runtime starts a server on one node, not on {nodes}",
@@ -62,7 +62,7 @@ def runs_on_one_node(context: "RuleContext") -> Iterator[Problem]:
 
 
 def replicas_run_on_one_node(context: "RuleContext") -> Iterator[Problem]:
-    """Check that several servers fit on one node, for a runtime that starts only a single server on several."""
+    """Check that several servers fit on one node, for a runtime that supports only one multi-node server."""
     if max_nodes(context) == 1:
         yield from fits_node(context)
     elif (count := server_count(context.profile)) > 1:
@@ -74,14 +74,14 @@ def replicas_run_on_one_node(context: "RuleContext") -> Iterator[Problem]:
 
 
 def max_nodes(context: "RuleContext") -> int:
-    """Return the nodes of a server, with roles of the one that has most."""
+    """Return the number of nodes of a server; with roles, of the largest."""
     return max(
         role_profile.layout.nodes.value for role_profile in (context.profile, *role_profiles(context.profile).values())
     )
 
 
 def fits_node(context: "RuleContext") -> Iterator[Problem]:
-    """Check that the replicas, or the servers of the roles, fit on one node."""
+    """Check that the replicas, or the roles' servers, fit on one node."""
     profile, facts = context.profile, context.serving
     roles = [(role_count(profile, name), name, role_profile) for name, role_profile in role_profiles(profile).items()]
     count, gpus = profile.replicas, gpus_per_replica(profile)
@@ -100,13 +100,13 @@ def fits_node(context: "RuleContext") -> Iterator[Problem]:
 
 
 def replicas_join_no_gateway(context: "RuleContext") -> Iterator[Problem]:
-    """Check that replicas, which have a gateway, join no other."""
+    """Check that replicas do not join another gateway, because they have their own."""
     if server_count(context.profile) > 1:
         yield from joins_no_gateway(context)
 
 
 def joins_no_gateway(context: "RuleContext") -> Iterator[Problem]:
-    """Refuse `server.gateway`, for a runtime whose servers the gateway of another server does not reach."""
+    """Reject `server.gateway`, for a runtime whose servers another server's gateway cannot reach."""
     if context.profile.server.gateway is not None:
         yield Problem(
             "only a single `docker` or `process` server can join another server's gateway",

@@ -1,8 +1,8 @@
 """The plan: every decided value of one server.
 
-Sections that need no decision are the profile's own. Classes are frozen and without default values, so no decision can
-be forgotten. Sizes are bytes, durations seconds. Tuples without a meaningful order are sorted: equal plans have equal
-bytes.
+Sections without decisions come unchanged from the profile. Classes are frozen and have no default values, so that no
+decision is forgotten. Sizes are in bytes, durations in seconds. Tuples without a meaningful order are sorted: equal
+plans have equal bytes.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from orchestrator.profiles.kubernetes import KubernetesSection
 from orchestrator.profiles.slurm import SlurmSection
 from orchestrator.profiles.timeouts import RestartPolicySection, TimeoutsSection
 
-# Valid names of profiles and servers; they are used in image names, container names and paths.
+# Valid names of profiles and servers, which appear in image names, container names and paths.
 NAME: Final = re.compile(r"(?=.{1,63}\Z)[a-z0-9]+(?:[._-][a-z0-9]+)*\Z")
 # The id of a warning in profiles/known_issues/warnings.yaml: speculative decoding ignores sampling parameters.
 GREEDY_SPECULATION: Final = "speculation-is-greedy"
@@ -32,7 +32,7 @@ GREEDY_SPECULATION: Final = "speculation-is-greedy"
 
 @dataclass(frozen=True, kw_only=True)
 class Flag:
-    """One option of the server: `name` is the long form without dashes, `values` are empty for a bare switch."""
+    """One option of the server: `name` is the long form without dashes, `values` is empty for a bare switch."""
 
     name: str
     values: tuple[str, ...]
@@ -69,7 +69,7 @@ class ContainerRequirements:
     """The container options that this hardware needs."""
 
     devices: tuple[str, ...]
-    all_gpus: bool  # the NVIDIA device request, `docker run --gpus all`
+    all_gpus: bool  # NVIDIA device request, `docker run --gpus all`
     groups: tuple[str, ...]
     ipc: str | None
     shm_bytes: int | None

@@ -1,4 +1,4 @@
-"""The choice of a layout for a model on a node: the smallest that fits, with the reasons against smaller ones."""
+"""The smallest layout that fits a model on a node, with the reasons against smaller layouts."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ from orchestrator.profiles.schema import ModelSection, Profile
 
 
 class DoesNotFitError(ProfileError):
-    """No layout of the node holds the longest request of the model.
+    """No layout of the node fits the model's longest request.
 
-    `max_tokens` is the length of the longest request that fits into a layout, 0 if the weights fit into none.
+    `max_tokens` is the length of the longest request that fits, 0 if the weights fit into no layout.
     """
 
     def __init__(self, message: str, *, problems: Sequence[Problem], hint: str, max_tokens: int) -> None:
@@ -24,7 +24,7 @@ class DoesNotFitError(ProfileError):
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutAttempt:
-    """A layout with its capacity, or with the problems that the rules find."""
+    """A layout with its capacity, or with the problems from the rules."""
 
     tp: int
     capacity: Capacity | None
@@ -37,7 +37,7 @@ def layouts(gpus: int) -> Iterator[int]:
 
 
 def shortfall(attempt: LayoutAttempt, context: int) -> str:
-    """Return why a replica does not hold a request of `context` tokens; "" if it does, or its capacity is unknown."""
+    """Return why a request of `context` tokens does not fit into a replica; "" if it does, or if that is unknown."""
     if attempt.problems:
         return "; ".join(problem.message for problem in attempt.problems)
     cache, memory, fit = (
@@ -60,20 +60,20 @@ def _cache_size(memory: Memory | None, cache: KvCache) -> str:
 
 
 def common_problems(attempts: Sequence[LayoutAttempt]) -> tuple[Problem, ...]:
-    """Return the problems of every layout, which no other size solves."""
+    """Return the problems that all layouts have, so that no other size solves them."""
     return tuple(
         problem for problem in attempts[0].problems if all(problem in attempt.problems for attempt in attempts)
     )
 
 
 def longest_context(attempts: Iterable[LayoutAttempt]) -> int:
-    """Return the tokens of the longest request that any of these layouts holds."""
+    """Return the length of the longest request that fits into any of these layouts, in tokens."""
     caches = [attempt.capacity.cache for attempt in attempts if attempt.capacity and not attempt.problems]
     return max((cache.tokens or 0 for cache in caches if cache is not None), default=0)
 
 
 def require_host_memory(model: ModelSection, capacity: Capacity, available: int, *, name: str) -> None:
-    """Raise DoesNotFitError if weights and cache of a server on CPUs exceed the `available` bytes of its host."""
+    """Raise DoesNotFitError if weights and cache of a CPU server exceed the `available` bytes of its host."""
     weights, cache = model.weights_size, capacity.cache
     per_token, tokens = (cache.actual_token_bytes, cache.tokens or 0) if cache else (0, 0)
     if (needed := weights + tokens * per_token) <= available:
@@ -90,7 +90,7 @@ def require_host_memory(model: ModelSection, capacity: Capacity, available: int,
 def inherited_flags(
     profile: Profile, flags: Iterable[str], *, model: Profile, options: Sequence[str]
 ) -> Mapping[str, str]:
-    """Return the options of another profile that do not apply to this `model`, each with the reason."""
+    """Return the options of another profile that do not apply to this `model`, with reasons."""
     sized = model.hardware.vendor != "cpu"
     speculation = profile_serving(profile).drafts
     drafts = model.model.mtp_layer is not None and (speculation is None or speculation.by_checkpoint)

@@ -1,6 +1,6 @@
 """The plans of replicas and of the gateway in front of them.
 
-The plan of a replica has the same class as the plan of a server, so the same code starts and verifies both.
+Plans of replicas and servers have the same class, so the same code starts and verifies both.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,7 +25,7 @@ _PORT_STEP: Final = (
 
 
 def planned_gateway(profile: "Profile", *, one_node: bool, same_port: bool) -> Gateway | None:
-    """Plan the gateway of a profile with several replicas; defaults become explicit options with their reason."""
+    """Plan the gateway of a profile with several replicas; defaults become explicit options with reasons."""
     count = server_count(profile)
     if count == 1:
         return None
@@ -55,9 +55,9 @@ def server_count(profile: "Profile") -> int:
 
 
 def replica_ports(profile: "Profile") -> tuple[int, ...]:
-    """Return the ports of the replicas, or of the servers of each role; an added server changes no other's.
+    """Return the ports of the replicas, or of the servers of each role; adding a server keeps the other ports.
 
-    They follow the gateway's: those of replicas, or in turn of a prefill server, a decode server and a bootstrap port.
+    They follow the gateway's port: one per replica, or in turn one per prefill server, decode server and bootstrap.
     """
     roles = (profile.layout.prefill, profile.layout.decode)
     if roles == (None, None):
@@ -82,14 +82,14 @@ def _ports(profile: "Profile", count: int, *, turn: int = 0, turns: int = 1) -> 
 
 
 def gpus_per_replica(profile: "Profile") -> int:
-    """Return the GPUs of one replica on each of its nodes, including its pipeline stages."""
+    """Return the number of GPUs of one replica on each node, including its pipeline stages."""
     layout = profile.layout
     ranks = layout.tp.value * (1 if layout.dp_attention.value else layout.dp.value)
     return ranks * profile_serving(profile).stages // layout.nodes.value
 
 
 def replica_plans(plan: Plan) -> tuple[Plan, ...]:
-    """Return the plan of each replica; it listens on loopback, with the same API key as the gateway."""
+    """Return the plan of each replica, which listens on loopback with the gateway's API key."""
     if plan.gateway is None:
         return (plan,)
     if plan.roles:
@@ -109,8 +109,8 @@ def replica_plans(plan: Plan) -> tuple[Plan, ...]:
 def rolling_update_blocker(old: Plan, new: Plan) -> str:
     """Return why a rolling update from one plan to another is impossible; "" if it is possible.
 
-    The gateway and the GPUs of each replica must stay the same; replicas may be added and removed. If prefill and
-    decode are apart, only the numbers of their servers may change.
+    The gateway and the GPUs of each replica must stay the same; replicas may be added and removed. With prefill and
+    decode servers, only the numbers of servers may change.
     """
     if old.roles or new.roles:
         return _role_change(old, new)
@@ -132,7 +132,7 @@ def rolling_update_blocker(old: Plan, new: Plan) -> str:
 
 
 def _role_change(old: Plan, new: Plan) -> str:
-    """Return what changes besides the number of prefill and decode servers; "" for nothing."""
+    """Return the change besides the numbers of prefill and decode servers; "" if there is none."""
     if _without_counts(old).digest != _without_counts(new).digest:
         return "prefill and decode servers with different plans cannot work together; only their number may change"
     left = {unit.name: unit.plan for unit in new.servers}
@@ -167,7 +167,7 @@ def _flags_of_replica(plan: Plan, index: int) -> Iterator[Flag]:
 
 
 def _with_flag(flags: Iterable[Flag], flag: tuple[str, FlagValue], source: str) -> Iterator[Flag]:
-    """Yield the flags, sorted, with one added or replaced."""
+    """Yield the flags with `flag` added or replaced, sorted."""
     name, value = flag
     added = Flag(name=name, values=flag_words(value), origin=Origin.INFERRED, source=source)
     by_name = {flag.name: flag for flag in flags} | {name: added}
@@ -177,8 +177,8 @@ def _with_flag(flags: Iterable[Flag], flag: tuple[str, FlagValue], source: str) 
 def _role_plans(plan: Plan, gateway: Gateway) -> Iterator[Plan]:
     """Yield the plan of each prefill server, then of each decode server.
 
-    On one node each has GPUs of its own, unless the flags of its role set its first GPU. The roles take turns, so that
-    a second prefill or decode server does not move the first of the other role.
+    On one node each has its own GPUs, unless its role's flags set the first GPU. The roles alternate, so that a second
+    prefill or decode server does not move the first server of the other role.
     """
     servers = [(role, number) for role in plan.roles for number in range(role.count)]
     ports = dict(zip(servers, gateway.ports, strict=True))

@@ -1,10 +1,10 @@
-"""The prefix-cache hit rate that a sequence of requests can reach, as a function of the size of the cache. Pure.
+"""The achievable prefix-cache hit rate of a sequence of requests, as a function of the cache size. Pure.
 
-The reuse distance of a block is the number of tokens in a least-recently-used stack down to it: an LRU cache of C
-tokens holds exactly the blocks with a distance of at most C. One pass thus gives the hit rates of all sizes (Mattson et
+The reuse distance of a block is the number of tokens in a least-recently-used stack down to that block: an LRU cache of
+C tokens has exactly the blocks with a distance of at most C. One pass thus gives the hit rates of all sizes (Mattson et
 al., IBM Systems Journal 9(2), 1970). A Fenwick tree over the times of the last accesses finds a distance in O(log n).
-Above `max_blocks` distinct blocks, half of them are dropped by hash and distances are scaled (SHARDS, Waldspurger et
-al., FAST 2015), so memory does not grow with the length of a trace.
+Above `max_blocks` distinct blocks, the algorithm drops half of them by hash and scales distances (SHARDS, Waldspurger
+et al., FAST 2015), so that memory does not grow with the length of a trace.
 
 As in sglang's radix cache (0.5.14, srt/mem_cache/radix_cache.py), a block hits only after its whole prefix, leaves are
 evicted before their parents, output stays behind its prompt, hits are whole pages, and the last token of a prompt is
@@ -20,7 +20,7 @@ from itertools import accumulate
 from typing import Final
 
 MAX_BLOCKS: Final = 1 << 16  # about 10 MB
-_EXACT_BITS: Final = 9  # leading bits of a distance; it is rounded up, by at most 0.4 %
+_EXACT_BITS: Final = 9  # leading bits of a distance, which is rounded up by at most 0.4 %
 _MIN_TIMES: Final = 1 << 10
 
 Block = tuple[int | None, int]  # id and tokens; equal ids after equal ids are equal tokens, None is never used again
@@ -28,20 +28,20 @@ Block = tuple[int | None, int]  # id and tokens; equal ids after equal ids are e
 
 @dataclass(frozen=True, kw_only=True)
 class CacheAccess:
-    """The use of the prefix cache by one request: what it looks up, and what the cache holds of it afterwards."""
+    """One request's use of the prefix cache: the blocks that it looks up, and the blocks cached afterwards."""
 
     prompt: Sequence[Block]
     held: Sequence[Block]  # the prompt and its output
     session: str | int | None = None
-    counted: bool = True  # False: a warm-up request, which fills the cache only
+    counted: bool = True  # False: a warm-up request, which only fills the cache
 
 
 @dataclass(frozen=True, kw_only=True)
 class HitRates:
     """The achievable hit rate of every cache size, in tokens.
 
-    `distances` has the share of the prompt tokens at each reuse distance, ascending; the rest is new. The rates are
-    estimates if the share of the blocks that were `sampled` is below 1.
+    `distances` has the share of the prompt tokens at each reuse distance, ascending; the remaining tokens are new. The
+    rates are estimates if `sampled`, the share of sampled blocks, is below 1.
     """
 
     prompt_tokens: int
@@ -54,11 +54,11 @@ class HitRates:
         return min(sum(share for _, share in self.distances), 1.0)
 
     def at(self, cache_tokens: int) -> float:
-        """Return the hit rate of a cache, 0 to 1."""
+        """Return the hit rate of a cache of this size, 0 to 1."""
         return min(sum(share for distance, share in self.distances if distance <= cache_tokens), 1.0)
 
     def size_for(self, share: float) -> int:
-        """Return the size of the smallest cache that has `share` of the hits of an unlimited one."""
+        """Return the smallest cache size with `share` of the hits of an unlimited cache."""
         reached = accumulate(part for _, part in self.distances)
         goal = share * self.unlimited * (1 - 1e-9)
         return next((size for (size, _), hits in zip(self.distances, reached, strict=True) if hits >= goal), 0)
@@ -67,9 +67,9 @@ class HitRates:
 def hit_rates(
     accesses: Iterable[CacheAccess], *, replicas: int = 1, page: int = 1, max_blocks: int = MAX_BLOCKS
 ) -> HitRates:
-    """Compute the hit rates of accesses in order of arrival; sizes are those of the cache of one replica.
+    """Compute the hit rates of accesses in order of arrival; sizes are of one replica's cache.
 
-    Each session stays on one replica; other requests go to any, and those of a warm-up take turns.
+    Each session stays on one replica; other requests go to any replica, warm-up requests to each in turn.
     """
     stacks = [_Stack(page=page, max_blocks=max_blocks) for _ in range(replicas)]
     replica_of: dict[str | int, int] = {}

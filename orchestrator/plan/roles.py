@@ -1,4 +1,4 @@
-"""Prefill and decode apart: the profile and the plan of each role, and what both must agree on."""
+"""Separate prefill and decode servers: the profile and plan of each role, and the rules that connect them."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -32,7 +32,7 @@ _SPREAD: Final = ("tp", "dp", "ep", "dp_attention", "nodes")
 
 
 def role_profiles(profile: "Profile") -> "dict[str, Profile]":
-    """Return the profile of a server of each role, with its own layout and flags; empty without roles."""
+    """Return the profile of each role, with its own layout and flags; empty without roles."""
     profile_layout = profile.layout
     profiles: dict[str, Profile] = {}
     for name, section in ((PREFILL, profile_layout.prefill), (DECODE, profile_layout.decode)):
@@ -52,14 +52,14 @@ def role_count(profile: "Profile", name: str) -> int:
 
 
 def role_first_gpu(profile: "Profile", name: str) -> int | None:
-    """Return the first GPU that the flags of a role set; None if they set none. Two roles may share a GPU."""
+    """Return the first GPU set by a role's flags; None if they set none. Two roles may share a GPU."""
     section = {PREFILL: profile.layout.prefill, DECODE: profile.layout.decode}[name]
     own = {flag for flag, setting in section.flags.items() if setting is not None} if section else set()
     return profile_serving(role_profiles(profile)[name]).first_gpu if sets_first_gpu(own) else None
 
 
 def role_plans(profile: "Profile", plans: Mapping[str, Plan]) -> Iterator[RolePlan]:
-    """Yield the plan of each role; `plans` has that of one server of each."""
+    """Yield the plan of each role; `plans` has one server's plan for each role."""
     for name, plan in plans.items():
         ports = role_ports(profile) if name == PREFILL else ()
         count = role_count(profile, name)
@@ -75,9 +75,9 @@ def role_plans(profile: "Profile", plans: Mapping[str, Plan]) -> Iterator[RolePl
 
 
 def as_role(plan: Plan, name: str, profile: "Profile", *, env: tuple[EnvVar, ...]) -> Plan:
-    """Return the plan of one server with the options of its role, and the environment of both roles."""
+    """Return the plan of one server with its role's options and the environment of both roles."""
     transfer = profile.layout.transfer
-    if transfer is None:  # refused by `roles_agree`
+    if transfer is None:  # rejected by `roles_agree`
         return plan
     source = f"`layout.{name}`"
     flags = {flag.name: flag for flag in plan.flags}
@@ -87,13 +87,13 @@ def as_role(plan: Plan, name: str, profile: "Profile", *, env: tuple[EnvVar, ...
 
 
 def transfer_label(profile: "Profile") -> str:
-    """Return how the KV cache crosses: `mooncake over tcp`; "" without roles."""
+    """Describe the transfer of the KV cache: `mooncake over tcp`; "" without roles."""
     transfer = profile.layout.transfer
     return f"{transfer.backend} over {transfer.network}" if transfer and role_profiles(profile) else ""
 
 
 def roles_agree(context: "RuleContext") -> Iterator[Problem]:
-    """Check that both roles are there and agree: else requests hang or get wrong answers, and no error says so.
+    """Check that both roles exist and agree; otherwise requests hang or get wrong answers without an error.
 
     Sources: SemiAnalysisAI/InferenceX `amd_utils` (MTP, context), ROCm/ATOM recipes/DeepSeek-V4-Agentic-PD-Max.md
     (prefixes), sglang 0.5.14 server_args.py (no prefix cache in a decode server).
@@ -142,9 +142,9 @@ def _same_drafts_and_context(context: "RuleContext", roles: "Mapping[str, Profil
         facts, peer = profile_serving(first_profile), profile_serving(second_profile)
         if facts.drafts != peer.drafts:
             only = first if facts.drafts else second
-            what = "differs between prefill and decode" if facts.drafts and peer.drafts else f"is set for {only} only"
+            state = "differs between prefill and decode" if facts.drafts and peer.drafts else f"is set for {only} only"
             hint = "set the same `speculative-…` flags for both, in `flags` of the profile"
-            yield Problem(f"speculative decoding {what}", context.location("layout", only), hint)
+            yield Problem(f"speculative decoding {state}", context.location("layout", only), hint)
         if facts.context != peer.context:
             yield Problem(
                 f"the context is {facts.context} tokens for {first} and {peer.context} for {second}: requests hang",

@@ -32,7 +32,7 @@ from orchestrator.profiles.layers import MergedProfile
 from orchestrator.profiles.schema import Profile
 from orchestrator.profiles.slurm import SlurmSection
 
-_SMALL_TIERS: Final = Version("0.5.15")  # from here on the host's tier may be smaller than the device's cache
+_SMALL_TIERS: Final = Version("0.5.15")  # first version whose host tier may be smaller than the device's cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class RuntimeSettings:
     kubernetes: KubernetesSection | None = None
     slurm: SlurmSection | None = None
     one_node: bool = True  # the replicas share the GPUs and the loopback of one node
-    same_port: bool = False  # each replica has its own network, like a pod
+    same_port: bool = False  # each replica has its own network, as a pod does
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +52,9 @@ class PlanningContext:
     table: FlagTable
     ledger: Sequence[Patch]
     known_issues: KnownIssues
-    networks: Mapping[str, Network]  # by name, those that the profile names
-    runtimes: Sequence[str]  # the names of all
-    rules: "Sequence[Rule]"  # of the profile's runtime
+    networks: Mapping[str, Network]  # the profile's networks by name
+    runtimes: Sequence[str]  # names of all networks
+    rules: "Sequence[Rule]"  # settings of the profile's runtime
     settings: Callable[[Profile], RuntimeSettings]  # of that runtime
     load: Load | None  # of the profile's workload
 
@@ -66,10 +66,10 @@ class RuleContext(PlanningContext):
     profile: Profile
     merged: MergedProfile
     image: str | None = None  # the prebuilt image, if any
-    role: str = ""  # the section of `layout` whose servers these are
+    role: str = ""  # section of `layout` for these servers
 
     def location(self, *path: str | int) -> str:
-        """Return `file:line` of a key path; the section of the role has precedence."""
+        """Return `file:line` of a key path; the role's section takes precedence."""
         key: KeyPath = path
         of_role = ("layout", self.role, *(path[1:] if path[0] == "layout" else path))
         if self.role and of_role in self.merged.locations:
@@ -88,7 +88,7 @@ class RuleContext(PlanningContext):
 
     @cached_property
     def is_sized(self) -> bool:
-        """Whether sglang accepts the flags that the capacity depends on. If not, their defaults would be used."""
+        """Whether sglang accepts the flags that determine the capacity; otherwise their defaults would apply."""
         return all_readable({name: setting.value for name, setting in self.profile.flags.items()}, self.table)
 
 
@@ -99,12 +99,12 @@ KEY_HINT: Final = (
     "or allow access without one: `--set server.allow_unauthenticated=true`"
 )
 VENDOR_OF: Final = {"rocm": "amd", "cuda": "nvidia", "cpu": "cpu"}
-# The suffix of a dated ROCm image names the GPU family it was compiled for (sglang docker/rocm.Dockerfile, GPU_ARCH).
+# The suffix of a dated ROCm image is the GPU family of its build (sglang docker/rocm.Dockerfile, GPU_ARCH).
 _ARCH_OF_IMAGE: Final = {"mi30x": "gfx942", "mi35x": "gfx950"}
 
 
 def image_arch(image: str) -> str | None:
-    """Return the GPU architecture that an image is compiled for; None if its name does not tell."""
+    """Return the GPU architecture for which an image is compiled; None if its name does not contain it."""
     family = re.search(r"mi3[05]x", image)
     return _ARCH_OF_IMAGE[family[0]] if family else None
 
@@ -167,9 +167,9 @@ def heads_divide(context: RuleContext) -> Iterator[Problem]:
 
 
 def weights_fit(context: RuleContext) -> Iterator[Problem]:
-    """Check that the weights of a rank leave memory for a cache.
+    """Check that a rank's weights leave memory for a cache.
 
-    Otherwise sglang raises `Loaded weights leave no GPU memory for the KV cache` after it has loaded them (0.5.16,
+    Otherwise sglang raises `Loaded weights leave no GPU memory for the KV cache` after loading them (0.5.16,
     mem_cache/kv_cache_configurator.py:1563).
     """
     memory, fraction = context.capacity.memory, context.serving.memory_fraction
@@ -187,16 +187,16 @@ def weights_fit(context: RuleContext) -> Iterator[Problem]:
 
 
 def cache_holds_a_context(context: RuleContext) -> Iterator[Problem]:
-    """Check that the cache of a replica holds one request of the profile's context."""
+    """Check that one request of the profile's context fits into a replica's cache."""
     if context.serving.context > context.profile.model.context_length:
         return  # `flag_values_are_valid` reports it
     yield from context_shortage(context.capacity, context.location)
 
 
 def host_tier_is_larger(context: RuleContext) -> Iterator[Problem]:
-    """Check that the tier in the host's memory holds as much as the device.
+    """Check that the host tier is at least as large as the device's cache.
 
-    sglang 0.5.14 asserts this after it has loaded the weights; from 0.5.15 on it warns (mem_cache/pool_host/base.py).
+    sglang 0.5.14 asserts this after loading the weights; since 0.5.15 it warns (mem_cache/pool_host/base.py).
     """
     host, cache = context.capacity.host, context.capacity.cache
     if host is None or host.tokens is None or cache is None or cache.tokens is None:
@@ -211,7 +211,7 @@ def host_tier_is_larger(context: RuleContext) -> Iterator[Problem]:
 
 
 def engine_fits_hardware(context: RuleContext) -> Iterator[Problem]:
-    """Check that the image is built for this vendor and this GPU family."""
+    """Check that the image is built for this vendor and GPU family."""
     engine, hardware = context.profile.engine, context.profile.hardware
     if VENDOR_OF[engine.platform] != hardware.vendor:
         yield Problem(
@@ -228,7 +228,7 @@ def engine_fits_hardware(context: RuleContext) -> Iterator[Problem]:
 
 
 def image_matches_version(context: RuleContext) -> Iterator[Problem]:
-    """Check that image and requirements are of the engine's version, which options and patches depend on.
+    """Check that image and requirements have the engine's version, which determines options and patches.
 
     Releases are tagged `vX.Y.Z`, alone or before a platform and a date (sglang, .github/workflows/release-docker*.yml).
     """
@@ -259,7 +259,7 @@ def flags_are_known(context: RuleContext) -> Iterator[Problem]:
 
 
 def flag_values_are_valid(context: RuleContext) -> Iterator[Problem]:
-    """Check the values that sglang accepts, but that do not mean what they say; `up` asks sglang for the others."""
+    """Check values that sglang accepts but interprets differently; `up` lets sglang check all others."""
     for problem in argument_problems(_given_flags(context)):
         yield Problem(problem.message, context.location("flags", problem.location), problem.hint)
     if ":" in (name := context.profile.model.served_name):  # server_args.py:6671
@@ -270,7 +270,7 @@ def flag_values_are_valid(context: RuleContext) -> Iterator[Problem]:
 
 
 def _given_flags(context: RuleContext) -> ServerFlags:
-    """Return the flags of the profile, with the values that they are checked against."""
+    """Return the profile's flags with the values to check."""
     profile = context.profile
     return ServerFlags(
         table=context.table,
@@ -283,7 +283,7 @@ def _given_flags(context: RuleContext) -> ServerFlags:
 
 
 def profile_has_no_secrets(context: RuleContext) -> Iterator[Problem]:
-    """Check that the profile has no secrets: plan, scripts and labels would show them."""
+    """Check that the profile contains no secrets, because plan, scripts and labels would show them."""
     for name in context.profile.env:
         if is_secret_name(name):
             yield Problem(
@@ -320,13 +320,13 @@ def named_exceptions_exist(context: RuleContext) -> Iterator[Problem]:
     """Check that each skipped patch and each allowed known issue exists."""
     profile = context.profile
     blocking = [issue.id for issue in context.known_issues.blocked]
-    for key, what, names, existing in (
+    for key, kind, names, existing in (
         ("skip_patches", "patch", profile.skip_patches, [patch.id for patch in context.ledger]),
         ("allow_known_issues", "blocking known issue", profile.allow_known_issues, blocking),
     ):
         for index, name in enumerate(names):
             if name not in existing:
-                yield Problem(f"no {what} `{name}`", context.location(key, index), did_you_mean(name, existing))
+                yield Problem(f"no {kind} `{name}`", context.location(key, index), did_you_mean(name, existing))
 
 
 RULES: Final[Sequence[Rule]] = (
@@ -349,12 +349,12 @@ RULES: Final[Sequence[Rule]] = (
     named_exceptions_exist,
 )
 _OF_SIZES: Final = (weights_fit, cache_holds_a_context, host_tier_is_larger)
-# Rules of all servers under one name; the others look at one server, so each role has them.
+# Rules for all servers under one name; the other rules apply to one server, and thus to each role.
 _WHOLE: Final = (roles_agree, gateway_options_are_known, replicas_have_ports, runtime_can_start)
 
 
 def plan_problems(context: RuleContext) -> Iterator[Problem]:
-    """Yield the problems of a profile, of each role if it has several."""
+    """Yield the problems of a profile, or of each of its roles."""
     roles = role_profiles(context.profile)
     yield from _problems(context, _WHOLE if roles else RULES)
     for name, profile in roles.items():

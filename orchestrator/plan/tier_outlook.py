@@ -1,4 +1,4 @@
-"""Whether a cache tier behind the device can help a workload: by reuse distance, and by the cost of a transfer."""
+"""The benefit of a cache tier behind the device for a workload, from reuse distances and transfer costs."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -7,14 +7,14 @@ from orchestrator.plan.capacity import Capacity
 from orchestrator.plan.reuse_distance import HitRates, hit_rates, shared_prefix_accesses
 
 _REQUESTS: Final = 4000
-_PREFIXES: Final = 1000  # that are simulated; more have proportionally longer distances
+_PREFIXES: Final = 1000  # limit of simulated prefixes; more prefixes have proportionally longer distances
 _RELEVANT: Final = 0.01  # share of the prompt tokens
-_HIT_SHARE: Final = 0.95  # share of the hits that the shown distance covers
+_HIT_SHARE: Final = 0.95  # share of the hits within the displayed distance
 
 
 @dataclass(frozen=True, kw_only=True)
 class TierCosts:
-    """The microseconds that a token takes: to come back from a tier, to be stored there, to be computed again."""
+    """The microseconds per token to retrieve it from a tier, to store it there, and to recompute it."""
 
     retrieve: float
     store: float
@@ -23,7 +23,7 @@ class TierCosts:
 
     @property
     def break_even(self) -> float | None:
-        """The uses of a stored token from which on it costs less than computing again; None: never."""
+        """The number of uses from which a stored token costs less than recomputation; None: never."""
         gain = self.recompute - self.retrieve
         return self.store / gain if gain > 0 else None
 
@@ -35,7 +35,7 @@ PUBLISHED: Final = TierCosts(
 
 @dataclass(frozen=True, kw_only=True)
 class LoadReuse:
-    """The hit rates of a load by the size of the cache; of a load `scale` times as large as the one of `rates`."""
+    """The hit rates of a load by cache size; the load is `scale` times as large as the load of `rates`."""
 
     workload: str
     rates: HitRates
@@ -52,11 +52,11 @@ class TierOutlook:
     """The benefit of a cache tier for a workload. Shares are of the prompt tokens, 0 to 1."""
 
     workload: str
-    reuse_distance: int  # tokens of an LRU cache with 95 % of all possible hits; 0: nothing is used again
+    reuse_distance: int  # size in tokens of an LRU cache with 95 % of all possible hits; 0: no reuse
     device_hits: float
-    host_hits: float  # that the device misses; without a tier, those of an unlimited one
-    other_hits: float  # beyond the host: of storage, if there is one
-    uses: float  # of a token that is stored on the host
+    host_hits: float  # hits of the host after device misses; without a tier, of an unlimited tier
+    other_hits: float  # hits beyond the host, in storage if there is one
+    uses: float  # uses per token stored on the host
     costs: TierCosts
     saved_us: float  # per prompt token; negative: the tier costs more than it saves
     helps: bool
@@ -64,7 +64,7 @@ class TierOutlook:
 
 
 def tier_outlook(capacity: Capacity, reuse: LoadReuse, costs: TierCosts) -> TierOutlook | None:
-    """Return what a tier is worth to a load; None if the size of the device's cache is unknown."""
+    """Estimate the benefit of a tier for a load; None if the size of the device's cache is unknown."""
     if capacity.cache is None or not capacity.cache.tokens:
         return None
     device, possible = reuse.at(capacity.cache.tokens), reuse.rates.unlimited
@@ -111,7 +111,7 @@ def prefix_reuse(
     page: int,
     replicas: int = 1,
 ) -> LoadReuse:
-    """Return the reuse of shared prefixes; of many, a sample is simulated."""
+    """Simulate the reuse of shared prefixes, with a sample if there are many."""
     prefixes = min(num_prefixes, _PREFIXES)
     accesses = shared_prefix_accesses(
         requests=_REQUESTS,

@@ -1,4 +1,4 @@
-"""The units of a plan: each is one server, or the gateway."""
+"""The units of a plan: its servers and its gateway."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,20 +9,20 @@ if TYPE_CHECKING:  # an import at run time would be circular
     from orchestrator.plan.plan import Plan
 
 
-_RANK_PORT: Final = 1000  # above the server's port: beyond those of 64 replicas, or 32 servers of each role
+_RANK_PORT: Final = 1000  # offset from the server's port, beyond the ports of 64 replicas or of 32 servers of each role
 
 
 def rank_port(port: int) -> int:
-    """Return the port at which the ranks of several nodes find each other, from the port of their server."""
+    """Return the port at which ranks on several nodes find each other, derived from their server's port."""
     return port + _RANK_PORT
 
 
 class Role(StrEnum):
     """The role of a unit."""
 
-    SERVER = "server"  # answers whole requests
-    PREFILL = "prefill"  # reads prompts for decode units
-    DECODE = "decode"  # generates what prefill units have read
+    SERVER = "server"  # serves complete requests
+    PREFILL = "prefill"  # processes prompts for decode units
+    DECODE = "decode"  # generates the output for these prompts
     GATEWAY = "gateway"  # routes requests to the other units
 
 
@@ -32,12 +32,12 @@ class UnitPlan:
 
     name: str  # that of its folder too: `replica-1`, `prefill-1`
     role: Role
-    number: int  # among the units of this role, from 1
-    plan: "Plan"  # of this unit alone; of the whole server for the gateway
+    number: int  # number among the units of this role, from 1
+    plan: "Plan"  # plan of this unit; for the gateway, of the whole server
 
 
 def unit_plans(plan: "Plan") -> tuple[UnitPlan, ...]:
-    """Return the units of a plan in the order in which they start: the gateway last."""
+    """Return the units of a plan in start order, the gateway last."""
     from orchestrator.plan.replicas import replica_plans  # noqa: PLC0415 - see above
 
     servers = tuple(
@@ -49,16 +49,16 @@ def unit_plans(plan: "Plan") -> tuple[UnitPlan, ...]:
 
 
 def covering_range(ranges: Sequence[range]) -> range:
-    """Return the range from the first to the last index of ranges with one step."""
+    """Return the range from the first to the last index of ranges with the same step."""
     return range(min(item.start for item in ranges), max(item.stop for item in ranges), ranges[0].step)
 
 
 def server_numbers(plan: "Plan") -> list[int]:
-    """Return the numbers of a plan's servers, from 1; with roles those of prefill come first."""
+    """Return the numbers of a plan's servers, from 1; prefill servers come first."""
     return list(range(1, plan.replicas + 1))
 
 
 def is_alone(plan: "Plan", number: int) -> bool:
-    """Return whether no other server behind the gateway has the role of this one."""
+    """Return whether this is the only server with its role behind the gateway."""
     roles = [name.rpartition("-")[0] for name in plan.server_names]
     return roles.count(roles[number - 1]) == 1
