@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from line import SETTINGS, assert_free, count, wait_until
 from ports import free_port
-from shrunken import FAMILIES, Logged, read_log
+from reduced_configs import FAMILIES, Logged, read_log
 
 WITHIN = 0.02
 READY = "max_total_num_tokens="

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from shrunken import FAMILIES, Logged, read_log
+from reduced_configs import FAMILIES, Logged, read_log
 
 LOG = """Load weight begin. avail mem=139.09 GB
 Load weight end. elapsed=0.15 s, type=Qwen3NextForCausalLM, avail mem=137.10 GB

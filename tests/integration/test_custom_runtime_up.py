@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from on_paper import NAME, register
+from example_runtime import NAME, register
 from ports import free_port
 from run_samples import request_of
 from typer.testing import CliRunner, Result

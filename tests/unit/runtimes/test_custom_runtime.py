@@ -1,10 +1,10 @@
-"""Defaults of a minimal runtime; tests/integration/test_fifth_runtime_up.py starts servers with one."""
+"""Defaults of a minimal runtime; tests/integration/test_custom_runtime_up.py starts servers with one."""
 
 import inspect
 from pathlib import Path
 
 import pytest
-from on_paper import NAME, register
+from example_runtime import NAME, register
 
 from orchestrator.core.errors import UsageError
 from orchestrator.core.imported import Imported
@@ -18,7 +18,7 @@ from orchestrator.servers.start.host import resolve_host_ref
 def test_minimal_runtime_gets_default_behavior(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     register(monkeypatch)
     plan = load("cpu-tiny", overrides=[f"runtime={NAME}"]).plan
-    with pytest.raises(UsageError, match="the on-paper runtime starts servers only on this host, not on `ssh://n0`"):
+    with pytest.raises(UsageError, match="the example runtime starts servers only on this host, not on `ssh://n0`"):
         resolve_host_ref(plan.runtime, Home(tmp_path), "ssh://n0")
     runtime = runtime_class(NAME)
     assert (

@@ -1,4 +1,4 @@
-"""A fifth runtime for tests: each server is a child of this process, recorded in its run directory."""
+"""A minimal runtime for tests: each server is a child of this process, recorded in its run directory."""
 
 import subprocess
 from collections.abc import Iterator
@@ -14,11 +14,11 @@ from orchestrator.render.artifacts import Artifacts, server_command
 from orchestrator.runtimes import REGISTRY
 from orchestrator.runtimes.base import HostRef, PreparedRun, Runtime, ServerState, Status, Unit
 
-NAME = "on-paper"
+NAME = "example"
 ENGINE = Path(__file__).parents[1] / "support/scripted_engine.py"
 
 
-class OnPaper(Runtime):
+class ExampleRuntime(Runtime):
     name = NAME
     _children: ClassVar[dict[int, subprocess.Popen[bytes]]] = {}  # by pid
 
@@ -71,5 +71,5 @@ class OnPaper(Runtime):
 
 def register(monkeypatch: pytest.MonkeyPatch) -> None:
     """Add the runtime to the registry, and search no other runtime for servers."""
-    monkeypatch.setitem(REGISTRY, NAME, f"{__name__}:OnPaper")  # type: ignore[arg-type]
+    monkeypatch.setitem(REGISTRY, NAME, f"{__name__}:ExampleRuntime")  # type: ignore[arg-type]
     monkeypatch.setattr("orchestrator.servers.servers.REGISTRY", {NAME: REGISTRY[NAME]})

@@ -161,7 +161,7 @@ class Family:
         tensors = ("mtp.fc.weight",) if self.separate_mtp else ()
         found = described(home, self.config, *tensors)
         model: Config = {
-            "checkpoint": {"source": "local", "path": str(home)}, "served_name": "shrunken", "weights_size": GIB,
+            "checkpoint": {"source": "local", "path": str(home)}, "served_name": "reduced", "weights_size": GIB,
             "quantization": "bf16",
         }  # fmt: skip
         for key, fact in found.facts.items():
@@ -170,14 +170,14 @@ class Family:
                 (model.setdefault(section, {}) if section else model)[name] = fact.value
         flags = {key: {"value": value, "origin": "inferred"} for key, value in {**ALWAYS, **self.flags}.items()}
         profile: Config = {
-            "description": "shrunken", "runtime": "process", "hardware": "h200", "model": "shrunken", "flags": flags,
+            "description": "reduced", "runtime": "process", "hardware": "h200", "model": "reduced", "flags": flags,
             "engine": "sglang-0.5.16-cu130-pip", "layout": {"tp": {"value": 1, "origin": "inferred"}},
         }  # fmt: skip
         (home / "profiles" / "models").mkdir(parents=True)
-        (home / "profiles/models/shrunken.yaml").write_text(json.dumps(model))
-        (home / "profiles/shrunken.yaml").write_text(json.dumps(profile))
+        (home / "profiles/models/reduced.yaml").write_text(json.dumps(model))
+        (home / "profiles/reduced.yaml").write_text(json.dumps(profile))
         with patch.dict(os.environ, DEPLOY_HOME=str(home)):
-            planned = load("shrunken").valid.profile
+            planned = load("reduced").valid.profile
         facts = profile_serving(planned)
         assert not capacity._unknown_reasons(planned, facts)
         memory = capacity.capacity_of(planned, facts, None).memory
