@@ -14,7 +14,7 @@ pytestmark = pytest.mark.attack
 
 ROUNDS = 7  # one for each scene
 MAX_DELAY_S = 0.8  # between the first and the last command
-REFUSED = (4, 6)  # another command has the lock, the server is running, there is none, or its port is taken
+REJECTED = (4, 6)  # another command has the lock, the server is running, there is none, or its port is taken
 
 Scene = Callable[[Deployment, Random], Iterator[str]]
 
@@ -78,7 +78,7 @@ def up_and_down(deployment: Deployment, rng: Random) -> Iterator[str]:
     up, down, watched = run_concurrently(deployment, rng, deployment.up(), ("down", deployment.name))
     yield from watched.faults(0)
     yield from up.faults(0)
-    yield from down.faults(0, *REFUSED)
+    yield from down.faults(0, *REJECTED)
     if is_running(deployment) == (down.code == 0):
         yield f"up ends with {up.code}, down with {down.code}: {down.stderr}"
 
@@ -88,7 +88,7 @@ def two_downs(deployment: Deployment, rng: Random) -> Iterator[str]:
     *ended, watched = run_concurrently(deployment, rng, *[("down", deployment.name)] * 2)
     yield from watched.faults(0)
     for one in ended:
-        yield from one.faults(0, *REFUSED)
+        yield from one.faults(0, *REJECTED)
     if 0 not in [one.code for one in ended] or is_running(deployment):
         yield f"not down: {[(one.code, one.stderr) for one in ended]}"
 
@@ -97,8 +97,8 @@ def replace_and_down(deployment: Deployment, rng: Random) -> Iterator[str]:
     yield from deployment.run(*deployment.up()).faults(0)
     replaced, down, watched = run_concurrently(deployment, rng, deployment.up("--replace"), ("down", deployment.name))
     yield from watched.faults(0)
-    yield from replaced.faults(0, *REFUSED)
-    yield from down.faults(0, *REFUSED)
+    yield from replaced.faults(0, *REJECTED)
+    yield from down.faults(0, *REJECTED)
     if is_running(deployment) and replaced.code != 0 and down.code == 0:
         yield f"running after a successful `down`: {replaced.stderr}"
 

@@ -250,7 +250,7 @@ def hub_arguments(*settings: str) -> list[str]:
 
 
 def test_rejected_arguments_are_reported_before_checkpoint_download(deploy: CommandLine, hub: Hub) -> None:
-    words = ["up", "--name", "refused", *hub_arguments("flags.enable-eplb=true")]
+    words = ["up", "--name", "rejected", *hub_arguments("flags.enable-eplb=true")]
     for _ in range(2):  # the second time with the saved verdict
         done = deploy.run(*words, HF_ENDPOINT=hub.url)
         assert done.returncode == 3, done.stderr
@@ -260,7 +260,7 @@ def test_rejected_arguments_are_reported_before_checkpoint_download(deploy: Comm
     assert "checked the arguments in" not in done.stderr
     assert set(hub.sent) <= {"config.json", "generation_config.json"}
     assert not list(deploy.home.models.glob("tiny/*.safetensors"))
-    assert not list(deploy.home.runs.glob("refused/*/plan.json"))
+    assert not list(deploy.home.runs.glob("rejected/*/plan.json"))
 
 
 @pytest.mark.docker
@@ -277,11 +277,11 @@ def test_image_checks_arguments_before_download_and_removes_container(
     }
     settings = [f"{key}={value}" for key, value in image.items()]
     words = hub_arguments(*settings, "flags.enable-eplb=true")
-    for command_words in (["up", "--name", "refused"], ["build", "--tag", "deploy-refused:latest"]):
+    for command_words in (["up", "--name", "rejected"], ["build", "--tag", "deploy-rejected:latest"]):
         done = deploy.run(*command_words, *words, HF_ENDPOINT=hub.url)
         assert done.returncode == 3, done.stderr
         assert "--> --set flags.enable-eplb" in done.stderr
-    assert not docker("image", "ls", "--quiet", "deploy-refused")  # no tag, so that nobody can push it
+    assert not docker("image", "ls", "--quiet", "deploy-rejected")  # no tag, so that nobody can push it
     without = deploy.run("build", *words, HF_ENDPOINT="http://127.0.0.1:1")
     assert without.returncode == 0, without.stderr
     assert "did not validate them: no config.json of `tiny`" in without.stderr

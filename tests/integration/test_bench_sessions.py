@@ -308,9 +308,9 @@ def test_overlong_session_requests_are_rejected_or_dropped(tmp_path: Path) -> No
     turn = {"session_id": "a", "input_length": 600}
     trace = mooncake(tmp_path, {**turn, "timestamp": 0}, turn, turn, at(5, [1]))
     workload = Workload(trace=trace, concurrency=1, **QUICK)
-    with pytest.raises(BenchError, match="has a context of 1200 tokens; the workload needs 1812") as refused:
+    with pytest.raises(BenchError, match="has a context of 1200 tokens; the workload needs 1812") as caught:
         replay(script, tmp_path, workload)
-    assert "--max-context" in refused.value.hint
+    assert "--max-context" in caught.value.hint
     assert not script.bodies
     point = replay(script, tmp_path, Workload(trace=trace, concurrency=1, max_context=1200, **QUICK))
     assert (point.requests, point.sessions and point.sessions.dropped_requests) == (2, 2)

@@ -32,21 +32,21 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from generate import metrics, options, server_parser, write
 
-class RefusedError(Exception):
+class RejectedError(Exception):
     pass
 
-def refuse(message):
-    raise RefusedError(message)
+def reject(message):
+    raise RejectedError(message)
 
 def verdict(argv):
     try:
         parser.parse_args(argv)
-    except RefusedError as error:
+    except RejectedError as error:
         return str(error)
     return "accepted"
 
 parser = server_parser(Path(sys.argv[2]))
-parser.error = refuse
+parser.error = reject
 commands = json.load(sys.stdin)
 root = Path(sys.argv[2])
 table = write(sys.argv[3], {"flags": options(parser), "metrics": metrics(root)})

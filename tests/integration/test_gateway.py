@@ -173,9 +173,9 @@ def test_servers_of_both_roles_join_and_leave_under_load(pair: Pair) -> None:
         removed = len(statuses)
         wait_for(lambda: len(statuses) > removed + 20)
     assert set(statuses) == {200}
-    refused = up("env.SCRIPTED_STEP=0.001")
-    assert (refused.returncode, f"hint: `deploy down {NAME}`, then" in refused.stderr) == (6, True), refused.stderr
-    assert "only their number may change" in refused.stderr
+    rejected = up("env.SCRIPTED_STEP=0.001")
+    assert (rejected.returncode, f"hint: `deploy down {NAME}`, then" in rejected.stderr) == (6, True), rejected.stderr
+    assert "only their number may change" in rejected.stderr
     assert pair.deploy.run("down", NAME).returncode == 0
     pair.nothing_left()
 

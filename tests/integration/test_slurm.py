@@ -92,12 +92,12 @@ def occupied(cluster: SlurmCluster, nodes: Sequence[str]) -> Iterator[None]:
 
 def test_rejected_sglang_arguments_submit_no_job(deploy: CommandLine, slurm_cluster: SlurmCluster) -> None:
     """The nodes share the home with the environment, so the arguments are checked before a job is submitted."""
-    done = deploy.run(*words("cpu-tiny", "refused", "flags.enable-eplb=true"))
+    done = deploy.run(*words("cpu-tiny", "rejected", "flags.enable-eplb=true"))
     assert done.returncode == 3, done.stderr
     assert "error: sglang 0.5.14 rejects arguments of `cpu-tiny`" in done.stderr
     assert "--> --set flags.enable-eplb" in done.stderr
     assert not slurm_cluster.queue()
-    assert not list(deploy.home.runs.glob("refused/*/job.sh"))
+    assert not list(deploy.home.runs.glob("rejected/*/job.sh"))
 
 
 def test_slurm_job_full_lifecycle_leaks_no_key(deploy: CommandLine, slurm_cluster: SlurmCluster) -> None:

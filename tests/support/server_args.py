@@ -100,7 +100,7 @@ def judge(parser: ArgumentParser, kind: Any, argv: Sequence[str]) -> str:  # noq
     return "accepted"
 
 
-def refuse(message: str) -> None:
+def reject(message: str) -> None:
     """Raise argparse's message instead of exiting."""
     raise SystemExit(message)
 
@@ -110,6 +110,6 @@ if __name__ == "__main__":
     with contextlib.redirect_stdout(sys.stderr):
         pretend(platform)
         parser, kind = engine(Path(sys.argv[1]), platform)
-        parser.error = refuse
+        parser.error = reject
         verdicts = [judge(parser, kind, argv) for argv in json.load(sys.stdin)]
     print(json.dumps(verdicts))

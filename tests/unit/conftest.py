@@ -24,12 +24,12 @@ def _use_home_of_tests(home_of_tests: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture(autouse=True)
 def _no_sockets_no_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> NoReturn:
+    def reject(*_: object, **__: object) -> NoReturn:
         raise AssertionError(
             "a unit test must not open a connection or start a program: it belongs to tests/integration"
         )
 
     set_invocation(None, (), None)  # forget the command line of the previous test
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket.socket, "bind", refuse)
-    monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
+    monkeypatch.setattr(socket.socket, "connect", reject)
+    monkeypatch.setattr(socket.socket, "bind", reject)
+    monkeypatch.setattr(subprocess.Popen, "__init__", reject)

@@ -66,7 +66,7 @@ def of_tokenizer(module: ModuleType) -> None:
     kind = module.TokenizerManager
     validate = kind._validate_one_request
 
-    def refused(self: Any, *args: Any, **options: Any) -> None:  # noqa: ANN401
+    def rejected(self: Any, *args: Any, **options: Any) -> None:  # noqa: ANN401
         try:
             validate(self, *args, **options)
         except ValueError as error:
@@ -74,7 +74,7 @@ def of_tokenizer(module: ModuleType) -> None:
                 raise RuntimeError("planted") from error
             raise
 
-    kind._validate_one_request = refused
+    kind._validate_one_request = rejected
 
 
 def of_http(module: ModuleType) -> None:

@@ -139,13 +139,13 @@ def test_missing_input_file_is_rejected_early(tmp_path: Path) -> None:
 def test_remote_image_commands_use_docker_of_that_host(monkeypatch: pytest.MonkeyPatch) -> None:
     hosts: list[object] = []
 
-    def refuse(*words: object, **_: object) -> None:
+    def reject(*words: object, **_: object) -> None:
         hosts.extend(word for word in words if word == "ssh://me@node")
         raise HostError("rejected")
 
     for module in ("cli.build", "cli.patches.check", "images.registry", "kernels.disk.image"):
-        monkeypatch.setattr(f"orchestrator.{module}.find_docker", refuse)
-    monkeypatch.setattr("orchestrator.images.registry.Registry.config", refuse)
+        monkeypatch.setattr(f"orchestrator.{module}.find_docker", reject)
+    monkeypatch.setattr("orchestrator.images.registry.Registry.config", reject)
     for words in (
         ["build", "mi355x-tp8-july"],
         ["inspect", "mine:1"],

@@ -196,11 +196,11 @@ def test_budget_spans_resumed_sweeps(home: Home) -> None:
 @pytest.mark.parametrize(
     ("error", "outcome"),
     [
-        (ProfileError("sglang 0.5.16 refuses arguments"), TrialOutcome.INFEASIBLE),
+        (ProfileError("sglang 0.5.16 rejects arguments"), TrialOutcome.INFEASIBLE),
         (StartError("the server exited"), TrialOutcome.FAILED),
     ],
 )
-def test_point_that_sglang_refuses_is_no_trial(
+def test_point_rejected_by_sglang_is_no_trial(
     error: DeployError, outcome: TrialOutcome, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def up(*_: object, **__: object) -> None:

@@ -12,11 +12,11 @@ def missing(*_: object, **__: object) -> None:
 
 @pytest.mark.parametrize("error", [FileNotFoundError, PermissionError])
 def test_missing_program_is_a_host_error(monkeypatch: pytest.MonkeyPatch, error: type[OSError]) -> None:
-    def refuse(*_: object, **__: object) -> None:
+    def reject(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("subprocess.run", refuse)
-    monkeypatch.setattr("subprocess.Popen", refuse)
+    monkeypatch.setattr("subprocess.run", reject)
+    monkeypatch.setattr("subprocess.Popen", reject)
     for run in (lambda: subprocesses.run(["amd-smi"]), lambda: subprocesses.follow(["amd-smi"], print)):
         with pytest.raises(HostError, match="no program `amd-smi` found"):
             run()

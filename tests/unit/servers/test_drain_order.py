@@ -189,12 +189,12 @@ def test_server_without_request_count_gets_full_drain_time(
     ):
         assert run_drain(engine, seconds=60) <= 60
         assert capsys.readouterr().err == f"note: cannot count the requests of `owl`: {reason}\n"
-    monkeypatch.setattr(engine, "ask", refuse)
+    monkeypatch.setattr(engine, "ask", reject)
     assert run_drain(engine, seconds=60) <= 60
     assert capsys.readouterr().err == ""
 
 
-def refuse(*_: object) -> None:
+def reject(*_: object) -> None:
     raise ConnectionRefusedError
 
 
@@ -205,7 +205,7 @@ def test_pod_hook_drains_and_logs_result(engine: Engine, monkeypatch: pytest.Mon
     program.main("1", "0.2")
     program.main("1", "60")
     assert (engine.aborted, lines) == ([2], ["drained: 0 requests ended, 2 aborted after 0.2 s"])
-    monkeypatch.setattr(engine, "ask", refuse)
+    monkeypatch.setattr(engine, "ask", reject)
     program.main("1", "60")
     assert len(lines) == 1
 

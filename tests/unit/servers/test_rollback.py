@@ -171,14 +171,14 @@ def test_missing_patch_is_reported(home: Home) -> None:
 
 
 def test_repeated_run_builds_no_table_or_plan(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> NoReturn:
+    def reject(*_: object, **__: object) -> NoReturn:
         raise AssertionError("built again")
 
     run, plan = with_table(home, TABLE)
     (run.path / "image" / "tables").mkdir(parents=True)
     (run.path / "image" / "tables" / MOE_TABLE).write_bytes(TABLE)
-    monkeypatch.setattr(planning, "build_plan", refuse)
-    monkeypatch.setattr(decisions, "make_table", refuse)
+    monkeypatch.setattr(planning, "build_plan", reject)
+    monkeypatch.setattr(decisions, "make_table", reject)
     for name in (
         "report_coverage",
         "require_tuned",

@@ -86,9 +86,9 @@ def test_hint_for_another_plan_names_a_command_that_works(
 
 def test_minimum_score_is_rejected_for_disaggregated_roles() -> None:
     plan, request = plan_of("cpu-tiny-1p1d"), request_of(min_gsm8k=0.9)
-    with pytest.raises(UsageError, match="`--min-gsm8k` asks each server alone") as refused:
+    with pytest.raises(UsageError, match="`--min-gsm8k` asks each server alone") as caught:
         update.require_rollable(plan, plan, "owl", request)
-    assert "deploy eval owl --suite gsm8k" in refused.value.hint
+    assert "deploy eval owl --suite gsm8k" in caught.value.hint
 
 
 def test_replacing_only_server_of_a_role_warns(

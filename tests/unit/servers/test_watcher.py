@@ -176,11 +176,11 @@ def test_failed_restarts_count_toward_max_attempts() -> None:
     assert slow.kinds == ["watching", *(["died", "restart-failed"] * 3), "gave-up"]
     assert "3 restarts in a row failed, and `restart_policy.max_attempts` is 3" in watcher.ended
 
-    refused = World(outcome=RestartResult(outcome=RestartOutcome.REFUSED, message="`KEY` is not set"))
-    watcher = refused.watcher()
-    refused.die()
-    refused.pass_by(watcher, 3600)
-    assert refused.kinds == ["watching", "died", "gave-up"]
+    world = World(outcome=RestartResult(outcome=RestartOutcome.REFUSED, message="`KEY` is not set"))
+    watcher = world.watcher()
+    world.die()
+    world.pass_by(watcher, 3600)
+    assert world.kinds == ["watching", "died", "gave-up"]
     assert "`KEY` is not set" in watcher.ended
 
     lost = World(outcome=replace(failing.outcome, message="the worker exited with -9"), records=False)
