@@ -25,8 +25,8 @@ from orchestrator.runtimes import runtime_class
 
 _TABLE_STAGES: Final = frozenset({"tune", "kernels"})  # stages for the table of tuned kernels
 _NO_EXPERTS: Final = "the server uses no MXFP4 experts of aiter"
-# Stages that may fail before the first measurement. The checkpoint is the longest download, so it comes last; the tuner
-# needs its config, without which it measures the fused and the unfused shape.
+# Stages that may fail before the first measurement. The checkpoint, the longest download, comes last; without its
+# config, the tuner measures both the fused and the unfused shape.
 _EARLY_STAGES: Final = ("preflight", "kernels", "build", "stage")
 _EARLY_STAGES_WITH_TUNING: Final = ("preflight", "stage", "tune", "kernels", "build")
 _COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {  # default: the name of the stage
@@ -41,7 +41,7 @@ _CLIMB: Final = 2  # estimated number of rates above the listed ones until the k
 
 @dataclass(frozen=True, kw_only=True)
 class ReproducePlan:
-    """The steps in order, and the reasons for skipped ones."""
+    """The steps in order, and the reasons for skipped stages."""
 
     steps: tuple[Step, ...]
     skipped: tuple[str, ...]
@@ -51,7 +51,7 @@ class ReproducePlan:
 
 @dataclass(frozen=True, kw_only=True)
 class UnmeasuredBaseline:
-    """A baseline of the published scores whose checkpoint is not on the host, with the seconds that it would add."""
+    """A published baseline whose checkpoint is missing on the host, with the seconds that it would add."""
 
     ablation: Ablation
     model: Model
@@ -60,7 +60,7 @@ class UnmeasuredBaseline:
 
 @dataclass(frozen=True, kw_only=True)
 class ReproduceRequest:
-    """The request of the user; by default the published runs, from the hub, on this host."""
+    """The user's request; by default the published runs, with checkpoints from the hub, on this host."""
 
     published_name: str  # the published measurement: a name or a file
     overrides: tuple[str, ...] = ()
@@ -87,15 +87,15 @@ class MeasuredServer:
     plan: Plan
     workloads: tuple[str, ...]
     suites: tuple[str, ...]
-    is_ablation: bool  # a server without one of the features
+    is_ablation: bool  # a server with one feature disabled
     is_baseline: bool  # its scores are the baseline of the other servers
 
 
 def plan_steps(published: Published, directory: Path, request: ReproduceRequest) -> ReproducePlan:
-    """Plan the steps: first those that may fail before a measurement, then all steps of each server.
+    """Plan the steps: first the stages that may fail before a measurement, then all steps of each server.
 
-    With `request.running` only its measurements are planned. Raises UsageError for an unknown ablation, and for a
-    running server that serves otherwise than each published run.
+    With `request.running`, plan only that server's measurements. Raises UsageError for an unknown ablation, and for a
+    running server whose plan matches no published run.
     """
     servers = tuple(_servers(published, request))
     if request.running is not None:
@@ -120,7 +120,7 @@ def plan_steps(published: Published, directory: Path, request: ReproduceRequest)
 
 
 def _baselines(published: Published, request: ReproduceRequest) -> Iterator[tuple[Ablation, Plan]]:
-    """Yield the baselines of the published scores that the user did not name, if the suites run at all."""
+    """Yield the baselines of the published scores that the user did not name, if suites run."""
     for ablation in published.reproduce.ablations if request.evals and request.profile is None else ():
         if ablation.is_baseline and ablation.name not in request.ablations:
             yield ablation, _server(ablation, request, suites=()).plan
@@ -174,7 +174,7 @@ def _running_server(servers: Sequence[MeasuredServer], name: str, plan: Plan) ->
 
 
 def _measured_keys(plan: Plan) -> Mapping[str, str]:
-    """Return the values that a measurement depends on: neither runtime nor address, API key, pins or paths."""
+    """Return the values that affect a measurement: neither runtime nor address, API key, pins or paths."""
     return flatten(
         {
             "hardware": plan.hardware.name,
@@ -190,7 +190,7 @@ def _measured_keys(plan: Plan) -> Mapping[str, str]:
 
 
 def _runs(published: Published, profile: str | None) -> Sequence[ReproduceRun]:
-    """Return the published runs, those of one profile, or a run of any other profile with the published workload."""
+    """Return all published runs, the runs of one profile, or a run of an unpublished profile with the workload."""
     if profile is None:
         return published.reproduce.runs
     runs = [run for run in published.reproduce.runs if run.profile == profile]
@@ -221,7 +221,7 @@ def _server(run: ReproduceRun, request: ReproduceRequest, *, suites: tuple[str, 
 
 
 def _skip_reason(stage: str, plan: Plan, host: str | None) -> str | None:
-    """Return the reason why a plan does not need a stage; None if it needs it."""
+    """Return why a plan does not need a stage; None if it does."""
     if stage == "stage" and plan.model.checkpoint.source == "generated":
         return "`up` generates its checkpoint"
     if stage in _TABLE_STAGES and not needs_table(plan):
@@ -236,7 +236,7 @@ def _skip_reason(stage: str, plan: Plan, host: str | None) -> str | None:
 
 
 def _prepare(needed: Sequence[tuple[str, MeasuredServer]], request: ReproduceRequest) -> Iterator[Step]:
-    """Yield the steps before the first server; a shared checkpoint or image is downloaded once."""
+    """Yield the steps before the first server; servers share downloads of checkpoints and images."""
     done: set[str] = set()
     for stage, server in needed:
         item, seconds = _download(stage, server.plan)
@@ -299,7 +299,7 @@ def _eval(
 ) -> Step:
     """Return the evaluation step of a suite, with the published number of questions and seeds."""
     run, output = suite_run(suite, published.evals), directory / FileName(server.name)
-    plan = load(server.profile).plan if server.is_baseline else server.plan  # no pace of the baseline is published
+    plan = load(server.profile).plan if server.is_baseline else server.plan  # the baseline's pace is not published
     argv = ["eval", server.name, "--suite", suite]
     argv += ["--limit", str(run.limit)] if run.limit else []
     argv += ["--seeds", str(run.seeds)] if run.seeds > 1 else []
@@ -334,7 +334,7 @@ def _results_without_step(published: Published, servers: Sequence[MeasuredServer
 
 
 def _step(stage: str, server: str, *argv: str, extra_seconds: float = 0.0) -> Step:
-    """Return a step of a server; `more` adds seconds to its usual duration."""
+    """Return a step of a server; `extra_seconds` is added to its usual duration."""
     seconds = STEP_SECONDS.get(stage, 0.0) + extra_seconds
     return Step(id=f"{server}/{stage}", stage=stage, server=server, argv=argv, seconds=seconds)
 

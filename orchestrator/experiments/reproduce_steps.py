@@ -1,4 +1,4 @@
-"""The steps of `deploy reproduce`: a state file records the finished ones, so that a second call resumes."""
+"""The steps of `deploy reproduce`: a state file records finished steps, so that a second call resumes."""
 
 import datetime as dt
 import hashlib
@@ -32,7 +32,7 @@ class Step:
     server: str
     argv: tuple[str, ...]
     seconds: float
-    output: Path | None = None  # directory of a measurement, which can be resumed
+    output: Path | None = None  # directory of a resumable measurement
     result_file: str = RESULT_FILE  # file of an unfinished measurement in `output`
 
 
@@ -42,7 +42,7 @@ def host_option(host: str | None) -> tuple[str, ...]:
 
 
 class StepLog:
-    """The log of finished steps, in a file that is replaced atomically."""
+    """The log of finished steps, in a file with atomic updates."""
 
     def __init__(self, file: Path, steps: Sequence[Step]) -> None:
         """Read `file`, or start empty. Raises UsageError if the file is unreadable or has other steps."""
@@ -76,7 +76,7 @@ class StepLog:
 
 
 def remaining_steps(steps: Sequence[Step], done: Mapping[str, str]) -> tuple[Step, ...]:
-    """Return the remaining steps; a finished `up` is repeated if its server has remaining steps."""
+    """Return the remaining steps; repeat a finished `up` if its server has remaining steps."""
     remaining = [step for step in steps if step.id not in done]
     needed = {step.server for step in remaining if step.stage in _SERVER_STAGES}
     return tuple(step for step in steps if step in remaining or (step.stage == "up" and step.server in needed))
@@ -91,7 +91,7 @@ class StepRunner:
     host: str | None = None  # host of the servers; None for the local one
 
     def stop(self, server: str) -> int:
-        """Stop a server, if it might exist; return the exit code."""
+        """Stop a server if it might exist; return the exit code."""
         return self.run(("down", server, *host_option(self.host))) if self.might_exist(server) else 0
 
 
@@ -104,8 +104,8 @@ def might_exist(servers: Servers, name: str) -> bool:
 def reproduce(steps: Sequence[Step], state: StepLog, runner: StepRunner, *, keep_failed: bool) -> None:
     """Run the remaining steps.
 
-    If a step fails or is interrupted, its server is stopped unless `keep_failed` is set. Raises DeployError with the
-    exit code of the step, Interrupted after Ctrl-C.
+    If a step fails or is interrupted, stop its server unless `keep_failed` is set. Raises DeployError with the step's
+    exit code, Interrupted after Ctrl-C.
     """
     todo = remaining_steps(steps, state.done)
     for number, step in enumerate(todo, start=1):
@@ -135,6 +135,6 @@ def _run(step: Step, runner: StepRunner) -> None:
 
 
 def command(step: Step) -> tuple[str, ...]:
-    """Return the command of a step; an unfinished measurement is resumed."""
+    """Return the command of a step, with the option to resume an unfinished measurement."""
     begun = step.output is not None and (step.output / RelativePath(step.result_file)).exists()
     return (*step.argv, "--resume") if begun else step.argv

@@ -1,4 +1,4 @@
-"""The confirmation of the best trials of a sweep by repeated runs, since one run shows no noise. Pure."""
+"""Confirmation of a sweep's best trials by repeated runs, because a single run does not show noise. Pure."""
 
 import math
 from collections import Counter
@@ -10,16 +10,16 @@ from orchestrator.experiments.sweep.run import Sweep
 from orchestrator.experiments.sweep.search import Search, SweepTrial, TrialOutcome
 from orchestrator.report.side_by_side import change_text
 
-_MAX_TRIALS: Final = 3  # trials to confirm; with many equal trials, each would lead for a while
+_MAX_TRIALS: Final = 3  # maximum trials to confirm; many equal trials would take the lead in turn
 
 
 def runs_of(search: Search, trial: SweepTrial) -> tuple[float, ...]:
-    """Return the value of each run of a trial; for a single objective."""
+    """Return the value of each run of a trial, for a single objective."""
     return (trial.values[0], *(repeat.values[0] for repeat in search.repeats_of(trial) if repeat.values))
 
 
 def middle(sweep: Sweep, search: Search, trial: SweepTrial) -> float:
-    """Return the median of the runs of a trial; a run without a value is worse than any, if the client was on time."""
+    """Return the median of a trial's runs; a run without a value counts as worst if the client was on time."""
     worst = -math.inf if sweep.goal.higher_is_better[0] else math.inf
     failed = [repeat for repeat in search.repeats_of(trial) if not repeat.values]
     worst_values = [worst for repeat in failed if repeat.outcome is not TrialOutcome.LAGGED]
@@ -27,14 +27,14 @@ def middle(sweep: Sweep, search: Search, trial: SweepTrial) -> float:
 
 
 def ranked(sweep: Sweep, search: Search) -> tuple[SweepTrial, ...]:
-    """Return the measured trials, best first, by the median of their runs; for a single objective."""
+    """Return the measured trials by the median of their runs, best first, for a single objective."""
     sign = -1 if sweep.goal.higher_is_better[0] else 1
     measured = [trial for trial in search.trials if trial.values and math.isfinite(middle(sweep, search, trial))]
     return tuple(sorted(measured, key=lambda trial: sign * middle(sweep, search, trial)))
 
 
 def confirmed(sweep: Sweep, search: Search) -> tuple[SweepTrial, ...]:
-    """Return the best trials, including ties, among the confirmed ones; among all if none is confirmed."""
+    """Return the best confirmed trials, including ties; if none is confirmed, the best of all."""
     repeated = {confirmation.number for confirmation in search.confirmations}
     order = ranked(sweep, search)
     order = tuple(trial for trial in order if trial.number in repeated) or order
@@ -43,7 +43,7 @@ def confirmed(sweep: Sweep, search: Search) -> tuple[SweepTrial, ...]:
 
 
 def next_to_confirm(sweep: Sweep, search: Search) -> SweepTrial | None:
-    """Return the next trial to confirm: the best, then the second if it is within the runs of the best; else None."""
+    """Return the next trial to confirm: the best, then the second best if within the best's range; else None."""
     if not sweep.repeats or len(sweep.goal.names) > 1:
         return None
     counts = Counter(confirmation.number for confirmation in search.confirmations)
@@ -69,7 +69,7 @@ def describe_runs(sweep: Sweep, search: Search, trial: SweepTrial) -> str:
 
 
 def describe_difference(sweep: Sweep, search: Search, best: SweepTrial) -> str:
-    """Describe whether a trial differs from the next by more than the noise; "" without another, or with a front."""
+    """Compare a trial's lead over the next with the noise; "" for a single trial or a Pareto front."""
     other_trials = [trial for trial in ranked(sweep, search) if trial.number != best.number]
     if len(sweep.goal.names) > 1 or not other_trials:
         return ""

@@ -46,7 +46,7 @@ _MAX_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Winner:
-    """A best trial and the profile written for it; None if it is the original profile."""
+    """A best trial, and the profile written for it: None for the original profile."""
 
     trial: SweepTrial
     profile: Path | None
@@ -164,7 +164,7 @@ def _notes(
 
 
 def tune_command(sweep: Sweep, winner: Winner, result: BenchResult | None) -> str | None:
-    """Return a sentence with the command that tunes the kernels missing under the load of a winner, or None."""
+    """Return a sentence with the command that tunes the kernels missing under a winner's load; None if none is."""
     misses = (result.run.provenance.kernel_gate or {}).get("misses") if result is not None else None
     if not isinstance(misses, list | tuple) or not misses:
         return None
@@ -198,9 +198,9 @@ def profile_name(sweep: Sweep) -> str:
 
 
 def profile_path(sweep: Sweep, number: int | None = None) -> Path:
-    """Return the path of the winner, in the catalog of the home or next to the report; `number` is added to its name.
+    """Return the winner's path, in the home's catalog or next to the report; its name ends in `number`.
 
-    Raises UsageError for an invalid name, and for the name of the extended profile or of one not written by a sweep.
+    Raises UsageError for an invalid name, and for an existing profile that is extended or not written by a sweep.
     """
     name = profile_name(sweep)
     name = name if number is None else f"{name}-{number}"
@@ -220,9 +220,9 @@ def profile_path(sweep: Sweep, number: int | None = None) -> Path:
 
 
 def write_winner(sweep: Sweep, best: SweepTrial, search: Search, path: Path) -> Path:
-    """Write the profile of a winner: the extended profile, the overrides of all trials, and the winner's settings.
+    """Write a winner's profile: the extended profile, the overrides of all trials, and the winner's settings.
 
-    It is resolved to a plan first, so that an invalid profile is never written.
+    Resolves the profile to a plan first, to avoid writing an invalid profile.
     """
     source, trials = evidence(sweep, best, search), search.trials
     lines = [YamlLine(path=("description",), value=f"{sweep.plan.profile}, as measured by a sweep")]

@@ -1,4 +1,4 @@
-"""The objective of a sweep: the metrics to optimize, and the point that provides them. Pure."""
+"""The objective of a sweep: the metrics to optimize, and the point at which to read them. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -70,12 +70,12 @@ class Goal:
         return " / ".join(metric.text(value) for metric, value in zip(_METRICS[self.objective], values, strict=True))
 
     def point(self, result: BenchResult) -> Point | None:
-        """Return the point that provides the objective; None if it was not measured, or if there is no knee."""
+        """Return the point at which to read the objective; None if it was not measured, or without a knee."""
         at = self.at_rps if self.at_rps is not None else result.knee_rps
         return next((point for point in result.points if self.closed or point.offered_rps == at), None)
 
     def values(self, result: BenchResult) -> tuple[float, ...] | None:
-        """Return the values of the objective at a steady load; None if a metric was not measured."""
+        """Return the objective's values at a steady load; None if a metric was not measured."""
         if self.objective is Objective.KNEE:
             return (result.knee_rps,) if result.knee_rps else None
         point = self.point(result)
@@ -100,7 +100,7 @@ class Goal:
         return "; ".join(point.not_sustained_because) or "no steady window"
 
     def client_lag(self, result: BenchResult) -> str:
-        """Return why the value is that of a late load client instead of the server; else ""."""
+        """Return why the value reflects a late load client instead of the server; else ""."""
         lags = (issue for issue in result.comparability_issues if issue.kind is IssueKind.CLIENT_LAGGED)
         return next((lag.detail for lag in lags if self.at_rps is None or lag.point == f"{self.at_rps:g}"), "")
 
@@ -116,11 +116,11 @@ class Goal:
         return self.at_rps is None and any(point.sustained is False for point in result.points)
 
     def attained_rates(self, result: BenchResult) -> float:
-        """Return the sum of the held shares of all rates so far, rounded so that noise makes no difference."""
+        """Return the sum of the sustained shares of all rates so far, rounded to suppress noise."""
         return round(sum(self.attained(point) for point in result.points), _DECIMALS)
 
     def attained(self, point: Point) -> float:
-        """Return the share of a rate that the server held, from 0 to 1, rounded to `_DECIMALS` decimals.
+        """Return the share of a rate that the server sustained, from 0 to 1, rounded to `_DECIMALS` decimals.
 
         It is the product of success share, completion ratio, and TTFT p95 limit / measured TTFT p95 (each at most 1).
         """

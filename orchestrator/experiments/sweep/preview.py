@@ -15,9 +15,9 @@ _MAX_POINTS: Final = 500  # that a dry run plans
 
 @dataclass(frozen=True, kw_only=True)
 class SweepPreview:
-    """With `--dry-run`: the space, how many points fit, and the number, duration and cost of the trials (estimates).
+    """The output of `--dry-run`: the space, the number of points that fit, and estimates of the trials.
 
-    `baseline` are the values of the profile itself; the estimates include the `confirm` repeats of the best.
+    `baseline` holds the profile's own values; the estimates include the `confirm` repeats of the best trial.
     """
 
     profile: str
@@ -38,7 +38,7 @@ class SweepPreview:
 
 
 def preview_sweep(sweep: Sweep) -> SweepPreview:
-    """Plan all points, or the first ones of a large space, and estimate the trials."""
+    """Plan all points, or the first points of a large space, and estimate the trials."""
     size, hour = sweep.space.size, sweep.usd_per_hour
     reasons = Counter(sweep.infeasible_reason(dict(point)) for point in islice(sweep.space.points(), _MAX_POINTS))
     count, fitting = reasons.total(), reasons.pop("", 0)
@@ -90,7 +90,7 @@ def preview_text(sweep: Sweep, preview: SweepPreview) -> str:
 
 
 def affordable(sweep: Sweep, points: int) -> int:
-    """Estimate the number of trials within the budget, at most `points` and at least one (the first always runs)."""
+    """Estimate the number of trials within the budget: at most `points`, at least one (the first always runs)."""
     budget, hour = sweep.request.budget, sweep.usd_per_hour
     limits = [points]
     limits += [budget.trials] if budget.trials is not None else []

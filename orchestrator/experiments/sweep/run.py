@@ -53,7 +53,7 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepRequest:
-    """The request of the user, which overrides the space file."""
+    """The user's request, which overrides the space file."""
 
     profile: str
     space: Path | None
@@ -71,7 +71,7 @@ class SweepRequest:
     allow_untuned: bool = False
     resume: bool = False
     name: str | None = None  # name of the new profile
-    command: str = ""  # that resumes the sweep
+    command: str = ""  # command that resumes the sweep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +123,7 @@ class Sweep:
         return price * self.plan.gpu_count if price is not None else None
 
     def infeasible_reason(self, point: dict[str, int]) -> str:
-        """Return the reason why a point cannot run; "" if it can. Warnings of the original profile do not count."""
+        """Return why a point cannot run; "" if it can. Ignores warnings of the original profile."""
         overrides = (*self.request.overrides, *self.space.overrides(point))
         try:
             base = read_profile(self.request.profile, overrides=overrides, catalog=self.base.catalog)
@@ -223,7 +223,7 @@ def _read_space(path: Path, table: FlagTable) -> SpaceFile:
 
 
 def _ladder(workload: Workload, rates: tuple[float, ...] | None, at_rps: float | None) -> tuple[float, ...] | None:
-    """Return the rates to measure, ending with the rate of the objective; None for those of the workload."""
+    """Return the rates to measure, up to the objective's rate; None for the workload's rates."""
     if at_rps is None or workload.load == "closed":
         return rates
     return (*(rate for rate in rates or workload.request_rates if rate < at_rps), at_rps)
@@ -258,9 +258,9 @@ def _require_sensible(sweep: Sweep) -> None:
 
 
 def spent(trials: tuple[SweepTrial, ...], sweep: Sweep, *, confirmed: float = 0.0) -> str:
-    """Return the reason to start no further trial; "" if one fits into the budget, by the mean duration so far.
+    """Return the reason to stop; "" if another trial of mean duration fits into the budget.
 
-    `confirmed` is the time of repeated runs in seconds; time for future ones is reserved.
+    `confirmed` is the duration of repeated runs in seconds; the budget reserves time for future repeats.
     """
     budget = sweep.request.budget
     limit = budget.trials if budget.trials is not None or budget.hours or budget.usd else TRIALS
@@ -271,7 +271,7 @@ def spent(trials: tuple[SweepTrial, ...], sweep: Sweep, *, confirmed: float = 0.
 
 
 def budget_exhausted(trials: tuple[SweepTrial, ...], sweep: Sweep, *, confirmed: float, reserved_runs: int = 0) -> str:
-    """Return the reason why no further run fits into hours or cost, with `reserved_runs` reserved; "" if one fits."""
+    """Return why no further run fits into hours or cost after `reserved_runs`; "" if one fits."""
     budget, cost = sweep.request.budget, sweep.usd_per_hour
     durations = [trial.seconds for trial in trials if trial.ran]
     used_seconds = sum(trial.seconds for trial in trials) + confirmed
@@ -289,10 +289,10 @@ def budget_exhausted(trials: tuple[SweepTrial, ...], sweep: Sweep, *, confirmed:
 
 @contextmanager
 def open_search(sweep: Sweep) -> Iterator[Search]:
-    """Open the search in the directory of the sweep, with an exclusive lock.
+    """Open the search in the sweep's directory, with an exclusive lock.
 
-    Raises UsageError if a sweep exists without `--resume`, or none exists with it; HostError if another command holds
-    the lock.
+    Raises UsageError if a sweep exists without `--resume`, or does not exist with `--resume`; HostError if another
+    command has the lock.
     """
     folder, request = sweep.request.output, sweep.request
     journal = folder / JOURNAL

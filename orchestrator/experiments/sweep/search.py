@@ -30,9 +30,11 @@ _STUDY: Final = "sweep"
 _OUTCOME: Final = "outcome"  # trial attribute: the outcome
 _IDENTITY: Final = "begun"  # study attribute: the data that identifies the sweep
 _CONFIRMED: Final = "confirmed"  # study attribute: the repeated runs
-_RANDOM_TRIALS: Final = 4  # random trials before the sampler uses results, and before any trial is pruned
-_MIN_WEIGHED: Final = 2 * _RANDOM_TRIALS  # measured trials; in fewer, noise decides the importance of a setting
-_MAX_SUGGESTIONS: Final = 20  # repeated suggestions of known points before the first untried one is taken
+_RANDOM_TRIALS: Final = 4  # random trials before the sampler uses results and before pruning
+_MIN_WEIGHED: Final = (
+    2 * _RANDOM_TRIALS
+)  # minimum of measured trials, below which noise dominates the importance of settings
+_MAX_SUGGESTIONS: Final = 20  # repeated suggestions of known points before choosing the first untried point
 
 
 class TrialOutcome(StrEnum):
@@ -42,7 +44,7 @@ class TrialOutcome(StrEnum):
     PRUNED = "stopped early"
     SATURATED = "saturated"  # a rate or limit of the objective was missed
     UNSTEADY = "not steady"  # no steady window, or too few requests to judge it
-    LAGGED = "client-lagged"  # the load client was late, whatever the server did
+    LAGGED = "client-lagged"  # the load client was late, regardless of the server
     FAILED = "failed"
     INFEASIBLE = "infeasible"  # by the planner or by sglang; no server was started
     INTERRUPTED = "interrupted"
@@ -50,7 +52,7 @@ class TrialOutcome(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class SweepTrial:
-    """A trial, or a repeated run of a trial, as the journal records it."""
+    """A trial or a repeated run of a trial, as recorded in the journal."""
 
     number: int  # from 1, in order of completion
     point: Mapping[str, int]
@@ -72,14 +74,14 @@ class SweepTrial:
 
 @dataclass(frozen=True, kw_only=True)
 class Suggestion:
-    """A point to try; `trial` is None for a repeated run, which is no trial of Optuna."""
+    """A point to try; `trial` is None for a repeated run, which is not an Optuna trial."""
 
     point: Point
     is_baseline: bool
     trial: "Trial | None"
 
     def should_prune(self, rung: int, attained_rates: float, *, higher_is_better: bool) -> bool:
-        """Return whether to stop the trial, which held clearly less than the others up to this rung.
+        """Return whether to stop the trial because it sustained clearly less than other trials up to this rung.
 
         `attained_rates` is cumulative, since Optuna's median pruner uses the best value reported by a trial so far.
         """
@@ -91,7 +93,7 @@ class Suggestion:
 
 
 def _open_journal(optuna: Any, journal: Path) -> "JournalFileBackend":  # noqa: ANN401 - a module
-    """Return Optuna's journal in a file; an OSError of a write names the file."""
+    """Open Optuna's journal in a file; an OSError on a write names the file."""
 
     class NamedJournal(optuna.storages.journal.JournalFileBackend):  # type: ignore[misc]  # imported lazily
         def append_logs(self, logs: list[dict[str, Any]]) -> None:
@@ -103,7 +105,7 @@ def _open_journal(optuna: Any, journal: Path) -> "JournalFileBackend":  # noqa: 
 
 
 class Search:
-    """An Optuna study with all of its state in a journal file, so that it can be resumed."""
+    """A resumable Optuna study, with all state in a journal file."""
 
     def __init__(
         self, journal: Path, space: SearchSpace, goal: Goal, *, sweep_identity: Mapping[str, object], seed: int = 1
@@ -178,7 +180,7 @@ class Search:
         return tuple(map(_outcome, ended))
 
     def ask(self, baseline: Point | None) -> Suggestion | None:
-        """Return an untried point, first `baseline`, that of the original profile; None if all were tried."""
+        """Return an untried point, first `baseline` (the original profile); None if all were tried."""
         with defer_signals():  # a signal must not interrupt a write to the journal
             done = [trial.point for trial in self.trials if trial.outcome is not TrialOutcome.INTERRUPTED]
             if baseline is not None and baseline not in done:

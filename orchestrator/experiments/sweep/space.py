@@ -20,7 +20,7 @@ _MAX_VALUES: Final = 1000  # of a range
 
 
 class NumberRange(StrictModel):
-    """A range of numbers with a constant difference."""
+    """An arithmetic sequence of numbers."""
 
     from_: int | float = Field(alias="from", description="the first value")
     to: int | float = Field(description="the maximum")
@@ -136,7 +136,7 @@ Point: TypeAlias = Mapping[str, int]  # index of a value, by key of the paramete
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSpace:
-    """All configurations: one value of each parameter."""
+    """All configurations, each with one value per parameter."""
 
     parameters: tuple[SweepParameter, ...]
     flags: Mapping[str, object] = field(default_factory=dict)  # of the profile
@@ -153,14 +153,14 @@ class SearchSpace:
             yield dict(zip(keys, chosen, strict=True))
 
     def settings(self, point: Point) -> dict[tuple[str, str], Value]:
-        """Return the settings of a point by section and key, with the options that must change with them."""
+        """Return a point's settings by section and key, with the options that depend on them."""
         settings = dict(pair for parameter in self.parameters for pair in parameter.settings(point[parameter.key]))
         varied = {key: value for (section, key), value in settings.items() if section == "flags"}
         return settings | {("flags", key): value for key, value in coupled_flags(varied, self.flags).items()}
 
     @property
     def coupled(self) -> tuple[str, ...]:
-        """The options that change with those of the space."""
+        """The options that change with the options of the space."""
         first = {parameter.key: 0 for parameter in self.parameters}
         return tuple(key for section, key in self.settings(first) if section == "flags" and f"flags.{key}" not in first)
 
@@ -247,7 +247,7 @@ def _listed(values: NumberRange | tuple[Value, ...]) -> tuple[Value, ...]:
 
 
 def default_space(profile: Profile, options: Sequence[str]) -> SearchSpace:
-    """Return the default space: layouts with the same number of GPUs, and 0.5, 1 and 2 times two scheduler options.
+    """Return the default space: layouts with the same number of GPUs, and two scheduler options times 0.5, 1 and 2.
 
     `options` are the options of the engine. The two options, maximum running requests and prefill chunk size, come from
     the tuning guide of sglang (docs.sglang.io, advanced_features/hyperparameter_tuning). The guide also lists the

@@ -1,4 +1,4 @@
-"""The trials of a sweep: each starts, measures and stops a server, and leaves none running."""
+"""The trials of a sweep: each starts, measures and stops a server."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -36,14 +36,14 @@ from orchestrator.servers.start.up import up
 from orchestrator.servers.start.verify import smoke_server
 from orchestrator.servers.targets import server_target
 
-# Errors caused by a configuration. Any other error comes from the host, and ends the sweep.
+# Errors caused by a configuration. Any other error comes from the host and ends the sweep.
 _CONFIGURATION_ERRORS: Final = (NotReadyError, SmokeError, KernelsError, StartError, BenchError, ProfileError)
 _ANSWERS: Final = "correct answers"  # the smoke test check with known answers
 _MAX_DIAGNOSIS: Final = 4000  # characters
 
 
 class NoObjectiveError(DeployError):
-    """No trial of this sweep can provide the objective, also when it is resumed."""
+    """No trial of this sweep can provide the objective, even if resumed."""
 
 
 @dataclass
@@ -68,7 +68,7 @@ class _Clock:
 
 @dataclass
 class _Ladder:
-    """A callback that ends the measurement of a trial after a rate, if the knee is found or the trial is worse."""
+    """A callback that ends a trial's measurement after a rate if the knee is found or the trial is worse."""
 
     sweep: Sweep
     suggestion: Suggestion
@@ -90,7 +90,7 @@ class _Ladder:
 
 
 def stop_sweep_server(sweep: Sweep) -> None:
-    """Stop the server of the sweep, if it exists, at once and with deferred signals."""
+    """Stop the sweep's server immediately if it exists, with deferred signals."""
     with defer_signals(), open_servers(sweep.home, sweep.request.host) as servers:
         if servers.find(sweep.server) or sweep.plan.runtime in servers.unreachable:
             down(servers, sweep.server, drain=0)
@@ -99,8 +99,8 @@ def stop_sweep_server(sweep: Sweep) -> None:
 def run_trials(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str:
     """Run trials until the budget is exhausted or all points were tried, and return the reason.
 
-    `ended` is called after each trial. Raises Interrupted after Ctrl-C, and any DeployError that no configuration
-    caused; in both cases the server is stopped.
+    Calls `ended` after each trial. Raises Interrupted after Ctrl-C, and any DeployError not caused by a configuration;
+    in both cases, stops the server first.
     """
     resume_hint = "repeat the command with `--resume`"
     try:
@@ -111,7 +111,7 @@ def run_trials(sweep: Sweep, search: Search, ended: Callable[[], object]) -> str
             stop_sweep_server(sweep)
         reason = _search(sweep, search, ended)
         short = _confirm(sweep, search, ended)
-    except (KeyboardInterrupt, Interrupted) as error:  # displayed after the server is stopped
+    except (KeyboardInterrupt, Interrupted) as error:  # displayed after the server has stopped
         stopped = f"`{sweep.server}` is stopped, nothing is left running; {resume_hint}"
         raise Interrupted("interrupted; results so far are saved", hint=stopped) from error
     except NoObjectiveError:
@@ -181,7 +181,7 @@ def _describe(sweep: Sweep, trial: SweepTrial) -> str:
 def _run(
     sweep: Sweep, search: Search, suggestion: Suggestion, pending: SweepTrial, line: "_TrialLine", *, folder: str
 ) -> SweepTrial:
-    """Start, verify, measure and stop a configuration; `_CONFIGURATION_ERRORS` are an outcome."""
+    """Start, verify, measure and stop a configuration; `_CONFIGURATION_ERRORS` count as outcomes."""
     clock, directory = _Clock(), RelativePath(f"trials/{folder}")
     remove_tree(sweep.request.output / directory, within=sweep.request.output)  # left by a killed trial
     ladder = _Ladder(sweep, suggestion)
@@ -205,7 +205,9 @@ def _run(
         line.leave()
         raise
     except _CONFIGURATION_ERRORS as error:
-        refused = isinstance(error, ProfileError) and "bench" not in clock.step_seconds  # else the server was started
+        refused = (
+            isinstance(error, ProfileError) and "bench" not in clock.step_seconds
+        )  # otherwise the server was started
         outcome = TrialOutcome.INFEASIBLE if refused else TrialOutcome.FAILED
         diagnosis = redact(error.details)[-_MAX_DIAGNOSIS:]
         trial = replace(trial, values=(), outcome=outcome, reason=_reason(error), diagnosis=diagnosis)
@@ -221,7 +223,7 @@ def _run(
 
 
 class _TrialLine:
-    """The line of one trial: its step on a terminal, its outcome at the end, and each new warning once."""
+    """The output line of one trial: its step on a terminal, then its outcome, and each new warning once."""
 
     _warned: ClassVar[set[str]] = set()
 
@@ -249,7 +251,7 @@ class _TrialLine:
         self._progress.done()
 
     def leave(self) -> None:
-        """Keep the last step visible: the sweep ends with an error."""
+        """Keep the last step visible when the sweep ends with an error."""
         self._progress.done()
 
 
@@ -314,7 +316,7 @@ def _evaluate(sweep: Sweep, result: BenchResult, ladder: _Ladder, trial: SweepTr
         hint = f"`deploy diagnose {sweep.server}` names the cause"
         raise BenchError(f"the server died under load: {example}", hint=hint)
     goal, values = sweep.goal, sweep.goal.values(result)
-    if cause := goal.client_lag(result):  # first, since a late client says nothing about the server
+    if cause := goal.client_lag(result):  # first, because a late client's values do not reflect the server
         return replace(
             trial, outcome=TrialOutcome.LAGGED, reason=f"{goal.text(values)}, but {cause}" if values else cause
         )
@@ -327,7 +329,7 @@ def _evaluate(sweep: Sweep, result: BenchResult, ladder: _Ladder, trial: SweepTr
 
 
 def _leads(sweep: Sweep, search: Search, candidate: SweepTrial) -> bool:
-    """Return whether no earlier trial is better; such a trial gets another smoke test after its load."""
+    """Return whether no earlier trial is better; such a trial gets a second smoke test after its load."""
     signs = [1 if higher else -1 for higher in sweep.goal.higher_is_better]
     values = [sign * value for sign, value in zip(signs, candidate.values, strict=True)]
     for trial in search.best():
