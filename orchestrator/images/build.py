@@ -252,6 +252,6 @@ def verify_inside(docker: DockerCli, image: str) -> str:
     """Verify the patches inside an image and return its receipt as JSON. Raises PatchError if verification fails."""
     result = docker.run_inside(image, "python3", "-B", "/opt/deploy/patches/apply_patches.py", "verify")
     if not result.ok:
-        hint = "build it again with `deploy build --no-cache`"
+        hint = "`deploy build PROFILE --no-cache` builds it again"
         raise PatchError(f"`{image}` does not match its receipt", details=result.stderr, hint=hint)
     return result.stdout

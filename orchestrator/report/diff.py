@@ -301,7 +301,7 @@ def _of_run(run: RunDir) -> DiffSide:
     require_version(run)
     plan = run.read("plan.json")
     if not plan:
-        hint = "compare another run; `deploy history NAME` lists them"
+        hint = "compare another run; `deploy history` lists them"
         raise StartError("cannot read the plan of this run", location=str(run.path / "plan.json"), hint=hint)
     start, measured = summarize_run(run)
     settings = "".join(f" --set {override}" for override in start.overrides)
