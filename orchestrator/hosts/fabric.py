@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
@@ -183,17 +183,30 @@ def nics_agree(fabric: Fabric) -> Iterator[Finding]:
         yield warn("nics", text, "one rate on all nodes", "`rdma link show`, `ethtool` on each node")
     if not wrong:
         kind = f", {fabric.network.description}" if fabric.network else ""
-        yield replace(info("nics", f"{', '.join(names)}{kind}", needed), hint=_network_hint(fabric))
+        yield info("nics", f"{', '.join(names)}{kind}", needed)
+        yield from _planned_network(fabric)
 
 
-def _network_hint(fabric: Fabric) -> str:
-    """Return the option that selects the network of these NICs, if the plan sets none of its environment variables."""
+def _planned_network(fabric: Fabric) -> Iterator[Finding]:
+    """Warn if the plan is for other NICs than these: its transfer, or the variables of its ranks on AMD GPUs."""
     detected, plan = fabric.network, fabric.plan
-    if not detected or plan.hardware.vendor != "amd" or {*detected.rccl_env} & {item.name for item in plan.env}:
-        return ""
+    if not detected:
+        return
     name = next(name for name, network in fabric.networks.items() if network is detected)
-    hint = f"`--set hardware.network={name}` sets the environment of the ranks for these NICs"
-    return hint if detected.rccl_env else ""
+    planned = plan.transfer.partition(" over ")[2]
+    if transfer_uses_rdma(plan) and planned != name:
+        hint = f"`--set layout.transfer.network={name}`"
+        yield warn("transfer network", f"{planned} in the plan", detected.description, hint)
+    if plan.layout.nodes > 1 and plan.hardware.vendor == "amd":
+        env = {item.name: item for item in plan.env}
+        missing = [
+            variable
+            for variable, setting in detected.rccl_env.items()
+            if variable not in env or (env[variable].origin != "user" and env[variable].value != setting.value)
+        ]
+        if missing:
+            hint = f"`--set hardware.network={name}` sets the environment of the ranks for these NICs"
+            yield warn("nic environment", f"not set: {', '.join(missing)}", f"that of {detected.description}", hint)
 
 
 def gid_rows(plan: Plan, nics_by_node: Mapping[str, Mapping[str, Nic]]) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from orchestrator.plan.capacity import capacity_of, capacity_warnings
 from orchestrator.plan.facts import Facts
 from orchestrator.plan.fusion import with_fusion_flag
 from orchestrator.plan.known_issues import KnownIssue, blocking_issues, matching_issues
-from orchestrator.plan.networks import network_env, transfer_warnings
+from orchestrator.plan.networks import network_env, network_warnings
 from orchestrator.plan.patches import patch_env, profile_patches
 from orchestrator.plan.plan import (
     ContainerRequirements,
@@ -71,7 +71,7 @@ def build_plan(name: str, *, profile: Profile, merged: MergedProfile, context: P
         warnings=(
             *issues(reports.warnings),
             *capacity_warnings(rule_context.capacity),
-            *transfer_warnings(profile, context.networks),
+            *network_warnings(profile, context.networks),
         ),
         wrong_answers=issues(reports.wrong_answers),
         nondeterministic=issues(reports.nondeterministic),

@@ -64,17 +64,36 @@ def needs_rdma(plan: Plan) -> bool:
 
 def network_env(profile: "Profile", networks: Mapping[str, Network]) -> Iterator[EnvVar]:
     """Yield the variables of a profile's networks: for ranks on several nodes, and for transfers."""
-    layout, hardware = profile.layout, profile.hardware
-    roles = (role.nodes for role in (layout.prefill, layout.decode) if role)
-    nodes = max(layout.nodes.value, *(role.value for role in roles if role), 1)  # the roles share their environment
-    if hardware.network and nodes > 1 and hardware.vendor == "amd":
-        yield from _variables(networks[hardware.network].rccl_env)
+    layout = profile.layout
+    if _on_several_amd_nodes(profile) and (name := _rank_network(profile)):
+        yield from _variables(networks[name].rccl_env)
     if layout.transfer:
         yield from _variables(networks[layout.transfer.network].transfer.get(layout.transfer.backend, {}))
 
 
-def transfer_warnings(profile: "Profile", networks: Mapping[str, Network]) -> Iterator[PlanWarning]:
-    """Warn of a transfer backend without published requirements for these NICs."""
+def _on_several_amd_nodes(profile: "Profile") -> bool:
+    layout = profile.layout
+    roles = (role.nodes for role in (layout.prefill, layout.decode) if role)
+    nodes = max(layout.nodes.value, *(role.value for role in roles if role), 1)  # the roles share their environment
+    return nodes > 1 and profile.hardware.vendor == "amd"
+
+
+def _rank_network(profile: "Profile") -> str | None:
+    """Return the network between the ranks of a server: `hardware.network`, or else the NICs of the transfer."""
+    transfer = profile.layout.transfer
+    return profile.hardware.network or (transfer.network if transfer and transfer.network != "tcp" else None)
+
+
+def network_warnings(profile: "Profile", networks: Mapping[str, Network]) -> Iterator[PlanWarning]:
+    """Warn of ranks on several nodes with unknown NICs, and of a transfer backend without published settings."""
+    tcp = profile.env.get(NO_RDMA)
+    if _on_several_amd_nodes(profile) and not _rank_network(profile) and not (tcp and str(tcp.value) == "1"):
+        yield PlanWarning(
+            id="network-unknown",
+            summary="the NICs between the nodes are not set, so RCCL starts without the variables they need",
+            source="ROCm/cvs dddd9143, input/config_file/rccl",
+            hint="`--set hardware.network=NAME`: ainic, thor2 or connectx; for TCP, `--set env.NCCL_IB_DISABLE=1`",
+        )
     transfer = profile.layout.transfer
     if transfer and transfer.backend not in (known := networks[transfer.network].transfer):
         yield PlanWarning(

@@ -95,7 +95,9 @@ def fits_node(context: "RuleContext") -> Iterator[Problem]:
         yield Problem(
             f"{shares or f'{count} replicas of {gpus}'} GPUs need {needed} GPUs; the node has {profile.hardware.gpus}",
             context.location("layout" if roles else "replicas"),
-            "lower `replicas`, or `layout.tp`",
+            "lower `layout.tp`, or use several nodes: `--runtime slurm` or `kubernetes`"
+            if roles
+            else "lower `replicas`, or `layout.tp`",
         )
 
 

@@ -119,7 +119,9 @@ def roles_agree(context: "RuleContext") -> Iterator[Problem]:
             hint,
         )
     elif layout.transfer.backend == RDMA_ONLY and layout.transfer.network == "tcp":
-        hint = "`layout.transfer.backend: mooncake`, or the NICs as `network`: ainic, thor2, connectx"
+        hint = (
+            "the NICs as `network`: ainic, thor2, connectx; or `backend: mooncake`, on AMD with `env.MC_DISABLE_HIP: 1`"
+        )
         yield Problem(f"{RDMA_ONLY} cannot send over TCP, only by RDMA", context.location("layout", "transfer"), hint)
     if profile.replicas > 1:
         hint = "set `layout.prefill.replicas` and `layout.decode.replicas`"

@@ -13,6 +13,7 @@ from plan_samples import plan_of
 from orchestrator.cli.fabric import fabric_of_cluster
 from orchestrator.core.catalog import Catalog
 from orchestrator.core.errors import ProfileError
+from orchestrator.core.origin import Origin
 from orchestrator.core.paths import Home
 from orchestrator.core.subprocesses import CompletedProgram
 from orchestrator.core.validation import read_model
@@ -26,9 +27,9 @@ from orchestrator.planner.planning import read_networks
 from orchestrator.servers.start.fabric import compare_hosts, preflight_fabric
 
 NETWORKS = read_networks(Catalog.shipped())
-PLAN = plan_of(
-    "mi355x-tp8", "runtime=slurm", "layout.nodes=2", "layout.tp=16", "server.api_key_env=K", "engine.python=/p"
-)
+TWO_NODES = ("runtime=slurm", "layout.nodes=2", "layout.tp=16", "server.api_key_env=K", "engine.python=/p")
+WITHOUT_NETWORK = plan_of("mi355x-tp8", *TWO_NODES)
+PLAN = plan_of("mi355x-tp8", *TWO_NODES, "hardware.network=ainic")
 # `ibv_devinfo -v` of a ConnectX (Juniper, "How to Run NCCL Tests Using Autoconfigured IPv6 Address").
 GIDS = {
     0: ("fe80:0000:0000:0000:a288:c2ff:fe3b:506a", "IB/RoCE v1"),
@@ -108,11 +109,11 @@ def checked(
     metric: str = "391.50",
     baseline: FabricBaseline | None = None,
     busy: Sequence[str] = (),
+    plan: Plan = PLAN,
     **env: str,
 ) -> tuple[dict[str, Finding], FabricBaseline]:
-    plan = replace(
-        PLAN, env=tuple(EnvVar(name=key, value=value_, origin="user", source="") for key, value_ in env.items())
-    )  # type: ignore[arg-type]
+    variables = (EnvVar(name=key, value=value, origin=Origin.USER, source="") for key, value in env.items())
+    plan = replace(plan, env=(*(item for item in plan.env if item.name not in env), *variables))
     nodes = nodes_of(trees, metric)
     fabric = Fabric(
         plan=plan,
@@ -269,19 +270,18 @@ def test_unconnected_ports_on_all_nodes_only_warn(trees: tuple[Path, Path]) -> N
     assert checked(trees, NCCL_IB_HCA="ionic")[0]["nics"].level is Level.FAIL
 
 
-def test_plan_without_network_gets_a_hint(trees: tuple[Path, Path]) -> None:
-    assert "`--set hardware.network=ainic`" in checked(trees)[0]["nics"].hint
-    plan = plan_of(
-        "mi355x-tp8",
-        "runtime=slurm",
-        "layout.nodes=2",
-        "layout.tp=16",
-        "server.api_key_env=K",
-        "engine.python=/p",
-        "hardware.network=ainic",
-    )
-    variables = {value_.name: value_.value for value_ in plan.env}
-    assert checked(trees, **variables)[0]["nics"].hint == ""
+def test_plan_for_other_nics_warns(trees: tuple[Path, Path]) -> None:
+    assert "nic environment" not in checked(trees)[0]
+    assert "nic environment" not in checked(trees, NCCL_IB_TIMEOUT="22")[0]
+    unset = checked(trees, plan=WITHOUT_NETWORK)[0]["nic environment"]
+    assert unset.value.startswith("not set: HSA_NO_SCRATCH_RECLAIM, IB_RX_QUEUE_LEN, IONIC_LOCKFREE, ")
+    assert unset.hint.startswith("`--set hardware.network=ainic`")
+    other = checked(trees, plan=plan_of("mi355x-tp8", *TWO_NODES, "hardware.network=thor2"))[0]["nic environment"]
+    assert "IONIC_LOCKFREE" in other.value
+    assert "IB_RX_QUEUE_LEN" not in other.value  # both have it
+    transfer = checked(trees, plan=replace(PLAN, transfer="mori over thor2"))[0]["transfer network"]
+    assert (transfer.level, transfer.value) == (Level.WARN, "thor2 in the plan")
+    assert transfer.hint == "`--set layout.transfer.network=ainic`"
 
 
 def test_baseline_of_different_nics_or_ranks_warns(trees: tuple[Path, Path]) -> None:

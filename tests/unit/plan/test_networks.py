@@ -10,6 +10,7 @@ from orchestrator.plan.plan import EnvVar
 from orchestrator.planner.planning import read_networks
 
 NETWORKS = read_networks(Catalog.shipped())
+DECODE_CACHE = "layout.decode.flags.disaggregation-decode-enable-radix-cache=true"
 WIDE = ("runtime=slurm", "layout.nodes=2", "layout.tp=16", "server.api_key_env=K", "engine.python=/opt/python")
 
 
@@ -26,6 +27,27 @@ def test_multi_node_ranks_get_nic_environment(name: str) -> None:
     assert result["NCCL_NET_PLUGIN"].origin is Origin.RECIPE
     assert "ROCm/cvs" in result["NCCL_NET_PLUGIN"].source
     assert not [variable for variable in result if variable.endswith("GID_INDEX")]  # it differs between nodes
+
+
+@pytest.mark.parametrize(
+    ("overrides", "warned"),
+    [
+        (WIDE, True),
+        ((*WIDE, "hardware.network=thor2"), False),
+        ((*WIDE, "env.NCCL_IB_DISABLE=1"), False),
+        ((), False),
+    ],
+)
+def test_ranks_on_several_nodes_without_network_get_a_warning(overrides: tuple[str, ...], *, warned: bool) -> None:
+    warnings = [warning for warning in plan_of("mi355x-tp8", *overrides).warnings if warning.id == "network-unknown"]
+    assert len(warnings) == warned
+
+
+def test_ranks_of_a_role_get_environment_of_transfer_nics() -> None:
+    roles = ("layout.tp=16", "layout.prefill.nodes=2", "layout.decode.nodes=2", DECODE_CACHE)
+    transfer = ("layout.transfer.backend=mori", "layout.transfer.network=ainic")
+    result = variables("mi355x-tp8", "runtime=slurm", *WIDE[3:], *roles, *transfer)
+    assert result["NCCL_NET_PLUGIN"].value == "librccl-anp.so"
 
 
 def test_one_node_needs_no_environment_for_nics() -> None:
@@ -54,11 +76,7 @@ def test_bad_nic_firmware_is_recognized(name: str, firmware: str, *, good: bool)
     assert NETWORKS[name].is_good(firmware) is good
 
 
-APART = (
-    "layout.prefill.tp=4",
-    "layout.decode.tp=4",
-    "layout.decode.flags.disaggregation-decode-enable-radix-cache=true",
-)
+APART = ("layout.prefill.tp=4", "layout.decode.tp=4", DECODE_CACHE)
 
 
 @pytest.mark.parametrize(
