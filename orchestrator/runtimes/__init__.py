@@ -1,4 +1,4 @@
-"""The registry of runtimes: one folder and one line below per runtime. A runtime is imported at its first use."""
+"""The registry of runtimes: one folder and one line below per runtime. Runtimes are imported on first use."""
 
 from collections.abc import Mapping
 from typing import Final

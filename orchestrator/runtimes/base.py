@@ -15,7 +15,7 @@ from orchestrator.core.errors import HostError, UsageError
 from orchestrator.core.polling import poll_until
 from orchestrator.plan.units import Role
 
-if TYPE_CHECKING:  # a supervisor imports this module and runs as long as its server: keep it small
+if TYPE_CHECKING:  # keep this module small: the supervisor of each server imports it
     from orchestrator.core.errors import Problem
     from orchestrator.core.paths import Home
     from orchestrator.core.secrets import Secret
@@ -47,7 +47,7 @@ class Status(StrEnum):
     RUNNING = "running"
     EXITED = "exited"
     NOT_FOUND = "not found"
-    UNKNOWN = "unknown"  # its record is unreadable, or its host does not answer
+    UNKNOWN = "unknown"  # unreadable record, or unreachable host
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class ServerState:
     started_at: str | None = None  # ISO 8601, UTC
     detail: str = ""  # further information: a reason, a signal
     ended_at: str | None = None  # ISO 8601, UTC
-    unschedulable: bool = False  # pending, and will not start without a change by a person
+    unschedulable: bool = False  # pending, and cannot start without a change by the user
     rejection: ArgumentRejection | None = None  # arguments that the engine rejects
 
     @property
@@ -89,7 +89,7 @@ NOT_FOUND: Final = ServerState(status=Status.NOT_FOUND)
 
 @dataclass(frozen=True, kw_only=True)
 class Unit:
-    """A started server or gateway: enough data to find it from another terminal, and no secret."""
+    """A started server or gateway: the data to find it from another terminal, without secrets."""
 
     runtime: str
     name: str
@@ -98,7 +98,7 @@ class Unit:
     url: str  # base URL as reached from this host
     run_dir: str  # absolute path of the run directory on this host; a replica has its own subdirectory
     runtime_id: str  # container id, or pid and start time
-    service_url: str = ""  # base URL on the server's host, if `url` is a tunnel that ends with this command
+    service_url: str = ""  # base URL on the server's host, if `url` is a tunnel that closes with this command
     forward_command: str = ""  # the command that opens a tunnel from this host
     role: Role = Role.SERVER
     number: int = 1  # among the units of its role
@@ -113,7 +113,7 @@ class Unit:
 
 
 class PartialResultError(HostError):
-    """An incomplete search for servers: some hosts or clusters did not answer; `units` has the units of the others."""
+    """An incomplete search for servers: some hosts or clusters did not answer; `units` has the units found."""
 
     def __init__(self, message: str, *, units: tuple[Unit, ...], hint: str = "", details: str = "") -> None:
         """Create the error. `message` names the hosts that did not answer."""
@@ -127,7 +127,7 @@ class Cache:
 
     kind: str
     location: str  # a volume name or a directory
-    requirements: Mapping[str, str]  # what a start must match to reuse it
+    requirements: Mapping[str, str]  # values that a start must match to reuse it
     size: int  # bytes
     used_by: tuple[str, ...]  # servers by name
     remove: Callable[[], bool] = field(metadata={"exclude": True})  # returns False if the cache is in use
@@ -137,14 +137,14 @@ class Cache:
 class HostRef:
     """The host of a server: the tool's home on this host, or a remote host as `ssh://user@host`.
 
-    A server on several nodes has a host for each rank, and the address at which they reach that of rank 0.
+    A server on several nodes has a host for each rank, and the address of rank 0's host for the other ranks.
     """
 
     home: Home
     remote: str | None = None
     rank_hosts: tuple[str, ...] = ()  # of ranks 1, 2, …
     head_address: str = ""
-    interfaces: tuple[Interface, ...] = ()  # of each rank: the one from which it reaches that address
+    interfaces: tuple[Interface, ...] = ()  # of each rank: the interface from which it reaches that address
 
     @property
     def nodes(self) -> tuple[HostRef, ...]:
@@ -211,11 +211,11 @@ class Runtime(ABC):
     cluster_managed: ClassVar[bool] = False  # the cluster chooses the node and provides image and checkpoint there
     gateway_discovery: ClassVar[bool] = False  # its gateways discover replicas by themselves
     drains_on_stop: ClassVar[bool] = False  # a stop waits for requests, at most `timeouts.termination_grace`
-    rules: ClassVar[Sequence[Rule]] = ()  # for its plans, in addition to those for every plan
-    checks: ClassVar[Sequence[Check]] = ()  # preflight checks, in addition to those for every host
+    rules: ClassVar[Sequence[Rule]] = ()  # rules for its plans, besides the general rules
+    checks: ClassVar[Sequence[Check]] = ()  # preflight checks, besides the general checks
     # the nodes that the cluster has given to the shell with this environment; () outside an allocation; HostError
     allocated_nodes: ClassVar[Callable[[Mapping[str, str]], Sequence[FabricNode]]] = lambda _environ: ()
-    host_given: bool = False  # the user named the host: report if it does not answer
+    host_given: bool = False  # whether the user named the host: if so, report when it does not answer
 
     def __init__(self, home: Home, host: str | None = None) -> None:
         """Manage the servers of a home, on this host or on `host`."""
@@ -224,12 +224,12 @@ class Runtime(ABC):
 
     @classmethod
     def built_image_problems(cls, profile: Profile) -> Iterator[Problem]:
-        """Yield the problems of a start from an image that is built on this host."""
+        """Yield the problems of a start from an image built on this host."""
         return iter(())
 
     @classmethod
     def start_problems(cls, profile: Profile) -> Iterator[Problem]:
-        """Yield the problems of a profile that can be rendered, and that `up` does not start."""
+        """Yield the problems of a profile that `deploy` can render but not start."""
         return iter(())
 
     @classmethod
@@ -241,7 +241,7 @@ class Runtime(ABC):
 
     @classmethod
     def resolve_host(cls, host: str | None, _environ: Mapping[str, str]) -> str | None:
-        """Return the host that `--host` or the environment names; None for this host. Raises UsageError."""
+        """Return the host from `--host` or the environment; None for this host. Raises UsageError."""
         if host is None:
             return None
         if cls.cluster_managed:
@@ -251,7 +251,7 @@ class Runtime(ABC):
 
     @classmethod
     def remote_checks(cls, plan: Plan) -> Iterator[Finding]:
-        """Yield the preflight findings for a server that runs on a host that this tool does not survey."""
+        """Yield the preflight findings for a server on a host that `deploy` does not survey."""
         raise NotImplementedError(f"{cls.name}: {plan.profile}")
 
     @classmethod
@@ -261,7 +261,7 @@ class Runtime(ABC):
 
     @classmethod
     def disk_needs(cls, plan: Plan, runner: Runner) -> Iterator[DiskNeed]:
-        """Yield the disk space that a server needs, in addition to its checkpoint."""
+        """Yield the disk space that a server needs besides its checkpoint."""
         return iter(())
 
     @classmethod
@@ -271,7 +271,7 @@ class Runtime(ABC):
 
     @classmethod
     def files(cls, artifacts: Artifacts, name: str) -> Sequence[RenderedFile]:
-        """Return the files for a server of that name, in addition to those of every plan."""
+        """Return the runtime's files for a server of that name, besides the files of every plan."""
         return ()
 
     @classmethod
@@ -291,7 +291,7 @@ class Runtime(ABC):
 
     @classmethod
     def external_image(cls, plan: Plan) -> ExternalImage | None:
-        """Return the image that a lock pins in addition to the engine's own; None if there is none."""
+        """Return the image that a lock pins besides the engine's image; None if there is none."""
         return None
 
     @classmethod
@@ -306,15 +306,15 @@ class Runtime(ABC):
 
     @classmethod
     def saved_state(cls, run_dir: Path) -> ServerState | None:
-        """Return the state of a server from the record in its run directory, else None. Raises HostError."""
+        """Return the state of a server from the record in its run directory, if any. Raises HostError."""
         return None
 
     @abstractmethod
     def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Unit:
-        """Start a unit. Raises NameTakenError for a name in use, or StartError; then it leaves nothing behind.
+        """Start a unit. Raises NameTakenError for a used name, or StartError, after removing everything it created.
 
         Replicas come first, each in its own subdirectory of the run directory, then their gateway in that directory.
-        `secrets` are variables for the server by name. They are never in an argv or in a file that others can read.
+        `secrets` are variables for the server by name. They never appear in an argv or in a file readable by others.
         """
 
     def wait_for_placement(self, unit: Unit, _plan: Plan, *, on_wait: Callable[[], object] = lambda: None) -> Unit:
@@ -336,7 +336,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def state(self, unit: Unit) -> ServerState:
-        """Return the current state of a server. A removed server has a state too; it raises no error."""
+        """Return the current state of a server; does not raise for a removed server."""
 
     def process_cmdlines(self, _unit: Unit) -> tuple[str, ...]:
         """Return the command lines of the server's running processes, without zombies; empty if they cannot be read."""
@@ -362,7 +362,7 @@ class Runtime(ABC):
         """Ask a unit to finish its requests and exit; does not wait for it."""
 
     def stop_all(self, units: Sequence[Unit], *, grace: float) -> None:
-        """Stop several units in this order; they drain at the same time, and a failure of one stops no other."""
+        """Stop several units in this order; they drain concurrently, and one failure does not affect the others."""
         for unit in units:
             with suppress(HostError):  # `stop` reports the error
                 self.ask_to_end(unit)
@@ -385,7 +385,7 @@ class Runtime(ABC):
         raise NotImplementedError(unit.name)
 
     def is_ready(self, _unit: Unit) -> bool:
-        """Return whether a healthy unit gets requests: a cluster may hold them back until a probe succeeds."""
+        """Return whether a healthy unit gets requests: a cluster may delay them until a probe succeeds."""
         return True
 
     def caches(self) -> Sequence[Cache]:

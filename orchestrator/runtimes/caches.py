@@ -15,7 +15,7 @@ from orchestrator.runtimes.base import Cache
 
 
 def caches(home: Home, host: str | None) -> tuple[Cache, ...]:
-    """Return the caches of this home and of its Docker host; with `host`, only those of that host.
+    """Return the caches of this home and of its Docker host; with `host`, only the caches of that host.
 
     Raises HostError if a runtime does not answer, unless another runtime has caches: a rented pod has no Docker daemon.
     """

@@ -19,8 +19,8 @@ from orchestrator.runtimes.base import EnginePython
 def has_image(context: RuleContext) -> Iterator[Problem]:
     """Require a base image."""
     if context.profile.engine.image is None:
-        what = f"the {context.profile.runtime} runtime needs `engine.image`"
-        yield Problem(what, context.location("engine"), "`--set engine.image=NAME:TAG`, or `--set runtime=process`")
+        message = f"the {context.profile.runtime} runtime needs `engine.image`"
+        yield Problem(message, context.location("engine"), "`--set engine.image=NAME:TAG`, or `--set runtime=process`")
 
 
 def image_of(plan: Plan, inputs: Mapping[str, bytes]) -> tuple[BuildContext | None, str]:

@@ -39,6 +39,6 @@ def is_record(labels: Mapping[str, str]) -> bool:
         and (part == GATEWAY or is_replica(part))
         and _URL.fullmatch(labels.get(URL, "")) is not None
         and all(is_ssh_url(host) for host in labels.get(RANK_HOSTS, "").split())
-        and not rank_of(Path(labels.get(RUN_DIR, "")))  # another rank has no record of its own
+        and not rank_of(Path(labels.get(RUN_DIR, "")))  # other ranks have no record
         and all(labels.get(item) and labels[item].isprintable() for item in RECORD)
     )

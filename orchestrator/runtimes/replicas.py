@@ -47,7 +47,7 @@ def rank_dirs(run_dir: Path) -> tuple[Path, ...]:
 
 
 def failed_rank(ended: Mapping[int, str], lost: Collection[int]) -> tuple[int, str]:
-    """Return which rank failed, of those that ended at these times, and what to add to how it ended.
+    """Return the failed rank, from the end times of all ranks, and the text to append to its exit reason.
 
     A rank that `lost` another one is not the cause: it may be gone 6 s before that one's main process (sglang 0.5.14).
     """

@@ -43,7 +43,7 @@ def image(context: CheckContext) -> Iterator[Finding]:
     if asked.ok:
         yield info("image", "there", name)
     elif asked.code != _MISSING and not any(text in asked.stderr for text in _NO_MANIFEST):
-        # The daemon's pull may still work, as by a mirror. It precedes the download of weights.
+        # The daemon's pull may still work, for example with a mirror. It precedes the download of weights.
         hint = f"see what `docker manifest inspect {name}` prints; `docker login`, if the image is private"
         reason = _last_line(asked).rpartition(": ")[2]  # Go puts the cause last
         yield warn("image", f"cannot query the registry: {reason}", name, hint)
@@ -55,7 +55,7 @@ def image(context: CheckContext) -> Iterator[Finding]:
 
 
 def rdma(context: CheckContext) -> Iterator[Finding]:
-    """Check that the image sees the NICs of the host: with another ABI of the driver it has none (sglang #33374).
+    """Check that the image detects the host's NICs: with another driver ABI it finds none (sglang #33374).
 
     Jobs and pods check it on their node, before sglang starts.
     """

@@ -77,8 +77,8 @@ class ContainerSpec:
     publish: tuple[str, int, int] | None = None  # host address, host port, container port; None: host network
     restarts: int = MAX_RESTARTS  # restarts after a failure
     rank_hosts: tuple[str, ...] = ()  # ssh URLs of the hosts of ranks 1, 2, …; the same container starts on each
-    head_address: str = ""  # of the host of rank 0, as these reach it
-    interfaces: tuple[Interface, ...] = ()  # of each rank: the one from which it reaches that address
+    head_address: str = ""  # of rank 0's host, for the other hosts
+    interfaces: tuple[Interface, ...] = ()  # of each rank: the interface from which it reaches that address
 
 
 def render(
@@ -87,8 +87,8 @@ def render(
     """Return the artifacts of a plan. A container listens on all its addresses; publishing selects the host's address.
 
     Replicas are published on loopback only. The servers of roles and the ranks of several nodes use the host's network,
-    because their transfers choose ports, and so does the gateway. It runs from the same image, so a host needs nothing
-    but Docker.
+    because their transfers choose ports, and so does the gateway. The gateway runs from the same image, so a host needs
+    only Docker.
     """
 
     def server(item: Plan) -> Artifacts:
@@ -105,7 +105,7 @@ def _gateway(plan: Plan, image: str) -> Artifacts:
 
 
 def spec_of(artifacts: Artifacts) -> ContainerSpec:
-    """Return the container spec of artifacts that were rendered for docker. Raises StartError for others."""
+    """Return the container spec of artifacts. Raises StartError if they were not rendered for docker."""
     if not isinstance(artifacts.spec, ContainerSpec):
         message = f"the plan of `{artifacts.plan.profile}` is not for the docker runtime"
         raise StartError(message, hint="use `--runtime docker`")
@@ -113,7 +113,7 @@ def spec_of(artifacts: Artifacts) -> ContainerSpec:
 
 
 def ranked(artifacts: Artifacts, rank: int) -> Artifacts:
-    """Return the artifacts of one rank of a server; those of a server on one node are unchanged.
+    """Return the artifacts of one rank of a server; on a single node, they are unchanged.
 
     Without an interface, Gloo gives other ranks the address of the host's own name (torch 2.13, `createDefaultDevice`
     of ProcessGroupGloo.cpp), which is 127.0.1.1 on Debian.
@@ -122,7 +122,8 @@ def ranked(artifacts: Artifacts, rank: int) -> Artifacts:
     argv = rank_argv(artifacts.command.argv, rank=rank, head=spec.head_address)
     address, interface = spec.interfaces[rank] if spec.interfaces else ("", "")
     variables = {HOST_ADDRESS: address, _GLOO_INTERFACE: interface}
-    env = {name: value for name, value in variables.items() if value} | dict(artifacts.command.env)  # the plan's wins
+    # The plan's values take precedence.
+    env = {name: value for name, value in variables.items() if value} | dict(artifacts.command.env)
     return replace(artifacts, command=replace(artifacts.command, argv=argv, env=tuple(env.items())))
 
 
@@ -139,7 +140,7 @@ def docker_run_files(artifacts: Artifacts, name: str) -> tuple[RenderedFile, ...
 def container_spec(plan: Plan, image: str, detected: DetectedPatches = NO_DETECTED_PATCHES) -> ContainerSpec:
     """Return the spec of a plan's container: hardware needs, read-only checkpoint, caches of this image and GPU.
 
-    Docker does not restart a rank: the ranks of several nodes start together, so the others have to end first.
+    Docker does not restart a rank: ranks on several nodes must start together, after all of them have exited.
     """
     return ContainerSpec(
         image=image,
@@ -157,7 +158,7 @@ def _publishes(plan: Plan) -> bool:
 
 
 def _needs_of(plan: Plan) -> ContainerRequirements:
-    """Return what the hardware needs; if ranks or roles transfer by RDMA, also its devices and locked memory.
+    """Return the hardware's container options; for transfers by RDMA, with devices and locked memory.
 
     A NIC locks its queues and buffers in memory, of which Docker allows 64 KiB to 8 MiB.
     """
@@ -184,7 +185,7 @@ def container_labels(plan: Plan, name: str, unit_name: str = "") -> dict[str, st
 
 
 def container_env(artifacts: Artifacts) -> tuple[tuple[str, str], ...]:
-    """Return the server's variables, and the one that makes Python write its log line by line without a terminal."""
+    """Return the server's variables, and PYTHONUNBUFFERED, so that Python writes each log line immediately."""
     return tuple(sorted({"PYTHONUNBUFFERED": "1", **dict(artifacts.command.env)}.items()))
 
 
@@ -208,8 +209,8 @@ def container_argv(artifacts: Artifacts, *, config: bool) -> tuple[str, ...]:
 def vram_script(gpus: range, *, drm: str = "/sys/class/drm", interval: int = 5) -> str:
     """Return a script that waits until each of the `gpus` has at most 10 % of its VRAM in use, then runs "$@".
 
-    Docker restarts a dead server at once, but the driver takes minutes to release its VRAM. The share and the limit of
-    900 s are those of a start (`hosts/vram.py`). After the limit the script starts the server anyway.
+    Docker restarts a dead server immediately, but the driver takes minutes to release its VRAM. The share and the limit
+    of 900 s are the same as before a start (`hosts/vram.py`). After the limit, the script starts the server anyway.
     """
     lines = f"sed -n {gpus[0] + 1},{gpus[-1] + 1}p"  # with a step, the GPUs in between are included
     return f"""\

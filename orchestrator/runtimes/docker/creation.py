@@ -62,8 +62,8 @@ def _create(
 def _clear_leftover(host: DockerHost, name: str, labels: Mapping[str, str]) -> bool:
     """Remove the container of a start that was killed midway. Return whether there was one.
 
-    That of an exited replica is removed too, so that the replica can start again at the same gateway, and a rank whose
-    rank 0 was removed.
+    Also remove the container of an exited replica, so that the replica can start again at the same gateway, and of a
+    rank whose rank 0 was removed.
     """
     with suppress(docker.errors.NotFound):
         container = host.client.containers.get(name)
@@ -87,7 +87,7 @@ def _is_rank_without_head(existing: Mapping[str, str], labels: Mapping[str, str]
 
 
 def discard(host: DockerHost, starter: str) -> None:
-    """Remove what this start has created. If that fails, only report it: the start's own error is raised."""
+    """Remove everything this start has created. Only report a failure, because the start's own error is raised."""
     label = f"{STARTER}={starter}"
     try:
         with host.errors():

@@ -15,7 +15,7 @@ from orchestrator.runtimes.docker.sdk import docker, requests, urllib3
 
 @contextmanager
 def ignore_missing() -> Iterator[None]:
-    """Ignore that another process has removed (404) or is removing (409) the container: the goal is reached."""
+    """Ignore errors because another process has removed (404) or is removing (409) the container."""
     try:
         yield
     except docker.errors.APIError as error:
@@ -31,9 +31,9 @@ def daemon_errors(host: str) -> Iterator[None]:
     except docker.errors.APIError as error:
         if not error.is_server_error():
             raise
-        what = f"the Docker daemon at `{host}` failed"
+        message = f"the Docker daemon at `{host}` failed"
         hint = "see its log: `journalctl -u docker` on that host"
-        raise HostError(what, hint=hint, details=f"  {error.explanation or error}") from error
+        raise HostError(message, hint=hint, details=f"  {error.explanation or error}") from error
     except (docker.errors.DockerException, requests.exceptions.RequestException, urllib3.exceptions.HTTPError) as error:
         hint = "`docker version` shows whether you can use it; DOCKER_HOST or `--host` selects another"
         raise HostError(f"the Docker daemon at `{host}` does not answer", hint=hint, details=f"  {error}") from error
@@ -95,7 +95,7 @@ _CAUSES: Final = (
 def start_error(text: str, artifacts: Artifacts, *, host: str, port_holder: Callable[[int], str | None]) -> DeployError:
     """Return the error for the daemon's message `text` about a container, by the first cause that matches it.
 
-    `host` is the URL of the daemon; `port_holder` returns who listens on a port of its host, None if nothing does.
+    `host` is the URL of the daemon; `port_holder` returns the program that listens on a port of its host, if any.
     """
     for cause in _CAUSES:
         if match := re.search(cause.pattern, text, re.IGNORECASE):

@@ -19,7 +19,7 @@ from orchestrator.runtimes.docker.sdk import docker
 
 
 class DockerHost:
-    """The daemon of `url`, else of DOCKER_HOST, else of this host. It connects at the first use."""
+    """The daemon of `url`, else of DOCKER_HOST, else of this host. Connects on first use."""
 
     def __init__(self, home: Home, url: str | None = None, environ: Mapping[str, str] = os.environ) -> None:
         self._local_home = home
@@ -75,7 +75,7 @@ class DockerHost:
         return result.stdout.split(":")[2] if result.ok else None
 
     def port_holder(self, port: int) -> str | None:
-        """Return who listens on a port of that host: a container, else a process; None if nothing listens."""
+        """Return the container or process that listens on a port of that host, if any."""
         for container in self.client.containers.list(filters={"publish": str(port)}):
             return f"container `{container.name}`"
         holder = ports.port_holder(port, self._run)

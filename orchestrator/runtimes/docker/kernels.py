@@ -1,4 +1,4 @@
-"""The compiled kernels in the cache volumes of a container, read and written through one that is never started."""
+"""The compiled kernels in a container's cache volumes, accessed through a container that is never started."""
 
 import tarfile
 import tempfile

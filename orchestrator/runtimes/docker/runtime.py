@@ -153,7 +153,7 @@ class DockerRuntime(Runtime):
             raise
 
     def find(self, name: str | None = None) -> tuple[Unit, ...]:
-        """See `Runtime.find`. A list contacts no further hosts for servers of other homes, whose labels name them."""
+        """See `Runtime.find`. For servers of other homes, a list does not contact the hosts of further ranks."""
         label = NAME if name is None else f"{NAME}={name}"
         with self._host.errors():
             containers = self._host.client.containers.list(all=True, filters={"label": [label, *RECORD]}, sparse=True)
@@ -201,7 +201,7 @@ class DockerRuntime(Runtime):
         return replace(state, detail=f"a process is stopped (SIGSTOP): {stopped[0]}") if stopped else state
 
     def process_cmdlines(self, unit: Unit) -> tuple[str, ...]:
-        """See `Runtime.process_cmdlines`. Of several ranks the processes of the first; `state` tells of the others."""
+        """See `Runtime.process_cmdlines`. Of several ranks, only the processes of the first; see `state` for others."""
         return tuple(title for _, title in self._processes(unit))
 
     def _processes(self, unit: Unit) -> tuple[tuple[str, str], ...]:
@@ -217,7 +217,7 @@ class DockerRuntime(Runtime):
         return tuple((stat, title) for _, stat, title in processes if not stat.startswith("Z"))
 
     def host_memory(self, unit: Unit) -> int | None:
-        """See `Runtime.host_memory`. The container's control group tells (Linux, cgroup-v2.rst; memory.rst)."""
+        """See `Runtime.host_memory`. Reads the container's control group (Linux, cgroup-v2.rst; memory.rst)."""
         container = self._get(unit)
         if container is None:
             return None
@@ -257,8 +257,8 @@ class DockerRuntime(Runtime):
     def stop(self, unit: Unit, *, grace: float) -> None:
         """Stop the container: wait `grace` seconds for running requests to drain, and save the log.
 
-        Of several ranks only the first is asked. It tells the others: sglang crashes if another rank ends before it
-        (0.5.14). A further host that does not answer keeps no other rank from being stopped.
+        Of several ranks, only the first gets the signal and stops the others: sglang crashes if another rank exits
+        first (0.5.14). An unreachable further host does not prevent stopping the other ranks.
         """
         container = self._get(unit)
         if container is None:

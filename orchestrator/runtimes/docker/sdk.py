@@ -1,4 +1,4 @@
-"""The Docker SDK and the HTTP client below it, imported at their first use.
+"""The Docker SDK and its HTTP client, imported on first use.
 
 They take 0.1 s to import. Only methods that call the daemon use them, and most commands call none.
 """

@@ -31,8 +31,8 @@ def server_state(inspected: Mapping[str, Any]) -> ServerState:  # Any: JSON of t
 def state_of_ranks(ranks: Sequence[tuple[str, ServerState]], log: Callable[[int], Iterable[str]]) -> ServerState:
     """Return the state of a server on several nodes from the host and state of each rank, rank 0 first.
 
-    The server has exited when one rank has: rank 0 notices it within 7 s (0.5.14), but not a lost host. `log` returns
-    the log of a rank.
+    The server has exited when one rank has: rank 0 notices an exit within 7 s (0.5.14), but not a lost host. `log`
+    returns the log of a rank.
     """
     (_, first), *_ = ranks
     named = [(f"rank {rank} on {host}", state) for rank, (host, state) in enumerate(ranks)]

@@ -1,6 +1,6 @@
 """Autoscaling of replicas by KEDA: one Deployment for all replicas, and a ScaledObject.
 
-`up` verifies each replica that it starts, so it starts no autoscaled ones; `deploy render` writes the objects.
+`up` verifies each replica that it starts, so it rejects autoscaling; `deploy render` writes the objects.
 """
 
 from collections.abc import Iterator, Mapping
@@ -52,7 +52,7 @@ def scaled_object(plan: Plan, name: str) -> dict[str, Any] | None:
 
 
 def autoscaling_notes(plan: Plan) -> Iterator[str]:
-    """Yield what a reader of `kubernetes.yaml` has to know about the autoscaling of a plan."""
+    """Yield notes about the autoscaling of a plan for readers of `kubernetes.yaml`."""
     if (section := autoscaling_of(plan)) is None:
         return
     yield f"the cluster needs KEDA ({_KEDA}), and a Prometheus with `deploy monitoring` of this server"

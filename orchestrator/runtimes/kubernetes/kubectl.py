@@ -107,8 +107,8 @@ class Cluster:
     def rejection(self, done: CompletedProgram) -> HostError:
         """Return the error for a rejected request."""
         text = done.stderr.strip().removeprefix("Error from server ").removeprefix("error: ")
-        what = f"the cluster rejected the request: {text.splitlines()[0] if text else f'exit code {done.code}'}"
-        return HostError(what, details=text)
+        message = f"the cluster rejected the request: {text.splitlines()[0] if text else f'exit code {done.code}'}"
+        return HostError(message, details=text)
 
     def require_answer(self, done: CompletedProgram) -> None:
         """Raise HostError if the cluster is unreachable or rejects the login."""

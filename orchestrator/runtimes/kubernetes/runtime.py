@@ -210,9 +210,9 @@ class KubernetesRuntime(Runtime):
 
         if not poll_until(bool, labeled, timeout=_APPEARS, interval=_INTERVAL):
             self._seen.forget(unit)
-            what, detail = f"deployment/{deployment_name(unit.name, replica.unit_name)}", self.state(unit).detail
-            hint = f"{replica.cluster.command_text('describe', what)} shows more"
-            raise HostError(f"`{what}` has no pod after {_APPEARS:.0f} s: {detail}", hint=hint)
+            deployment, detail = f"deployment/{deployment_name(unit.name, replica.unit_name)}", self.state(unit).detail
+            hint = f"{replica.cluster.command_text('describe', deployment)} shows more"
+            raise HostError(f"`{deployment}` has no pod after {_APPEARS:.0f} s: {detail}", hint=hint)
 
     def is_routable(self, unit: Unit) -> bool:
         view = self._inspect(unit)[1]

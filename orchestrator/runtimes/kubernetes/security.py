@@ -23,7 +23,7 @@ _UNPRIVILEGED: Final = {"allowPrivilegeEscalation": False, "capabilities": {"dro
 
 @dataclass(frozen=True, kw_only=True)
 class PodSecurity:
-    """The contexts of a pod and of its containers, and what a user without an account in the image needs."""
+    """The security contexts of a pod and its containers, and settings for a user without an account in the image."""
 
     pod: Mapping[str, Any]
     container: Mapping[str, Any]

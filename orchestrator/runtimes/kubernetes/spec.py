@@ -59,9 +59,9 @@ def weights_are_reachable(context: RuleContext) -> Iterator[Problem]:
     """Require a checkpoint source for the pods: a claim, or a directory on their node."""
     weights, origin = context.profile.kubernetes.weights, context.profile.model.checkpoint.source
     if origin != "local" and not weights.pvc and not weights.host_path:
-        what = "no checkpoint location is set for the pods"
+        message = "no checkpoint location is set for the pods"
         hint = "`--set kubernetes.weights.pvc=CLAIM`, or `--set kubernetes.weights.host_path=/DIR` on the nodes"
-        yield Problem(what, context.location("kubernetes", "weights") or context.location("runtime"), hint)
+        yield Problem(message, context.location("kubernetes", "weights") or context.location("runtime"), hint)
 
 
 def asks_for_a_key(context: RuleContext) -> Iterator[Problem]:
@@ -75,12 +75,12 @@ def asks_for_a_key(context: RuleContext) -> Iterator[Problem]:
         )
     elif server.api_key_env is None and not server.allow_unauthenticated:
         if section := _ranks_on_nodes(context.profile):
-            what, key = "a server on several nodes", section.split(".")
+            subject, key = "a server on several nodes", section.split(".")
         elif (transfer := context.profile.layout.transfer) is not None and transfer.network != "tcp":
-            what, key = "a server that sends its KV cache by RDMA", ["layout", "transfer"]
+            subject, key = "a server that sends its KV cache by RDMA", ["layout", "transfer"]
         else:
             return
-        problem = f"{what} is open to the network of the nodes and has no API key"
+        problem = f"{subject} is open to the network of the nodes and has no API key"
         yield Problem(problem, context.location(*key), KEY_HINT)
 
 
@@ -95,9 +95,9 @@ def user_can_open_the_gpus(context: RuleContext) -> Iterator[Problem]:
     """Require the ids of the groups of the GPU devices for a user who is not root, on AMD."""
     cluster, hardware = context.profile.kubernetes, context.profile.hardware
     if cluster.pod_security == "restricted" and hardware.vendor == "amd" and not cluster.supplemental_groups:
-        what = f"as user {cluster.run_as_user}, the server cannot open /dev/kfd and /dev/dri/renderD* of the node"
+        message = f"as user {cluster.run_as_user}, the server cannot open /dev/kfd and /dev/dri/renderD* of the node"
         hint = "on the node, `stat -c %g /dev/kfd` prints the id: `--set 'kubernetes.supplemental_groups=[109]'`"
-        yield Problem(what, context.location("kubernetes", "pod_security"), hint)
+        yield Problem(message, context.location("kubernetes", "pod_security"), hint)
 
 
 def image_can_be_pulled(context: RuleContext) -> Iterator[Problem]:
@@ -110,9 +110,9 @@ def config_is_unchanged(context: RuleContext) -> Iterator[Problem]:
     """Refuse a patch of the checkpoint's config.json, which is in the cluster."""
     uses = profile_patches(context.profile, context.ledger, {})
     if ids := [use.id for use in uses if use.kind == "config" and use.expected]:
-        what = f"patch `{', '.join(ids)}` changes the checkpoint's config.json, which is in the cluster"
+        message = f"patch `{', '.join(ids)}` changes the checkpoint's config.json, which is in the cluster"
         hint = "use an engine that needs no such patch, such as sglang 0.5.16; or `--set runtime=docker`"
-        yield Problem(what, context.location("engine"), hint)
+        yield Problem(message, context.location("engine"), hint)
 
 
 RULES: Final = (
@@ -193,7 +193,7 @@ def monitoring_targets(plan: Plan, name: str) -> PodTargets:
 
 
 def restart_owner(plan: Plan) -> str:
-    """Return what restarts the server."""
+    """Return the component that restarts the server."""
     hangs = f"a server with a rank that makes no progress for {hang_seconds(plan)} s (its livenessProbe)"
     return f"the cluster restarts an exited server at once, and {hangs}"
 
@@ -228,8 +228,8 @@ def image_problems(cluster: KubernetesSection, image: str | None) -> Iterator[Pr
     if image is None:
         yield Problem("the image that `deploy` builds is in no registry", "--image", f"{pushed}; or {on_node}")
     elif "@sha256:" not in image:
-        what = f"`{image}` has no registry digest; a cluster needs the image by digest"
-        yield Problem(what, "--image", f"{pushed}; or {on_node}")
+        message = f"`{image}` has no registry digest; a cluster needs the image by digest"
+        yield Problem(message, "--image", f"{pushed}; or {on_node}")
 
 
 def _head(plan: Plan, name: str) -> Iterator[str]:

@@ -161,10 +161,10 @@ def scheduling_problem(deployment: Seen | None, view: PodView | None) -> str:
 
 def _troubles(view: PodView) -> Iterator[str]:
     yield from _wait_reasons(view.pod)
-    for reasons, what in ((_MOUNTS, "cannot mount a volume"), (_SANDBOX, "the node cannot create its pod")):
+    for reasons, message in ((_MOUNTS, "cannot mount a volume"), (_SANDBOX, "the node cannot create its pod")):
         messages = [str(event.get("message", "")) for event in view.events if event.get("reason") in reasons]
         if messages and view.placed:
-            yield f"{what}: {messages[-1]}"
+            yield f"{message}: {messages[-1]}"
 
 
 def _wait_reasons(pod: Seen) -> Iterator[str]:
@@ -181,8 +181,8 @@ def _wait_reasons(pod: Seen) -> Iterator[str]:
             yield f"no node accepts it: {condition.get('message', condition.get('reason', ''))}"
     for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
         waiting = container.get("state", {}).get("waiting", {})
-        if what := _WAIT_REASONS.get(waiting.get("reason", "")):
-            yield f"{what}: {waiting.get('message') or waiting['reason']}"
+        if message := _WAIT_REASONS.get(waiting.get("reason", "")):
+            yield f"{message}: {waiting.get('message') or waiting['reason']}"
 
 
 def _pod_creation_error(deployment: Seen) -> str:
@@ -231,8 +231,8 @@ def _failed(pod: Seen) -> str:
     """Return why a pod has ended (core/v1 PodStatus): `was evicted from node-a: the node was low on memory`."""
     status, node = pod.get("status", {}), pod.get("spec", {}).get("nodeName", "no node")
     reason = status.get("reason") or status.get("phase", "")
-    what = f"was evicted from {node}" if reason == "Evicted" else f"ended on {node} ({reason})"
-    return _one_line(": ".join(filter(None, [what, status.get("message", "")])))
+    message = f"was evicted from {node}" if reason == "Evicted" else f"ended on {node} ({reason})"
+    return _one_line(": ".join(filter(None, [message, status.get("message", "")])))
 
 
 def _between(view: PodView) -> ServerState:

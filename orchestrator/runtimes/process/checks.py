@@ -16,9 +16,9 @@ def has_interpreter(context: RuleContext) -> Iterator[Problem]:
     """Require an interpreter with the engine, or a requirements file to install one."""
     engine = context.profile.engine
     if engine.requirements is None and engine.python is None:
-        what = "the process runtime needs an engine with a requirement file or an interpreter"
+        message = "the process runtime needs an engine with a requirement file or an interpreter"
         hint = "in a container that has sglang, `--set engine.python=python3`; otherwise `--set runtime=docker`"
-        yield Problem(what, context.location("engine"), hint)
+        yield Problem(message, context.location("engine"), hint)
 
 
 def device_access(context: CheckContext) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ user may read the file, and it is removed at once, since it holds the secrets; a
 `deploy down`. SIGTERM ends the server in order, a second one kills it.
 
 On several nodes it starts itself once for each rank, with the number of the rank and the address of the first node:
-rank 0 on its own node, and the others in a job step each. Only rank 0 is asked to end. It tells the others: sglang
+rank 0 on its own node, and the others in a job step each. Only rank 0 gets the signal and stops the others: sglang
 crashes if another rank ends before it (seen with 0.5.14).
 """
 

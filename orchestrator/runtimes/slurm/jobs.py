@@ -262,8 +262,8 @@ def wait_for_node(number: str, *, limit: float | None, hint: str, on_wait: Calla
         )
     if job.waits:
         longer = "raise `slurm.queue_timeout` in the profile"
-        what = f"{pending_reason(job)}; gave up after {limit:g} s"
-        raise StartError(what, hint="; ".join(filter(None, [longer, hint])))
+        message = f"{pending_reason(job)}; gave up after {limit:g} s"
+        raise StartError(message, hint="; ".join(filter(None, [longer, hint])))
     if not job.node:
         hint = f"`scontrol show job {number}` shows details"
         raise StartError(f"job {number} ended before it started: {exit_reason(job) or job.state}", hint=hint)

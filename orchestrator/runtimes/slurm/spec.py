@@ -127,9 +127,9 @@ def has_engine(context: RuleContext) -> Iterator[Problem]:
             yield Problem("`slurm.image` needs `slurm.container`", context.location("slurm", "image"), hint)
         return
     if section.container == "pyxis" and max_nodes(context) > 1:
-        what = "cannot start a server on several nodes with pyxis: it needs the job step that starts each rank"
+        message = "cannot start a server on several nodes with pyxis: it needs the job step that starts each rank"
         hint = "`--set slurm.container=apptainer`"
-        yield Problem(what, context.location("slurm", "container"), hint)
+        yield Problem(message, context.location("slurm", "container"), hint)
     if section.image is None:
         hint = "`deploy build PROFILE` builds it; set `slurm.image` to its name in the cluster"
         yield Problem(f"`{section.container}` needs an image", context.location("slurm", "container"), hint)
@@ -146,21 +146,21 @@ def address_is_routable(context: RuleContext) -> Iterator[Problem]:
     except ValueError:
         return  # `public_address_is_allowed` reports it
     if not (address.is_loopback or address.is_unspecified):
-        what = f"`{server.host}` may not be an address of the job's node"
+        message = f"`{server.host}` may not be an address of the job's node"
         hint = "remove `server.host`: on Slurm a server listens on all addresses of its node"
-        yield Problem(what, context.location("server", "host"), hint)
+        yield Problem(message, context.location("server", "host"), hint)
     elif server.api_key_env is None and not server.allow_unauthenticated:
-        what = "on Slurm the server is open to the cluster's network and has no API key"
-        yield Problem(what, context.location("runtime"), KEY_HINT)
+        message = "on Slurm the server is open to the cluster's network and has no API key"
+        yield Problem(message, context.location("runtime"), KEY_HINT)
 
 
 def no_requeue_with_replicas(context: RuleContext) -> Iterator[Problem]:
     """Forbid `requeue` with replicas: on another node, the gateway would not find a replica."""
     count = server_count(context.profile)
     if count > 1 and context.profile.slurm.requeue:
-        what = f"`slurm.requeue` needs a single server, not {count}: the gateway cannot follow it to another node"
+        message = f"`slurm.requeue` needs a single server, not {count}: the gateway cannot follow it to another node"
         hint = "remove it: `deploy watch` restarts an exited server as a new job and registers it at the gateway"
-        yield Problem(what, context.location("slurm", "requeue"), hint)
+        yield Problem(message, context.location("slurm", "requeue"), hint)
 
 
 def options_are_free(context: RuleContext) -> Iterator[Problem]:
@@ -171,8 +171,8 @@ def options_are_free(context: RuleContext) -> Iterator[Problem]:
             hint = f"`slurm.{reserved}` sets it" if reserved in SlurmSection.model_fields else "omit it"
             yield Problem(f"cannot set `--{reserved}`: `deploy` sets it", location, hint)
         if looks_secret(option):
-            what = f"`--{name}` looks like a secret"
-            yield Problem(what, location, "remove the option: Slurm shows the options of a job to everyone")
+            message = f"`--{name}` looks like a secret"
+            yield Problem(message, location, "remove the option: Slurm shows the options of a job to everyone")
 
 
 RULES: Final = (has_engine, address_is_routable, options_are_free, no_requeue_with_replicas, joins_no_gateway)
