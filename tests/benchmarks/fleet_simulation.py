@@ -336,6 +336,7 @@ def print_formulas(inputs: Inputs, nodes: int) -> None:
     heartbeats = inputs.ranks * half / inputs.heartbeat_interval_s
     kv_gb = inputs.input_tokens * inputs.kv_bytes_per_token / 1e9
     copy_gb = inputs.weights_gb + inputs.image_gb
+    cached_gb = inputs.cached_tokens * inputs.kv_bytes_per_token / 1e9
     rows = (
         ("gateway: cores for all requests", f"{rate * inputs.gateway_s:.0f}"),
         ("heartbeats to each prefill server, to all (1/s)", f"{heartbeats:.0f}, {heartbeats * half:.0f}"),
@@ -345,6 +346,7 @@ def print_formulas(inputs: Inputs, nodes: int) -> None:
         ("the same from peers (min)", f"{copy_gb / min(inputs.link_gb_s, inputs.disk_gb_s) / 60:.1f}"),
         ("start: restart, nothing compiled, weights over NFS (s)", starts(inputs)),
         ("prefill to fill the lost cache of a replica (s)", f"{inputs.cached_tokens * inputs.prefill_s_per_token:.0f}"),
+        ("the same from a cache tier on NVMe (GB, s)", f"{cached_gb:.0f}, {cached_gb / inputs.disk_gb_s:.0f}"),
         ("requests aborted by faults, of a million", f"{aborted_by_faults(inputs):.1f}"),
     )
     for name, value in rows:
