@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel
 
 from orchestrator.core.origin import Origin
+from orchestrator.core.validation import type_adapter
 from orchestrator.engine.flags import DP_SIZE
 from orchestrator.engine.serving import ServingFacts, serving_facts
 from orchestrator.plan.units import Role, UnitPlan, covering_range, rank_port, unit_plans
@@ -375,7 +376,8 @@ class Plan:
     @classmethod
     def from_json(cls, text: str | bytes) -> "Plan":
         """Parse the text of `to_json`. Raises ValueError for any other text."""
-        return TypeAdapter(cls).validate_json(text)
+        plan: Plan = type_adapter(cls).validate_json(text)
+        return plan
 
     @property
     def digest(self) -> str:

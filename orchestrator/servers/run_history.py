@@ -2,9 +2,10 @@
 
 import json
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from orchestrator.core.paths import Home
+from orchestrator.core.validation import type_adapter
 from orchestrator.runs.run_dir import REQUEST_FILE, SMOKE_FILE, RunDir, runs_of, runs_with_smoke
 from orchestrator.servers.start.request import UpRequest
 
@@ -42,6 +43,8 @@ def protected_runs(home: Home, name: str) -> dict[RunDir, str]:
 def read_request(run: RunDir) -> UpRequest | None:
     """Return the request of a run; None if it is of another version or invalid."""
     try:
-        return TypeAdapter(UpRequest).validate_json(json.dumps(run.read(REQUEST_FILE).get("request")), strict=True)
+        text = json.dumps(run.read(REQUEST_FILE).get("request"))
+        request: UpRequest = type_adapter(UpRequest).validate_json(text, strict=True)
     except ValidationError:
         return None
+    return request

@@ -42,11 +42,12 @@ _PRELOADED = (
     *(
         f"orchestrator.runtimes.{name}"
         for name in (
-            "docker.host", "docker.runtime", "docker.spec", "kubernetes.runtime", "kubernetes.spec", "process.checks",
-            "process.runtime", "slurm.runtime", "slurm.spec", "supervisor.interpreter", "supervisor.prepare",
+            "docker.host", "docker.runtime", "docker.spec", "kubernetes.checks", "kubernetes.creation", "kubernetes.runtime",
+            "kubernetes.spec", "process.checks",
+            "process.runtime", "slurm.checks", "slurm.runtime", "slurm.spec", "supervisor.interpreter", "supervisor.prepare",
         )
     ),
-    *("docker", "encodings.idna", "httpcore", "multiprocessing.pool", "multiprocessing.dummy", "netrc", "tenacity"),
+    *("docker", "encodings.unicode_escape", "encodings.idna", "httpcore", "multiprocessing.pool", "multiprocessing.dummy", "multiprocessing.queues", "netrc", "tenacity"),
 )  # fmt: skip
 
 
@@ -256,12 +257,16 @@ def _run(begins: int) -> int:
 
 
 def _warm_up() -> None:
-    """Fill the caches: known issues, failure signatures and templates."""
+    """Fill the caches: known issues, failure signatures, templates and the parsers of plans and requests."""
     from orchestrator.core.catalog import Catalog
+    from orchestrator.core.validation import type_adapter
     from orchestrator.diagnose.signatures import load_catalog
+    from orchestrator.plan.plan import Plan
     from orchestrator.planner.planning import load, render_artifacts
+    from orchestrator.servers.start.request import UpRequest
 
     render_artifacts(load("cpu-tiny", catalog=Catalog.shipped()).plan)
+    type_adapter(Plan), type_adapter(UpRequest)
     load_catalog()
 
 
