@@ -361,9 +361,8 @@ class Plan:
 
     def label_of(self, number: int) -> str:
         """Return the name of a server behind the gateway in a sentence: `replica 1 of 2`, `prefill 1 of 1`."""
-        name = self.server_names[number - 1]
-        kind = name.rpartition("-")[0]
-        return f"{name.replace('-', ' ')} of {sum(server_name.startswith(kind) for server_name in self.server_names)}"
+        kind, _, index = self.server_names[number - 1].rpartition("-")
+        return f"{kind} {index} of {sum(name.startswith(kind) for name in self.server_names)}"
 
     def to_dict(self) -> dict[str, object]:
         """Return plain data for JSON."""
@@ -376,8 +375,7 @@ class Plan:
     @classmethod
     def from_json(cls, text: str | bytes) -> "Plan":
         """Parse the text of `to_json`. Raises ValueError for any other text."""
-        plan: Plan = type_adapter(cls).validate_json(text)
-        return plan
+        return type_adapter(Plan).validate_json(text)  # type: ignore[no-any-return]
 
     @property
     def digest(self) -> str:

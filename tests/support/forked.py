@@ -42,12 +42,13 @@ _PRELOADED = (
     *(
         f"orchestrator.runtimes.{name}"
         for name in (
-            "docker.host", "docker.runtime", "docker.spec", "kubernetes.checks", "kubernetes.creation", "kubernetes.runtime",
-            "kubernetes.spec", "process.checks",
-            "process.runtime", "slurm.checks", "slurm.runtime", "slurm.spec", "supervisor.interpreter", "supervisor.prepare",
+            "docker.host", "docker.runtime", "docker.spec", "kubernetes.checks", "kubernetes.creation",
+            "kubernetes.runtime", "kubernetes.spec", "process.checks", "process.runtime", "slurm.checks",
+            "slurm.runtime", "slurm.spec", "supervisor.interpreter", "supervisor.prepare",
         )
     ),
-    *("docker", "encodings.unicode_escape", "encodings.idna", "httpcore", "multiprocessing.pool", "multiprocessing.dummy", "multiprocessing.queues", "netrc", "tenacity"),
+    *("docker", "encodings.idna", "encodings.unicode_escape", "httpcore", "multiprocessing.pool"),
+    *("multiprocessing.dummy", "multiprocessing.queues", "netrc", "tenacity"),
 )  # fmt: skip
 
 
