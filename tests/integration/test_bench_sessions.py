@@ -269,9 +269,13 @@ def test_replay_memory_per_request_is_bounded(tmp_path: Path) -> None:
             finally:
                 tracemalloc.stop()
 
+    def growth() -> float:
+        """Return the bytes per request; chunks that wait on a busy machine add some, for a moment."""
+        small, large = peak(50), peak(150)
+        return (large - small) / 100
+
     peak(20)
-    small, large = peak(50), peak(150)
-    assert (large - small) / 100 < 2000
+    assert any(growth() < 1000 for _ in range(3))
 
 
 def test_fixed_duration_load_skips_pending_think_time(tmp_path: Path) -> None:
