@@ -12,11 +12,11 @@ from orchestrator.plan.plan import Plan
 from orchestrator.profiles.kubernetes import Autoscaling
 from orchestrator.runtimes.kubernetes.record import deployment_name
 
-if TYPE_CHECKING:  # the rules of plans are slow to import, and a listing does not need them
+if TYPE_CHECKING:  # plan rules are slow to import, and listing servers does not need them
     from orchestrator.plan.rules import RuleContext
 
 ANY_REPLICA: Final = "replica"  # the pods of one Deployment have no numbers
-# Seconds that the load must stay low before a replica is removed: three of the default windows of the
+# Seconds that the load must stay low before a replica is removed: three times the default window of the
 # HorizontalPodAutoscaler (300 s, kubernetes.io/docs/tasks/run-application/horizontal-pod-autoscale).
 _STABILIZATION: Final = 900
 _POLLING: Final = 30  # KEDA's default, keda.sh/docs/2.20/reference/scaledobject-spec
@@ -24,12 +24,12 @@ _KEDA: Final = "https://keda.sh/docs/2.20/deploy"
 
 
 def autoscaling_of(plan: Plan) -> Autoscaling | None:
-    """Return the section of a plan; None without autoscaling."""
+    """Return the autoscaling section of a plan; None without autoscaling."""
     return plan.kubernetes.autoscaling if plan.kubernetes else None
 
 
 def scaled_object(plan: Plan, name: str) -> dict[str, Any] | None:
-    """Return the spec of the ScaledObject of a server (KEDA 2.20, keda.sh/v1alpha1); None without autoscaling."""
+    """Return the spec of a server's ScaledObject (KEDA 2.20, keda.sh/v1alpha1); None without autoscaling."""
     if (section := autoscaling_of(plan)) is None:
         return None
 
@@ -44,7 +44,7 @@ def scaled_object(plan: Plan, name: str) -> dict[str, Any] | None:
         "maxReplicaCount": section.max,
         "pollingInterval": _POLLING,
         "advanced": {"horizontalPodAutoscalerConfig": {"behavior": {"scaleDown": down}}},
-        "triggers": [  # the one that wants most replicas decides
+        "triggers": [  # the trigger that asks for the most replicas wins
             trigger(queue_query(name), section.waiting_requests, "AverageValue"),
             trigger(cache_usage_query(name), section.cache_usage, "Value"),
         ],
@@ -52,7 +52,7 @@ def scaled_object(plan: Plan, name: str) -> dict[str, Any] | None:
 
 
 def autoscaling_notes(plan: Plan) -> Iterator[str]:
-    """Yield notes about the autoscaling of a plan for readers of `kubernetes.yaml`."""
+    """Yield notes about a plan's autoscaling, for readers of `kubernetes.yaml`."""
     if (section := autoscaling_of(plan)) is None:
         return
     yield f"the cluster needs KEDA ({_KEDA}), and a Prometheus with `deploy monitoring` of this server"

@@ -1,4 +1,4 @@
-"""Preflight checks of a cluster without a survey of its nodes: kubectl, permissions, nodes, claims, Secrets."""
+"""Preflight checks of a cluster: kubectl, permissions, nodes, claims, Secrets. They survey no node."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -15,7 +15,7 @@ _ENFORCED: Final = "pod-security.kubernetes.io/enforce"
 
 
 def cluster_findings(plan: Plan) -> Iterator[Finding]:
-    """Yield the findings of all checks; if the cluster does not answer, only that finding."""
+    """Yield the findings of all checks; if the cluster stops answering, that finding is the last."""
     settings = cluster_of(plan)
     cluster = Cluster(settings.context or "", settings.namespace)
     try:
@@ -56,7 +56,7 @@ def _nodes(cluster: Cluster, plan: Plan) -> Iterator[Finding]:
     selector = ",".join(cluster_of(plan).node_selector)
     try:
         nodes = cluster.json("get", "nodes", *(["--selector", selector] if selector else []))["items"]
-    except HostError:  # without the permission to list nodes
+    except HostError:  # no permission to list nodes
         return
     resource, count = max(map(requested_gpus, replica_plans(plan)))
     fitting = sum(int(node["status"].get("allocatable", {}).get(resource, 0)) >= count for node in nodes)

@@ -1,4 +1,4 @@
-"""Creation of the objects of a start in a cluster. The Deployment is created first."""
+"""Creation of a start's objects in a cluster, the Deployment first."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -39,7 +39,7 @@ def create_deployment(cluster: Cluster, deployment: Manifest) -> Mapping[str, An
     done, meta = cluster.create(deployment), deployment["metadata"]
     if done.ok:
         name, in_cluster = meta["labels"][NAME], meta["name"]
-        if in_cluster == object_name(name) != name:  # of a replica, the first one says it
+        if in_cluster == object_name(name) != name:  # with replicas, only the first one prints it
             note(f"the objects of `{name}` are named `{in_cluster}`: Kubernetes allows no dots and no long names")
         created: Mapping[str, Any] = json.loads(done.stdout)
         return created

@@ -1,4 +1,4 @@
-"""Deletion of servers in a cluster: delete their objects and wait for the end of their pods."""
+"""Deletion of servers in a cluster: delete their objects, then wait until their pods have ended."""
 
 import time
 from collections.abc import Collection, Mapping
@@ -10,17 +10,17 @@ from orchestrator.runtimes.kubernetes.kubectl import Cluster
 from orchestrator.runtimes.kubernetes.record import object_name, replica_of, selector
 from orchestrator.runtimes.kubernetes.state import has_started, is_over
 
-# Objects of a start in addition to the Deployment. Claims are not among them: checkpoints are never deleted.
+# The objects of a start besides its Deployment. Claims are left out: checkpoints are never deleted.
 _KINDS: Final = "services,networkpolicies,poddisruptionbudgets,configmaps,secrets"
 OF_SEVERAL: Final = f"{_KINDS},serviceaccounts,roles,rolebindings"
 _INTERVAL: Final = 0.5
 _REQUEST_TIMEOUT: Final = 5.0  # seconds for an answer; kubectl takes up to three times as long if the API server hangs
-_UNSTARTED: Final = 5.0  # seconds after which a kubelet starts no container of a deleted pod
-_LATE: Final = 60.0  # seconds after the grace period for a pod to end
+_UNSTARTED: Final = 5.0  # seconds after which a kubelet no longer starts a deleted pod's containers
+_LATE: Final = 60.0  # seconds that a pod may take to end after its grace period
 
 
 class Removal:
-    """The deletion of units of one name. `owned` maps the uid of each unit's Deployment to its name."""
+    """The deletion of units of one server. `owned` maps the uid of each unit's Deployment to the unit's name."""
 
     def __init__(self, cluster: Cluster, name: str, owned: Mapping[str, str]) -> None:
         self._cluster, self._name, self._owned = cluster, name, owned
@@ -28,10 +28,10 @@ class Removal:
         self._grace = 1
 
     def run(self, grace: float) -> None:
-        """Delete every object and wait for the pods, at most `grace` seconds and a minute. Raises HostError.
+        """Delete all objects and wait for the pods, at most `grace` seconds plus a minute. Raises HostError.
 
-        Deployments go last, and among replicas the one with the server's own name: after it the name is free. Objects
-        that another start owns by now are kept, and objects that units share are kept until the last unit is deleted.
+        Deployments are deleted last, and the one with the server's own name after all others, since that frees the
+        name. Objects that now belong to another start are kept, and shared objects until the last unit is deleted.
         """
         self._grace = max(int(grace), 1)
         deployments, pods = self._seen()
@@ -59,7 +59,7 @@ class Removal:
             raise HostError(f"{pods_text}: deleted, but {node} has not confirmed that it exited", hint=hint)
 
     def _seen(self) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-        """Return the Deployments and the pods of that name."""
+        """Return the Deployments and pods of the server."""
         words = ("deployments,pods", "--selector", selector(self._name))
         items = self._cluster.json("get", *words, timeout=_REQUEST_TIMEOUT)["items"]
         deployments = [item for item in items if item["kind"] == "Deployment"]
@@ -68,12 +68,13 @@ class Removal:
     def _owned_units(self, deployments: Collection[Mapping[str, Any]]) -> set[str]:
         """Return the names of the units that this start still owns.
 
-        The name "" selects all objects of the name: it is omitted if another start owns any of them."""
+        The name "" selects all objects of the server, so it is omitted if another start owns any of them.
+        """
         other_units = {replica_of(item) for item in deployments if item["metadata"]["uid"] not in self._owned}
         return {name for name in self._owned.values() if name not in other_units and (name or not other_units)}
 
     def _running(self) -> list[Mapping[str, Any]]:
-        """Return the pods of this start that may be running. A Deployment may still create one during its deletion."""
+        """Return the pods of this start that may be running. A Deployment may create one more while it is deleted."""
         deployments, pods = self._seen()
         unit_names = self._owned_units(deployments)
         own_pods = [pod for pod in pods if replica_of(pod) in unit_names or _pod_resource(pod) in self._report]
@@ -87,12 +88,12 @@ class Removal:
             raise self._cluster.rejection(done)
 
     def _end(self, *objects: str) -> None:
-        """Delete objects with an explicit grace period: without it, a pod gets the grace period of its own spec."""
+        """Delete objects with an explicit grace period; otherwise a pod gets the grace period in its spec."""
         if objects:
             self._delete(*objects, f"--grace-period={self._grace}")
         self._report.update(dict.fromkeys(objects, time.monotonic()))
 
 
 def _pod_resource(pod: Mapping[str, Any]) -> str:
-    """Return the name of a pod with its kind, as kubectl needs it among other objects."""
+    """Return a pod's name with its kind, which kubectl needs in a list of mixed kinds."""
     return f"pod/{pod['metadata']['name']}"

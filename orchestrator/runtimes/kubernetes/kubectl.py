@@ -1,6 +1,6 @@
-"""Access to a cluster: kubectl carries out every query and every change.
+"""Access to a cluster: every query and every change goes through kubectl.
 
-It is the user's own kubectl: contexts, login plug-ins and proxies are those of their shell.
+This tool runs the user's own kubectl, with the contexts, login plug-ins and proxies of the user's shell.
 """
 
 import json
@@ -29,16 +29,16 @@ from orchestrator.hosts.ports import free_port
 
 MANAGER: Final = "deploy"  # owns the fields that this tool applies
 _REQUEST_TIMEOUT: Final = 10.0  # timeout of a request, in seconds
-_BRIEF_TIMEOUT: Final = 4.0  # timeout of a request to all clusters, in seconds
-_BRIEF_MARGIN: Final = 4.0  # further seconds for kubectl in that case
-_AT_ONCE: Final = 16  # clusters at the same time
-_KUBECTL_MARGIN: Final = 50.0  # further seconds for kubectl, including its login plug-ins
-_LOOPBACK: Final = "127.0.0.1"  # else kubectl continues with ::1 alone if another process has the port
+_BRIEF_TIMEOUT: Final = 4.0  # timeout of each request if all clusters are asked, in seconds
+_BRIEF_MARGIN: Final = 4.0  # additional seconds for kubectl in that case
+_AT_ONCE: Final = 16  # clusters asked at the same time
+_KUBECTL_MARGIN: Final = 50.0  # additional seconds for kubectl and its login plug-ins
+_LOOPBACK: Final = "127.0.0.1"  # otherwise kubectl continues on ::1 alone if another process has the port
 _OPENS: Final = 10.0  # seconds for the tunnel to open
 _INTERVAL: Final = 0.02
 _CHUNK_BYTES: Final = 1 << 16
-# Messages of kubectl (1.20 and 1.32) for a cluster that is unreachable or rejects the login. If one of several
-# requested kinds was read before, the message has Go's form (net/url, `Error`): `Get "https://…": …`.
+# Messages of kubectl (1.20 and 1.32) for a cluster that is unreachable or rejects the login. If kubectl
+# has already read one of several requested kinds, the message has Go's form (net/url, `Error`): `Get "https://…": …`.
 _UNREACHED: Final = re.compile(
     r'(?m:^(?:error: )?(?:Get|Post|Patch|Put|Delete) "https?://)|'
     r"Unable to connect|was refused|no such host|i/o timeout|Client\.Timeout|timed out|TLS handshake|x509:|EOF"
@@ -64,7 +64,7 @@ class Cluster:
         return f"`{quote(self.argv(*words))}`"
 
     def ask(self, *words: str, stdin: str | None = None, timeout: float = _REQUEST_TIMEOUT) -> CompletedProgram:
-        """Run kubectl to its end, with a timeout of `timeout` seconds for each request.
+        """Run kubectl to completion, with a timeout of `timeout` seconds for each request.
 
         Raises HostError if the cluster does not answer. A rejected request is a normal result.
         """
@@ -78,7 +78,7 @@ class Cluster:
         return self.read(self.ask(*words, *(() if "--raw" in words else ("--output", "json")), timeout=timeout))
 
     def read(self, done: CompletedProgram) -> Mapping[str, Any]:
-        """Parse the JSON output of an answer. Raises HostError if the cluster rejected the request."""
+        """Parse the JSON output of a completed kubectl. Raises HostError if the cluster rejected the request."""
         if not done.ok:
             raise self.rejection(done)
         answer: Mapping[str, Any] = json.loads(done.stdout) if done.stdout.strip() else {}
@@ -95,12 +95,12 @@ class Cluster:
         return self.ask("patch", resource, f"--field-manager={MANAGER}", "--patch", json.dumps(patch))
 
     def apply(self, objects: Sequence[Mapping[str, Any]]) -> CompletedProgram:
-        """Apply objects on the server side as `MANAGER`. A pipe carries them: no argv and no file holds a Secret."""
+        """Apply objects server-side as `MANAGER`. They go through a pipe, so no argv and no file contains a Secret."""
         text = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)})
         return self.ask("apply", "--server-side", f"--field-manager={MANAGER}", "--filename", "-", stdin=text)
 
     def start(self, *words: str, output: int | IO[bytes] = PIPE, errors: int | IO[bytes]) -> Program:
-        """Start kubectl, which ends with this process at the latest. Raises HostError if it is not installed."""
+        """Start kubectl; it ends no later than this process. Raises HostError if it is not installed."""
         with _kubectl_needed():
             return start(self.argv(*words), output=output, errors=errors, tied=True)
 
@@ -121,12 +121,12 @@ class Cluster:
 
 
 class Forward:
-    """A local port that leads to the server's current pod: `kubectl port-forward`, once a pod is running."""
+    """A local port that `kubectl port-forward` connects to the server's current pod once it is running."""
 
     def __init__(self, cluster: Cluster, port: int) -> None:
         """Prepare a tunnel to `port`, the server's port in its pod."""
         self._cluster, self._inside = cluster, port
-        self._local = free_port()  # the pod's own number would often collide with a server on this host
+        self._local = free_port()  # the pod's port would often collide with that of a server on this host
         self._program: Program | None = None
         self._output: IO[bytes] | None = None
         self._run = ""
@@ -142,7 +142,7 @@ class Forward:
             return
         self.close()
         self._run = run
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - kubectl writes a line per connection: a pipe fills up
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - a pipe would fill up: kubectl prints each connection
         words = ("port-forward", "--address", _LOOPBACK, f"pod/{pod}", f"{self._local}:{self._inside}")
         self._program = self._cluster.start(*words, output=self._output, errors=self._output)
         end = time.monotonic() + _OPENS

@@ -1,10 +1,10 @@
-"""The programs of a server's container: startup probe, liveness probe and drain.
+"""The programs in a server's container: startup probe, liveness probe and drain. A ConfigMap contains all three.
 
 The startup probe, `engine.first_sample`, succeeds after the first sampled request of each rank. The liveness probe,
-`engine.liveness`, checks each rank as `deploy watch` does (which asks one rank of a prefill or decode server); a
-cluster then restarts a hung server. `/health` would not do: it succeeds as soon as any rank emits anything, and fails
-during a chunk of prefill that takes longer than 20 s. `engine.drain` is the preStop hook: a pod that is deleted gets no
-new requests, and SIGTERM when those that it has are done. A ConfigMap carries all three.
+`engine.liveness`, checks each rank as `deploy watch` does (which asks one rank of a prefill or decode server); the
+cluster restarts a hung server. `/health` cannot replace it: it succeeds as soon as any rank emits anything, and fails
+during a chunk of prefill that takes longer than 20 s. `engine.drain` is the preStop hook: a deleted pod gets no new
+requests, and it gets SIGTERM once its running requests have ended.
 """
 
 import inspect
@@ -22,27 +22,27 @@ _DRAIN: Final = "drain.py"
 _FIRST_SAMPLE: Final = "first_sample.py"
 _STARTUP_PERIOD: Final = 10  # seconds
 _PYTHON: Final = ("python3", "-I", "-S")
-_BETWEEN: Final = 30  # maximum seconds between two probes: each asks every rank for a token
+_BETWEEN: Final = 30  # maximum seconds between two probes, each of which asks every rank for a token
 # Bytes per second of the slowest reported load: 438 GB of GLM-5.2 took 13 minutes to an hour over NFS.
 _SLOWEST: Final = 438e9 / 3600
-_MIN_SECONDS: Final = 480  # minimum seconds of a start: kernels are compiled and graphs captured (420 s, an estimate)
-GATEWAY_LIMIT: Final = 60  # seconds; it loads nothing, and takes up to 4 s if the image is present
+_MIN_SECONDS: Final = 480  # minimum seconds of a start, to compile kernels and capture graphs (420 s, an estimate)
+GATEWAY_LIMIT: Final = 60  # seconds; a gateway loads nothing, and starts within 4 s if the image is present
 
 
 def startup_limit(plan: Plan) -> int:
-    """Return the seconds until a server is healthy: the slowest load of its weights, plus `progress_deadline`."""
+    """Return the seconds for a server to become healthy: the slowest load of its weights, plus `progress_deadline`."""
     return max(math.ceil(plan.model.weight_bytes / _SLOWEST), _MIN_SECONDS) + plan.timeouts.progress_deadline
 
 
 def progress_limit(plan: Plan) -> int:
-    """Return the seconds for a pod to become ready: its sampled requests come after `startup_limit`."""
+    """Return the seconds for a pod to become ready; its sampled requests follow `startup_limit`."""
     return startup_limit(plan) + first_sample.SAMPLE_LIMIT + plan.timeouts.progress_deadline
 
 
 def hang_seconds(plan: Plan) -> int:
-    """Return the seconds without an answer and without progress after which a server is restarted, as whole intervals.
+    """Return the seconds without answer or progress after which a server is restarted, in whole probe intervals.
 
-    The value is that of `deploy watch`; the last probe may begin one interval later.
+    `deploy watch` uses the same value. The last probe may begin one interval later.
     """
     between = _between(plan)
     return math.ceil(plan.restart_policy.unhealthy_after / between) * between
@@ -51,7 +51,7 @@ def hang_seconds(plan: Plan) -> int:
 def liveness_probe(plan: Plan, config_words: Sequence[str]) -> dict[str, Any]:
     """Return a probe that checks each rank.
 
-    It ends before its timeout, and reads the API key from the server's file.
+    Its program ends before the probe's timeout, and reads the API key from the server's file.
     """
     between = _between(plan)
     seconds = max(between * 2 // 3, 1)
@@ -68,7 +68,7 @@ def liveness_probe(plan: Plan, config_words: Sequence[str]) -> dict[str, Any]:
 def startup_probe(plan: Plan, config_words: Sequence[str]) -> dict[str, Any]:
     """Return a probe that succeeds once the server is healthy and each rank has answered a sampled request.
 
-    Its failures limit only the time until the server is healthy: it does not fail during the requests.
+    Its failure threshold limits only the time until the server is healthy, since it does not fail during the requests.
     """
     arguments = (str(plan.server.port), str(plan.layout.dp), *_disaggregated_words(plan), *config_words[1:])
     return {
@@ -80,7 +80,7 @@ def startup_probe(plan: Plan, config_words: Sequence[str]) -> dict[str, Any]:
 
 
 def drain_hook(plan: Plan, config_words: Sequence[str]) -> dict[str, Any]:
-    """Return the preStop hook, which waits for the requests of a server and aborts those left."""
+    """Return the preStop hook, which waits for a server's requests and aborts the rest."""
     arguments = (str(plan.server.port), str(plan.timeouts.termination_grace), *config_words[1:])
     return {"exec": {"command": [*_PYTHON, f"{FOLDER}/{_DRAIN}", *arguments]}}
 
@@ -92,7 +92,7 @@ def programs() -> dict[str, str]:
 
 
 def _disaggregated_words(plan: Plan) -> tuple[str, ...]:
-    """Return the option for a prefill or decode server, which is asked without its counterpart."""
+    """Return the option to probe a prefill or decode server without its counterpart."""
     return () if plan.role is Role.SERVER else (liveness.ALONE,)
 
 

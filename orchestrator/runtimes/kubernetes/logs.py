@@ -1,4 +1,4 @@
-"""The log of a server in a pod: each line once, through restarts and streams that break off before their run ends."""
+"""The log of a server in a pod: each line once, across restarts and streams that break off before their run ends."""
 
 import os
 import re
@@ -22,7 +22,7 @@ _CHUNK_BYTES: Final = 1 << 16
 _STAMP: Final = rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.(\d{9})(Z|[+-]\d\d:\d\d) "  # of `--timestamps` (kubelet, logs.go)
 _LINE: Final = re.compile(rb"^" + _STAMP + rb"(.*\n)", re.MULTILINE)
 _STAMP_INSIDE: Final = re.compile(_STAMP)
-_ENTRY: Final = 16 * 1024  # bytes of a line before a runtime begins another entry; kubelet 1.20 stamps each entry
+_ENTRY: Final = 16 * 1024  # bytes at which a container runtime splits a line; kubelet 1.20 stamps each entry
 
 Probe: TypeAlias = Callable[[], tuple[bool, PodView | None]]  # whether the server exists, and its pod
 
@@ -31,7 +31,7 @@ class NewLines:
     """A filter over kubectl's log streams that passes each line once, without its timestamp.
 
     It compares timestamps, not runs: the API server reports a restart seconds after a stream does. A line that breaks
-    off at the end of a stream is left to the next stream.
+    off at the end of a stream is taken from the next stream.
     """
 
     def __init__(self) -> None:
@@ -40,10 +40,10 @@ class NewLines:
         self._last: tuple[bytes, ...] = ()  # timestamp of the newest line passed
         self._skip_until: tuple[bytes, ...] = ()  # the current stream has nothing new up to this timestamp
         self._rest = b""
-        self._torn = False  # the rest belongs to a line that was cut
+        self._torn = False  # `_rest` belongs to a line that was cut
 
     def words(self, pod: str) -> tuple[str, ...]:
-        """Return kubectl's arguments for a stream of a pod that continues after the previous streams."""
+        """Return kubectl's arguments for a pod's next stream, which continues where the previous ones ended."""
         if pod != self._pod:
             self._pod, self._last = pod, ()
         self.begin()
@@ -53,7 +53,7 @@ class NewLines:
         return "--timestamps", f"--since-time={second.strftime('%Y-%m-%dT%H:%M:%SZ')}", pod
 
     def begin(self) -> None:
-        """Begin a stream: the next chunk is its first, even if another was read since `words`."""
+        """Begin a stream with the next chunk, even if another stream was read since `words`."""
         self._skip_until, self._rest, self._torn = self._last, b"", False
 
     def of(self, chunk: bytes) -> bytes:
@@ -63,7 +63,7 @@ class NewLines:
         self._rest = data[end:]
         cut = len(self._rest) > MAX_LINE_BYTES
         if cut:
-            begun = _STAMP_INSIDE.match(self._rest)  # the timestamp of this line, for the part still to come
+            begun = _STAMP_INSIDE.match(self._rest)  # the timestamp, for the rest of this line
             data, end, self._rest = data + b"\n", len(data) + 1, begun[0] if begun else b"-"
         lines = _LINE.findall(data, 0, end)
         if lines and self._torn:
@@ -75,7 +75,7 @@ class NewLines:
             return b""
         self._skip_until, self._last = (), lines[-1][:3]
         texts = b"".join(text if len(text) <= _ENTRY else _STAMP_INSIDE.sub(b"", text) for *_, text in lines)
-        return texts.removesuffix(b"\n") if cut else texts  # the line continues: a line end could split a secret
+        return texts.removesuffix(b"\n") if cut else texts  # the line continues; a newline here could split a secret
 
 
 class ServerLog:
@@ -86,7 +86,7 @@ class ServerLog:
         self._cluster, self._probe = cluster, probe
         self._lines = NewLines()
         self._read: tuple[object, ...] = ()  # identity of the run read last
-        self._following: Program | None = None  # by `tail`
+        self._following: Program | None = None  # the stream that `tail` follows
         self._ended = -inf  # monotonic time at which the followed stream ended
 
     def so_far(self) -> Iterator[bytes]:
@@ -96,7 +96,7 @@ class ServerLog:
             yield from self._runs(view)
 
     def follow(self) -> Iterator[bytes]:
-        """Yield all lines, old and new, until the server is deleted; wait for its next run or pod."""
+        """Yield all lines, old and new, until the server is deleted; between runs and pods, wait for the next."""
         while True:
             exists, view = self._probe()
             if view is not None and self._has_more(view):
@@ -106,7 +106,7 @@ class ServerLog:
             time.sleep(_INTERVAL)
 
     def tail(self) -> Iterator[str]:
-        """Yield the lines since the last call without waiting for more, except while it reads a previous run."""
+        """Yield the lines since the last call. It waits only while it reads the log of a previous run."""
         if self._following is None:
             _, view = self._probe()
             if view is None or time.monotonic() - self._ended < _INTERVAL or not self._has_more(view):
@@ -135,8 +135,8 @@ class ServerLog:
     def _runs(self, view: PodView, *options: str) -> Iterator[bytes]:
         """Yield the lines of the previous run, if any, and of the current run.
 
-        A restart can happen between any two requests. The first chunk of the stream fixes its run, and with it the
-        previous run, which is then requested (again) and yielded first.
+        A restart can happen between any two requests. The first chunk of the stream settles which run is current, and
+        so which is previous; the previous run is then requested (again) and yielded first.
         """
         if view.restarts:
             yield from self._chunks(view, "--previous")

@@ -1,6 +1,6 @@
-"""The Kubernetes objects of a unit: the template of this folder, filled from a plan.
+"""The Kubernetes objects of a unit, from the template in this folder and a plan.
 
-Equal plans give equal objects.
+Equal plans yield equal objects.
 """
 
 import json
@@ -54,7 +54,7 @@ from orchestrator.runtimes.kubernetes.security import HOME, PodSecurity, level_o
 from orchestrator.runtimes.labels import GATEWAY, NAME
 
 Manifest: TypeAlias = dict[str, Any]  # Any: JSON of the API
-ANY_ADDRESS: Final = "0.0.0.0"  # noqa: S104 - of a pod, which its NetworkPolicy protects
+ANY_ADDRESS: Final = "0.0.0.0"  # noqa: S104 - in a pod, which a NetworkPolicy protects
 
 _WORKER: Final = "leaderworkerset.sigs.k8s.io/worker-index"  # label of a pod, "0" for the leader
 # Variables of a pod of a LeaderWorkerSet (kubernetes-sigs/lws v0.7.0, api/leaderworkerset/v1/leaderworkerset_types.go).
@@ -65,7 +65,7 @@ _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def objects_of(artifacts: Artifacts, image: str, name: str, unit_name: str = "") -> list[Manifest]:
-    """Return the objects that one start applies: those of a server, of the replica `unit_name`, or of the gateway."""
+    """Return the objects for one start: of a server, of the replica `unit_name`, or of the gateway."""
     plan = artifacts.plan
     unit_name = GATEWAY if plan.gateway else ANY_REPLICA if unit_name and autoscaling_of(plan) else unit_name
     context = _of_unit(artifacts.plan, image, name, unit_name)
@@ -75,7 +75,7 @@ def objects_of(artifacts: Artifacts, image: str, name: str, unit_name: str = "")
 
 
 def metadata(plan: Plan, name: str, name_in_cluster: str) -> Manifest:
-    """Return the metadata of one object of a server."""
+    """Return the metadata for an object of a server."""
     namespace = cluster_of(plan).namespace
     object_annotations = annotations(plan, name, namespace)
     return {"name": name_in_cluster, "namespace": namespace, "labels": labels(name), "annotations": object_annotations}
@@ -93,7 +93,7 @@ def _of_unit(plan: Plan, image: str, name: str, unit_name: str) -> dict[str, obj
     ports = gateway.pod_annotations(plan.server.port, bootstrap) if of_role else {}
     is_replica = unit_name not in {"", GATEWAY}  # only the gateway may reach a replica
     beyond = cluster.service_type != "ClusterIP"  # clients outside the cluster have no labels
-    same_server = selected(name, "" if of_role else GATEWAY)  # the KV cache crosses at ports that sglang chooses
+    same_server = selected(name, "" if of_role else GATEWAY)  # sglang chooses the ports for the KV cache
     clients = same_server if is_replica else None if beyond else pairs(cluster.allowed_clients)
     is_open = not unit_name and beyond  # every client may connect, so scrapers need no rule of their own
     return {
@@ -108,7 +108,7 @@ def _of_unit(plan: Plan, image: str, name: str, unit_name: str) -> dict[str, obj
         "nodes": nodes,
         "serving": selected(name, unit_name) | ({_WORKER: "0"} if nodes > 1 else {}),
         "host_network": unit_name != GATEWAY and uses_host_network(plan),
-        # Equal servers have the same port, those of roles have their own.
+        # Replicas share a port number, so no two may share a node; prefill and decode servers have different ports.
         "apart": selected(name, unit_name) if of_role else selected(name) | ({ROLE: REPLICA} if is_replica else {}),
         "clients": clients,
         "of_role": of_role,
@@ -130,10 +130,9 @@ def _of_unit(plan: Plan, image: str, name: str, unit_name: str) -> dict[str, obj
 
 
 def command_of_gateway(plan: Plan, name: str) -> Command:
-    """Return the command of the gateway's pod, which discovers the pods of the replicas of that name.
+    """Return the command of the gateway's pod, which discovers the pods of that server's replicas.
 
-    Each replica is a Deployment with one pod, not one of several pods of a Deployment: each is started and verified
-    separately.
+    Each replica has its own Deployment with one pod, because each is started and verified separately.
     """
     cluster, servers = cluster_of(plan), replica_plans(plan)
     labels = {}
@@ -151,7 +150,7 @@ def command_of_gateway(plan: Plan, name: str) -> Command:
 
 
 def _of_gateway(plan: Plan, name: str) -> dict[str, object]:
-    """Return the template values of a gateway. It runs on its replicas' nodes, which hold the image, without a GPU."""
+    """Return the template values of a gateway. It runs on its replicas' nodes, which have the image, without a GPU."""
     security = pod_security(plan, "privileged" if cluster_of(plan).pod_security == "privileged" else "restricted")
     return {
         **_command(plan, command_of_gateway(plan, name), security),
@@ -171,10 +170,10 @@ def _of_server(artifacts: Artifacts) -> dict[str, object]:
     security = pod_security(plan, level_of(plan))
     mounts = {"models": models_at, **_home_mount(security)}
     if needs.shm_bytes is not None or needs.ipc is not None:
-        mounts["shm"] = "/dev/shm"  # noqa: S108 - the pod's
+        mounts["shm"] = "/dev/shm"  # noqa: S108 - in the pod
     if uses_host_network(plan) and plan.gpus:
         mounts["infiniband"] = "/dev/infiniband"
-    checker = {}  # the engine validates the arguments first: before the weights are loaded, and without a crash loop
+    checker = {}  # the engine validates the arguments before weights are loaded, which avoids a crash loop
     if is_server(artifacts.command.argv):
         question = argument_question(artifacts, None).to_json() + "\n"
         checker = {"check_server_args.py": argument_checker(), "arguments.json": question}
@@ -201,12 +200,12 @@ def _of_server(artifacts: Artifacts) -> dict[str, object]:
 
 
 def _command(plan: Plan, command: Command, security: PodSecurity) -> dict[str, object]:
-    env = {"PYTHONUNBUFFERED": "1", **security.env, **dict(command.env)}  # else the log arrives in blocks
+    env = {"PYTHONUNBUFFERED": "1", **security.env, **dict(command.env)}  # otherwise the log arrives in blocks
     words = [_literal(word) for word in (*command.argv, *_config_words(plan))]
     for value, variable in _OF_GROUP.items():
         words = [word.replace(_literal(value), variable) for word in words]
     variables: list[Manifest] = [{"name": variable, "value": _literal(env[variable])} for variable in sorted(env)]
-    has_peers = plan.layout.nodes > 1 or plan.role is not Role.SERVER  # reach it at its address
+    has_peers = plan.layout.nodes > 1 or plan.role is not Role.SERVER  # which reach it at its address
     if has_peers and HOST_ADDRESS not in env:
         variables += [{"name": HOST_ADDRESS, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
     return {"security": security, "args": words, "env": variables}

@@ -1,4 +1,4 @@
-"""The last observation of each server: at most a second old, unless the cluster does not answer for a while."""
+"""The last observation of each server: at most a second old, unless its cluster does not answer."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,8 @@ from orchestrator.runtimes.labels import NAME
 
 _FRESH: Final = 0.8  # seconds for which an observation, or a failed request to a cluster, is current
 _REQUEST_TIMEOUT: Final = 4.0  # timeout of a request, in seconds; short, since callers poll
-# Seconds without an answer: pods continue to run, and replacing a control plane takes minutes.
+# Seconds without an answer for which callers get the last observation: pods keep running meanwhile, and replacing a
+# control plane takes minutes.
 MAX_STALENESS: Final = 300.0
 
 
@@ -30,11 +31,11 @@ class ObservedServer:
 
 
 class ObservationCache:
-    """The last observation of each server, by the identity of the server."""
+    """The last observation of each server, by its `runtime_id`."""
 
     def __init__(self) -> None:
         self._seen: dict[str, ObservedServer] = {}
-        self._failed: dict[Cluster, tuple[float, HostError]] = {}  # clusters that do not answer: when and how
+        self._failed: dict[Cluster, tuple[float, HostError]] = {}  # of silent clusters: the time and error
 
     def of(self, unit: Unit, replica: ReplicaRef) -> ObservedServer:
         """Return the current observation, or the last one while the cluster does not answer.
@@ -70,9 +71,9 @@ class ObservationCache:
         items: Sequence[Mapping[str, Any]],
         warnings: Sequence[Mapping[str, Any]] | None = None,
     ) -> ObservedServer:
-        """Store and return the observation of a server from listed objects. Raises HostError.
+        """Store and return an observation of a server, made from listed objects. Raises HostError.
 
-        If `warnings` is None, the warnings about its pod are requested.
+        If `warnings` is None, it requests the warnings about the server's pod.
         """
         identity, cluster = (unit.name, replica.unit_name), replica.cluster
         own_items = [item for item in items if (item["metadata"]["labels"][NAME], replica_of(item)) == identity]

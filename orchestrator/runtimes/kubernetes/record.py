@@ -1,4 +1,4 @@
-"""Names, labels and annotations of a server's objects, which are its record; and paths and GPU counts of its pods."""
+"""The record of a server: names, labels and annotations of its objects. Also paths and GPU counts of its pods."""
 
 import hashlib
 import re
@@ -15,10 +15,10 @@ from orchestrator.runtimes.labels import GATEWAY, NAME, UNIT, record_of
 from orchestrator.runtimes.replicas import in_order, role_of
 
 ROLE: Final = "deploy.role"
-REPLICA: Final = "replica"  # the role of equal servers behind a gateway
+REPLICA: Final = "replica"  # the role of replicas, unlike prefill and decode servers
 OURS: Final = "app.kubernetes.io/managed-by=deploy"
 _MANAGER: Final = "app.kubernetes.io/managed-by"
-# A DNS label has at most 63 characters, and a replica adds its part.
+# A DNS label has at most 63 characters, and a replica appends its unit name.
 _MAX_NAME: Final = 48
 MODELS: Final = "/models"  # checkpoints by name, inside a pod
 CONTAINER: Final = "server"
@@ -37,8 +37,8 @@ class ReplicaRef:
     cluster: Cluster
     unit_name: str
     forward: Forward | None = None
-    pending_timeout: float = inf  # seconds that it may wait for a resource
-    stuck_since: float | None = None  # monotonic time since which it waits for one
+    pending_timeout: float = inf  # seconds that its pod may wait for a resource
+    stuck_since: float | None = None  # monotonic time at which that wait began
 
 
 def replica_of(item: Mapping[str, Any]) -> str:
@@ -47,10 +47,10 @@ def replica_of(item: Mapping[str, Any]) -> str:
 
 
 def object_name(name: str, unit_name: str = "") -> str:
-    """Return the name of the objects of the server `name`: its own, if that is a DNS label (a Service's: RFC 1035).
+    """Return the name of the objects of the server `name`: the same, if it is a DNS label (for a Service: RFC 1035).
 
-    Another name, or a long one, is cut and gets a digest to keep it unique. A replica adds its part after two dashes,
-    which no server name contains. The gateway has the name of a server without replicas.
+    An invalid or long name is cut and gets a digest that keeps it unique. The unit name of a replica follows after two
+    dashes, which no server name contains. A gateway's objects are named like those of a server without replicas.
     """
     if unit_name and unit_name != GATEWAY:
         return f"{object_name(name)}--{unit_name}"
@@ -63,12 +63,12 @@ def object_name(name: str, unit_name: str = "") -> str:
 def deployment_name(name: str, unit_name: str = "") -> str:
     """Return the name of the Deployment of a server or of a replica.
 
-    The first Deployment of a start has the server's own name, with replicas too: the API server accepts that name from
-    one start only.
+    The first Deployment of a start has the server's own name, even with replicas, so that the API server accepts only
+    one start of that name.
     """
     if unit_name == GATEWAY:
         return f"{object_name(name)}--{GATEWAY}"
-    is_first = in_order(unit_name) == (False, 1)  # of replicas, or of prefill before decode
+    is_first = in_order(unit_name) == (False, 1)  # replica 1, or prefill server 1
     return object_name(name) if is_first else object_name(name, unit_name)
 
 
@@ -85,7 +85,7 @@ def role_label(unit_name: str) -> str:
 
 
 def selected(name: str, unit_name: str = "") -> dict[str, str]:
-    """Return the labels that select the pod of a server."""
+    """Return the labels that select a server's pod."""
     return {NAME: name} | ({UNIT: unit_name} if unit_name else {})
 
 
@@ -95,33 +95,33 @@ def selector(name: str, unit_name: str = "") -> str:
 
 
 def annotations(plan: Plan, name: str, namespace: str, unit_name: str = "") -> dict[str, str]:
-    """Return the annotations of the record. Labels are limited to 63 characters, and a digest is longer."""
+    """Return the annotations of the record. They are not labels, since a digest exceeds a label's 63 characters."""
     return record_of(plan, f"http://{object_name(name, unit_name)}.{namespace}.svc:{plan.server.port}")
 
 
 def pairs(written: tuple[str, ...]) -> Mapping[str, str]:
-    """Return labels that are written as `key=value` as a mapping."""
+    """Return labels of the form `key=value` as a mapping."""
     return dict(label.split("=", 1) for label in written)
 
 
 def cluster_of(plan: Plan) -> KubernetesSection:
-    """Return the Kubernetes section of a plan for that runtime."""
-    assert plan.kubernetes is not None  # noqa: S101 - for the type: the section has the name of the runtime
+    """Return the Kubernetes section of a plan for this runtime."""
+    assert plan.kubernetes is not None  # noqa: S101 - for the type: such a plan has the section
     return plan.kubernetes
 
 
 def secret_name(plan: Plan, name: str) -> str:
-    """Return the name of the Secret with the API key of a server."""
+    """Return the name of the Secret with a server's API key."""
     return cluster_of(plan).api_key_secret or f"{object_name(name)}-key"
 
 
 def requested_gpus(plan: Plan) -> tuple[str, int]:
-    """Return the device plugin's resource, and the count: up to the last GPU of the ranks, whichever is the first."""
+    """Return the device plugin's resource and the number of GPUs, from GPU 0 to the ranks' last one."""
     return _RESOURCES.get(plan.hardware.vendor, ""), plan.gpus[-1] + 1 if plan.gpus else 0
 
 
 def node_checkpoint(plan: Plan) -> str | None:
-    """Return the directory of a local checkpoint on the node; None if `kubernetes.weights` says where it is."""
+    """Return the directory of a local checkpoint on the node; None if `kubernetes.weights` names its location."""
     weights, checkpoint = cluster_of(plan).weights, plan.model.checkpoint
     return checkpoint.path if checkpoint.source == "local" and not (weights.pvc or weights.host_path) else None
 

@@ -1,4 +1,4 @@
-"""Servers in Kubernetes clusters. Labels and annotations on the objects are their record."""
+"""Servers in Kubernetes clusters. The labels and annotations of their objects are the record."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from orchestrator.runtimes.saved_logs import keep_log, saved_log
 
 _APPEARS: Final = 10.0  # seconds for the pod of a new Deployment to appear
 _INTERVAL: Final = 0.2
-# The command line of each process that is not a zombie; in /proc/PID/stat the state follows the name (proc(5)).
+# Prints the command line of each process that is not a zombie; in /proc/PID/stat the state follows the name (proc(5)).
 _TITLES: Final = """\
 for process in /proc/[0-9]*; do
   read -r stat < "$process/stat" || continue
@@ -60,7 +60,7 @@ done 2>/dev/null
 
 
 class KubernetesRuntime(Runtime):
-    """Servers in pods, in the namespaces that the run directories of this home name."""
+    """Servers in pods, in the namespaces recorded in this home's run directories."""
 
     name = "kubernetes"
     in_container = True
@@ -81,15 +81,16 @@ class KubernetesRuntime(Runtime):
 
     def __init__(self, home: Home, host: str | None = None) -> None:
         super().__init__(home, host)
-        self._replicas: dict[str, ReplicaRef] = {}  # by the identity of a server
+        self._replicas: dict[str, ReplicaRef] = {}  # by the `runtime_id` of a unit
         self._tails: list[ServerLog] = []
         self._seen = ObservationCache()
 
     def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Unit:
         """See `Runtime.start`. Deletes all objects of the start before it raises.
 
-        The Deployment is created first, and created rather than applied: of two starts of a name, the API server
-        accepts one, by the Deployment with the server's own name. Its pod comes last, when all its mounts exist.
+        The Deployment comes first, and is created rather than applied: of two starts of a name, the API server accepts
+        only the one that first creates the Deployment with the server's own name. The pod comes last, when everything
+        that it mounts exists.
         """
         from orchestrator.runtimes.kubernetes import creation  # noqa: PLC0415 - `status` does not need it
 
@@ -107,7 +108,7 @@ class KubernetesRuntime(Runtime):
                 )
             creation.require_applied(cluster.apply(objects))
             creation.require_applied(cluster.change(deployment, {"spec": {"replicas": deployment["spec"]["replicas"]}}))
-        except BaseException:  # mainly Ctrl-C: no record would mention these objects
+        except BaseException:  # mainly Ctrl-C; otherwise these objects would remain without a record
             self._discard(replica, name, start[STARTER])
             raise
         unit = self._unit(cluster, created)
@@ -118,7 +119,7 @@ class KubernetesRuntime(Runtime):
     def find(self, name: str | None = None) -> tuple[Unit, ...]:
         """See `Runtime.find`.
 
-        Opens a tunnel only to servers that are requested by name; others have their Service's URL.
+        Opens a tunnel only to servers found by name; the others have their Service's URL.
         """
         locations = known_namespaces(self._home, name)
         answers = list_objects(locations, selector(name) if name else f"{NAME},{OURS}")
@@ -144,7 +145,7 @@ class KubernetesRuntime(Runtime):
         state = server_state(deployment, view)
         replica = self._replicas[unit.runtime_id]
         forward = replica.forward
-        # A gateway listens after its startupProbe; before that kubectl would end.
+        # Until its startupProbe has succeeded, a gateway may not listen, and `kubectl port-forward` would end.
         listens = view is not None and (replica.unit_name != GATEWAY or bool(view.container.get("started")))
         if view and listens and state.status is Status.RUNNING and forward and self._seen.answers(replica.cluster):
             forward.connect(view.name, f"{view.name}/{view.runs_since}")
@@ -168,7 +169,7 @@ class KubernetesRuntime(Runtime):
         return tuple(line.strip() for line in done.stdout.splitlines() if line.strip()) if done.ok else ()
 
     def logs(self, unit: Unit, *, follow: bool) -> Iterator[str]:
-        """See `Runtime.logs`. Follows through restarts; reads the saved log if the server is deleted."""
+        """See `Runtime.logs`. Follows across restarts; reads the saved log of a deleted server."""
         if not unit.runtime_id or self._inspect(unit)[0] is None:
             yield from saved_log(unit)
             return
@@ -180,9 +181,9 @@ class KubernetesRuntime(Runtime):
         return self._tails[-1].tail
 
     def stop(self, unit: Unit, *, grace: float) -> None:
-        """See `Runtime.stop`. Deletes the objects and waits for the end of the pod.
+        """See `Runtime.stop`. Deletes the objects and waits until the pod has ended.
 
-        Raises HostError if the pod's node does not report its end.
+        Raises HostError if the pod's node does not report that.
         """
         self.stop_all([unit], grace=grace)
 
@@ -192,9 +193,9 @@ class KubernetesRuntime(Runtime):
         self._end(units, grace=grace)
 
     def set_routable(self, unit: Unit, *, routable: bool) -> None:
-        """See `Runtime.set_routable`. Adds or removes the pod's label by which the gateway discovers it.
+        """See `Runtime.set_routable`. Adds or removes the label by which the gateway discovers the pod.
 
-        A replacement pod has the label again, from the template of its Deployment.
+        A replacement pod has the label again, from its Deployment's template.
         """
         replica = self._replicas[unit.runtime_id]
         words = ("pods", "--selector", selector(unit.name, replica.unit_name))
@@ -229,13 +230,13 @@ class KubernetesRuntime(Runtime):
             tail.close()
 
     def _servers(self, cluster: Cluster, items: list[Mapping[str, Any]] | HostError, *, by_name: bool) -> list[Unit]:
-        """Return the servers among the objects of a namespace with their states. Raises HostError."""
+        """Return the servers among a namespace's objects, with their states. Raises HostError."""
         if isinstance(items, HostError):
             raise items
         records = [item for item in items if item["kind"] == "Deployment" and is_record(_labels_of(item))]
         units = [self._unit(cluster, record) for record in records]
         warns = any(PodView(pod=item).warns for item in items if item["kind"] == "Pod")
-        warnings = warnings_of(cluster) if warns and not by_name else None  # those of all pods at once
+        warnings = warnings_of(cluster) if warns and not by_name else None  # in one request for all pods
         observed = [self._seen.keep(unit, self._replicas[unit.runtime_id], items, warnings) for unit in units]
         pairs = zip(units, observed, strict=True)
         return [replace(unit, state=self._report(unit, item.deployment, item.view)) for unit, item in pairs]
@@ -272,7 +273,7 @@ class KubernetesRuntime(Runtime):
                     forward.close()
 
     def _discard(self, replica: ReplicaRef, name: str, starter: str) -> None:
-        """Delete the objects of a failed start. If that fails, only report it: the start's own error is raised."""
+        """Delete the objects of a failed start. Only report an error, since the caller raises that of the start."""
         cluster, name_in_cluster = replica.cluster, deployment_name(name, replica.unit_name)
         try:
             deployment = cluster.json("get", "deployment", name_in_cluster, "--ignore-not-found")
@@ -316,8 +317,8 @@ class KubernetesRuntime(Runtime):
 def known_namespaces(home: Home, name: str | None = None) -> tuple[Cluster, ...]:
     """Return the namespaces in which this home started servers, from the newest plan of each name.
 
-    For a name that this home knows, only its own namespace is returned, since another cluster may no longer exist.
-    Without a name, namespaces of servers that were stopped from here are omitted.
+    If this home knows the name, return only its namespace, since the clusters of others may no longer exist. Without a
+    name, omit the namespaces of servers that this home has stopped.
     """
     if name is not None and not SERVER_NAME.match(name):
         return ()

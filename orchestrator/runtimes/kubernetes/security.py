@@ -2,8 +2,8 @@
 
 By default a pod is `restricted`, but `baseline` on AMD, where /dev/kfd belongs to a group whose id only the node knows
 (`kubernetes.supplemental_groups`). Kubernetes needs less than the hardware's options for Docker: ROCm's guide calls
-`seccomp=unconfined` optional (rocm.docs.amd.com, install-on-linux, how-to/docker), and libhsakmt goes on where seccomp
-blocks `mbind` (src/fmm.c, bind_mem_to_numa). This project has run no such pod on an AMD GPU.
+`seccomp=unconfined` optional (rocm.docs.amd.com, install-on-linux, how-to/docker), and libhsakmt continues if seccomp
+blocks `mbind` (src/fmm.c, bind_mem_to_numa). This project has never run such a pod on an AMD GPU.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from orchestrator.plan.units import Role
 from orchestrator.runtimes.kubernetes.record import cluster_of, node_checkpoint
 
 LEVELS: Final = ("privileged", "baseline", "restricted")
-HOME: Final = "/home/deploy"  # of a pod that does not run as root, an emptyDir: for compiled kernels
+HOME: Final = "/home/deploy"  # an emptyDir for compiled kernels, in a pod that does not run as root
 _UNPRIVILEGED: Final = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
@@ -31,12 +31,12 @@ class PodSecurity:
 
     @property
     def key_mode(self) -> int:
-        """The mode of the file with the API key: root owns it, and a pod has one user."""
+        """The mode of the API key's file: readable by all unless the user is root, its owner; a pod has one user."""
         return 0o444 if self.env else 0o400
 
 
 def uses_host_network(plan: Plan) -> bool:
-    """Return whether a server is in the network of its nodes: its ranks are on several, or its KV cache uses RDMA."""
+    """Return whether a server uses its nodes' network: its ranks are on several nodes, or its KV cache uses RDMA."""
     return plan.layout.nodes > 1 or (plan.role is not Role.SERVER and transfer_uses_rdma(plan))
 
 
@@ -48,7 +48,7 @@ def level_of(plan: Plan) -> str:
 
 
 def required_level(plan: Plan) -> tuple[str, str]:
-    """Return the level that the namespace has to admit, and why."""
+    """Return the level that the namespace must admit, and the reason."""
     level = level_of(plan)
     if on_host := [replica for replica in replica_plans(plan) if uses_host_network(replica)]:
         several = any(replica.layout.nodes > 1 for replica in on_host)
@@ -66,14 +66,14 @@ def required_level(plan: Plan) -> tuple[str, str]:
 
 
 def pod_security(plan: Plan, level: str) -> PodSecurity:
-    """Return the contexts of a level. Groups are ids, since a node does not know names."""
+    """Return the security contexts for a level. Groups are ids, since a node does not know their names."""
     cluster, needs = cluster_of(plan), plan.hardware.container
     groups = sorted({*cluster.supplemental_groups, *(int(group) for group in needs.groups if group.isdigit())})
     pod: dict[str, Any] = {"supplementalGroups": groups} if groups else {}
     if level == "privileged":
         if "seccomp=unconfined" in needs.security_opt:
             pod["seccompProfile"] = {"type": "Unconfined"}
-        if uses_host_network(plan):  # a device of a hostPath is open to no other container
+        if uses_host_network(plan):  # only a privileged container can open a device from a hostPath
             return PodSecurity(pod=pod, container={"privileged": True}, env={})
         return PodSecurity(pod=pod, container={"capabilities": {"add": needs.cap_add}} if needs.cap_add else {}, env={})
     if level == "baseline":

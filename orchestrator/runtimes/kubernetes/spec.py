@@ -52,11 +52,11 @@ class PodImage:
     """The image of a plan's pods."""
 
     reference: str
-    is_local_build: bool  # and in no registry
+    is_local_build: bool  # and so in no registry
 
 
 def weights_are_reachable(context: RuleContext) -> Iterator[Problem]:
-    """Require a checkpoint source for the pods: a claim, or a directory on their node."""
+    """Check that the pods have a checkpoint source: a claim, or a directory on their node."""
     weights, origin = context.profile.kubernetes.weights, context.profile.model.checkpoint.source
     if origin != "local" and not weights.pvc and not weights.host_path:
         message = "no checkpoint location is set for the pods"
@@ -65,7 +65,7 @@ def weights_are_reachable(context: RuleContext) -> Iterator[Problem]:
 
 
 def asks_for_a_key(context: RuleContext) -> Iterator[Problem]:
-    """Require an API key, or an explicit exception, for a Service that is reachable from outside the cluster."""
+    """Check that a server open to its nodes' network or beyond the cluster has an API key, or an explicit exception."""
     server, service = context.profile.server, context.profile.kubernetes.service_type
     if service != "ClusterIP" and server.api_key_env is None and not server.allow_unauthenticated:
         yield Problem(
@@ -85,14 +85,14 @@ def asks_for_a_key(context: RuleContext) -> Iterator[Problem]:
 
 
 def _ranks_on_nodes(profile: Profile) -> str:
-    """Return the key that spreads a server over several nodes; "" if none does."""
+    """Return the profile's key that spreads a server over several nodes; "" if no key does."""
     roles = role_profiles(profile)
     spread = [f"layout.{name}.nodes" for name, role in roles.items() if role.layout.nodes.value > 1]
     return next(iter(spread), "") if roles else "layout.nodes" * (profile.layout.nodes.value > 1)
 
 
 def user_can_open_the_gpus(context: RuleContext) -> Iterator[Problem]:
-    """Require the ids of the groups of the GPU devices for a user who is not root, on AMD."""
+    """Check that, on AMD, a user who is not root has the ids of the GPU devices' groups."""
     cluster, hardware = context.profile.kubernetes, context.profile.hardware
     if cluster.pod_security == "restricted" and hardware.vendor == "amd" and not cluster.supplemental_groups:
         message = f"as user {cluster.run_as_user}, the server cannot open /dev/kfd and /dev/dri/renderD* of the node"
@@ -101,13 +101,13 @@ def user_can_open_the_gpus(context: RuleContext) -> Iterator[Problem]:
 
 
 def image_can_be_pulled(context: RuleContext) -> Iterator[Problem]:
-    """Require a prebuilt image by digest. Without one, an image is built; `built_image_problems` reports that."""
+    """Check that a prebuilt image has a digest. Without one, an image is built; `built_image_problems` reports that."""
     if context.image is not None:
         yield from image_problems(context.profile.kubernetes, context.image)
 
 
 def config_is_unchanged(context: RuleContext) -> Iterator[Problem]:
-    """Refuse a patch of the checkpoint's config.json, which is in the cluster."""
+    """Check that no patch changes the checkpoint's config.json, which is in the cluster."""
     uses = profile_patches(context.profile, context.ledger, {})
     if ids := [use.id for use in uses if use.kind == "config" and use.expected]:
         message = f"patch `{', '.join(ids)}` changes the checkpoint's config.json, which is in the cluster"
@@ -128,12 +128,12 @@ RULES: Final = (
 
 
 def built_image_problems(profile: Profile) -> Iterator[Problem]:
-    """Yield the problems of a start from an image that is built on this host."""
+    """Yield the problems of a start from an image built on this host."""
     return image_problems(profile.kubernetes, None)
 
 
 def start_problems(profile: Profile) -> Iterator[Problem]:
-    """Yield the problem of a server on several nodes or with autoscaling, which is rendered, but not started."""
+    """Yield a problem for a server on several nodes, or with autoscaling, which `deploy` renders but does not start."""
     if profile.kubernetes.autoscaling is not None:
         hint = "`deploy render` with `--output keda`, then `kubectl apply --server-side -f keda/kubernetes.yaml`"
         yield Problem("`up` cannot start autoscaled replicas: KEDA sets their number", "kubernetes.autoscaling", hint)
@@ -143,9 +143,9 @@ def start_problems(profile: Profile) -> Iterator[Problem]:
 
 
 def settings(profile: Profile) -> RuntimeSettings:
-    """Return the settings from the profile's section. Each pod has its own GPUs, and its own ports.
+    """Return the settings from the profile's section. Each pod has its own GPUs and ports.
 
-    Pods of prefill and decode may share the network of a node.
+    Prefill and decode pods, however, may share a node's network.
     """
     return RuntimeSettings(kubernetes=profile.kubernetes, one_node=False, same_port=not role_profiles(profile))
 
@@ -160,7 +160,7 @@ def rendered(plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
         return Artifacts(plan=item, command=command, build=None, spec=spec)
 
     def gateway(_: Gateway) -> Artifacts:
-        command = command_of_gateway(plan, plan.profile)  # the name of the server is set later
+        command = command_of_gateway(plan, plan.profile)  # the server's name is set later
         return Artifacts(plan=plan, command=command, build=None, spec=spec)
 
     return replace(render_units(plan, server, gateway), build=build)
@@ -210,7 +210,7 @@ def manifest_files(artifacts: Artifacts, name: str) -> tuple[RenderedFile, ...]:
 
 
 def image_of_pods(artifacts: Artifacts) -> PodImage:
-    """Return the image of artifacts that were rendered for a cluster. Raises ProfileError if no cluster can pull it."""
+    """Return the image of artifacts rendered for a cluster. Raises ProfileError if no cluster can pull it."""
     plan, image = artifacts.plan, artifacts.spec
     assert isinstance(image, PodImage)  # noqa: S101 - for the type: `render` puts it there
     reference = None if image.is_local_build else image.reference
@@ -220,7 +220,7 @@ def image_of_pods(artifacts: Artifacts) -> PodImage:
 
 
 def image_problems(cluster: KubernetesSection, image: str | None) -> Iterator[Problem]:
-    """Yield the problem of an image that the nodes cannot pull; None is one that is built on this host."""
+    """Yield a problem if the nodes cannot pull the image; None is an image built on this host."""
     pushed = "`deploy build PROFILE --tag registry.example/served:1 --push` prints its name; pass that with `--image`"
     on_node = "`--set kubernetes.image_pull_policy=Never` if the nodes have the image"
     if cluster.image_pull_policy == "Never":

@@ -1,4 +1,4 @@
-"""The API server's objects of a server as the state of the server. Pure."""
+"""The state of a server, from its objects at the API server. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -11,8 +11,8 @@ from orchestrator.runtimes.kubernetes.record import ARGUMENTS, CHECKPOINT, CONTA
 
 Seen: TypeAlias = Mapping[str, Any]  # Any: JSON of the API
 
-# Reasons of the kubelet for a container that cannot start without a change by a person (kubelet, images/types.go,
-# kuberuntime_container.go); the kubelet gives the same reasons for its own retries.
+# The kubelet's reasons for a container that cannot start until a person changes something (kubelet, images/types.go,
+# kuberuntime_container.go); it gives the same reasons for its own retries.
 _WAIT_REASONS: Final[Mapping[str, str]] = {
     "ErrImagePull": "cannot pull its image",
     "ImagePullBackOff": "cannot pull its image",
@@ -34,11 +34,11 @@ _NOT_STARTED: Final = "failed startup probe, will be restarted"  # of a containe
 
 @dataclass(frozen=True, kw_only=True)
 class PodView:
-    """The pod of a server, the newest one during a replacement, and the warnings about it."""
+    """A server's pod (during a replacement, the newest one) and the warnings about it."""
 
     pod: Seen
     events: Sequence[Seen] = ()
-    lost: Seen | None = None  # the pod that it replaced, if that one failed, for example by eviction
+    lost: Seen | None = None  # the pod that it replaced, if that pod failed or was evicted
 
     @property
     def name(self) -> str:
@@ -74,7 +74,7 @@ class PodView:
 
 
 def is_over(pod: Seen) -> bool:
-    """Return whether nothing runs in a deleted pod; its kubelet keeps the object for up to 10 s more."""
+    """Return whether all containers of a deleted pod have ended; its kubelet keeps the object for up to 10 s more."""
     statuses = pod.get("status", {}).get("containerStatuses", ())
     ended = [status for status in statuses if "running" not in status["state"] and _last_end(status) is not None]
     return bool(pod["metadata"].get("deletionTimestamp") and statuses and len(ended) == len(statuses))
@@ -94,7 +94,7 @@ def pod_view(pods: Sequence[Seen]) -> PodView | None:
 
 
 def newest(pods: Sequence[Seen]) -> Seen | None:
-    """Return the newest pod; one that is terminating or has failed only if there is no other."""
+    """Return the newest pod; a terminating or failed pod only if there is no other."""
     pods = [pod for pod in pods if not is_over(pod)]
     stays = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
     return _latest([pod for pod in stays if not _has_failed(pod)] or stays or pods)
@@ -113,7 +113,7 @@ def server_state(deployment: Seen | None, view: PodView | None) -> ServerState:
     """Return the state of a server from its Deployment and its pod.
 
     PENDING means that the server has never run in this pod; the detail has the reason. A deleted Deployment may leave
-    a pod that never started: the cluster sometimes creates one more while it ends the others.
+    a pod that never started: the cluster sometimes creates one more while it deletes the others.
     """
     if deployment is None:
         return NOT_FOUND if view is None or not has_started(view.pod) else _ending(view)
@@ -222,7 +222,7 @@ def _running(view: PodView, since: str) -> ServerState:
 
 
 def _is_out_of_sight(view: PodView) -> bool:
-    """Return whether the node controller has set the pod to not ready, but not its kubelet (MarkPodsNotReady)."""
+    """Return whether the node controller, not the kubelet, has marked the pod not ready (MarkPodsNotReady)."""
     conditions = {item["type"]: item["status"] for item in view.pod.get("status", {}).get("conditions", ())}
     return conditions.get("Ready") == "False" and conditions.get("ContainersReady") == "True"
 

@@ -13,7 +13,7 @@ from orchestrator.runtimes.supervisor.interpreter import compiler, interpreter
 
 
 def has_interpreter(context: RuleContext) -> Iterator[Problem]:
-    """Require an interpreter with the engine, or a requirements file to install one."""
+    """Check that the engine has an interpreter, or a requirements file to install one."""
     engine = context.profile.engine
     if engine.requirements is None and engine.python is None:
         message = "the process runtime needs an engine with a requirement file or an interpreter"
@@ -22,7 +22,7 @@ def has_interpreter(context: RuleContext) -> Iterator[Problem]:
 
 
 def device_access(context: CheckContext) -> Iterator[Finding]:
-    """Check that this user may open the GPU's devices."""
+    """Check that this user may open the GPU devices."""
     if context.plan.hardware.vendor != "amd":
         return
     if closed := [device for device in context.machine.devices if not device.open]:

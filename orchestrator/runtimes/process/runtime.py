@@ -1,9 +1,9 @@
 """The `process` runtime: a server as a process of this host, for rented pods without Docker.
 
 `start` hands the server to a supervisor (`orchestrator.runtimes.supervisor`), which outlives the command. The record
-beside the log, checked against /proc, shows what is running: a server is found again even if the command was killed,
-and a reused pid is not taken for it. An unreadable record hides nothing: its server is listed, and can be stopped if
-its inherited environment identifies its processes.
+next to the log is checked against /proc: `find` finds a server even if the command was killed, and does not mistake a
+reused pid for it. A server with an unreadable record is still listed, and can be stopped if the environment that its
+processes inherited identifies them.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ from orchestrator.runtimes.supervisor.record import (
 from orchestrator.runtimes.supervisor.request import start_request
 
 SUPERVISOR: Final = "orchestrator.runtimes.supervisor.main"  # run as a program, once per server
-# The lock on a handover: from the decision to start a server until its record exists. The command that starts it holds
-# the lock, and so does the supervisor, which inherits it. If the command is killed in between, the lock stays, so the
-# next command waits for the record instead of finding no server.
+# The lock on a handover, from the decision to start a server until its record exists. The starting command holds it,
+# and the supervisor inherits it: if the command is killed in between, the next command waits for the record instead
+# of finding no server.
 _START_LOCK: Final = ".start.lock"
-_HANDOVER: Final = 10.0  # maximum seconds for a handover, which takes less than one; after it, others continue
+_HANDOVER: Final = 10.0  # maximum seconds for a handover, which takes less than one; then other commands continue
 _POLL: Final = 0.02
 
 
@@ -108,7 +108,7 @@ class ProcessRuntime(Runtime):
             try:
                 with defer_signals():
                     record = _launch(request, environ, lock=lock.fileno())
-            except BaseException:  # mainly Ctrl-C: no record would mention this server
+            except BaseException:  # mainly Ctrl-C; otherwise this server would remain without a record
                 with defer_signals():
                     self._cancel_start(name, run_dir)
                 raise
@@ -121,7 +121,7 @@ class ProcessRuntime(Runtime):
         folders = [folder for folder in folders if not folder.is_symlink()]
         for folder in folders:
             lock = folder / _START_LOCK
-            if is_held(lock):  # a start in progress writes its record
+            if is_held(lock):  # a start in progress will write its record
                 poll_until(lambda held: not held, partial(is_held, lock), timeout=_HANDOVER, interval=_POLL)
         recorded = [server for folder in folders for server in _servers(folder)]
         deleted = [server for server in _deleted(self._home.runs) if name in {None, server.name}]
@@ -130,7 +130,7 @@ class ProcessRuntime(Runtime):
     def state(self, unit: Unit) -> ServerState:
         try:
             if not unit.runtime_id:
-                subfolders(Path(unit.run_dir))  # raises if the folder of the name cannot be listed, and says so
+                subfolders(Path(unit.run_dir))  # raises an error with the reason if the name's folder cannot be listed
             record = read_record(Path(unit.run_dir))
         except HostError as error:
             return ServerState(status=Status.UNKNOWN, detail=f"{error.message}; {error.hint}")
@@ -158,7 +158,7 @@ class ProcessRuntime(Runtime):
         """See `Runtime.stop`.
 
         Raises DeployError for a process that the kernel does not end, and HostError for a damaged record if no running
-        process can be attributed to its server. Every version marks the processes of a run with its directory.
+        process can be attributed to its server. Every version marks a run's processes with the run directory.
         """
         run_dir = Path(unit.run_dir)
         try:
@@ -259,7 +259,7 @@ def _servers(folder: Path) -> list[Unit]:
 
 
 def _deleted(runs: Path) -> list[Unit]:
-    """Return the running servers with deleted directories below `runs`, by the token of their supervisors."""
+    """Return the running servers whose directories below `runs` were deleted, from their supervisors' tokens."""
     top, units = runs.resolve(), []
     for token in sorted(tokens(SUPERVISOR)):
         run_dir = Path(token)

@@ -1,4 +1,4 @@
-"""Stopping a server: its processes, identified by their markers, and the record of the stop."""
+"""Stopping a server: ending its processes, which their markers identify, and recording the stop."""
 
 import dataclasses
 import signal
@@ -51,7 +51,7 @@ def terminate(name: str, markers: ProcessMarkers, *, grace: float) -> None:
 
 
 def ask(markers: ProcessMarkers, running: Sequence[Process]) -> list[Process]:
-    """Send SIGTERM to a server with the processes `running`; return its supervisors."""
+    """Send SIGTERM to the server whose processes are `running`; return its supervisors."""
     server = find_process(markers.server) if markers.server else None
     leaders = (process for process in running if process.pid == process.session)
     supervisors = [leader for leader in leaders if markers.supervisor in {None, process_identity(leader.pid)}]
@@ -82,7 +82,7 @@ def record_end(record: Record, run_dir: Path) -> None:
 
 
 def quarantine_record(name: str, run_dir: Path) -> None:
-    """Move an unreadable record away after the end of its server, unless the supervisor has rewritten it."""
+    """Move the unreadable record of an ended server away, unless the supervisor has rewritten it."""
     try:
         record = read_record(run_dir)
     except HostError:

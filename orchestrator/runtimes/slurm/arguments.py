@@ -16,12 +16,12 @@ from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.slurm.record import CHECKER, QUESTION, REJECTION
 from orchestrator.runtimes.slurm.script import job_of
 
-_ANSWERS: Final = 900.0  # seconds: the first container of an image on a node pulls it
+_ANSWERS: Final = 900.0  # seconds: a node pulls an image for its first container
 REFUSED: Final = 3  # the program's exit code
 
 
 def argument_files(artifacts: Artifacts) -> dict[str, str]:
-    """Return the checker program and its input; none if the interpreter has checked, or the program is not a server."""
+    """Return the checker program and its input; {} if the interpreter has checked, or the program is not a server."""
     if job_of(artifacts.plan).container == "none" or not is_server(artifacts.command.argv):
         return {}
     question = argument_question(artifacts, None).to_json() + "\n"
@@ -29,7 +29,7 @@ def argument_files(artifacts: Artifacts) -> dict[str, str]:
 
 
 def check_arguments(argv: Sequence[str], *, run_dir: Path, cwd: str, env: dict[str, str]) -> ArgumentRejection | None:
-    """Return the arguments of a server's command that the engine rejects, before the start; None if none or unknown."""
+    """Check a server's arguments before the start. Return those that the engine rejects; None if none or unknown."""
     python = argv[: server_module_at(argv) - 1]  # before `-m`
     files = [str(run_dir / FileName(name)) for name in (CHECKER, QUESTION, REJECTION)]
     done = run_or_127([*python, "-B", *files], timeout=_ANSWERS, cwd=Path(cwd), env=env)

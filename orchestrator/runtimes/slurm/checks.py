@@ -51,7 +51,7 @@ def cluster(context: CheckContext) -> Iterator[Finding]:
 def _whole_nodes(runner: Runner, plan: Plan, job: SlurmSection) -> Iterator[Finding]:
     """Check that there are enough nodes for servers that take whole nodes, and for their gateway.
 
-    Nodes are counted, since one test job with all of them could exceed the cluster's limit per job (`MaxNodes`).
+    It counts nodes, since one test job with all of them could exceed the cluster's limit per job (`MaxNodes`).
     """
     nodes = sum(server.layout.nodes for server in replica_plans(plan) if uses_whole_node(server))
     if not nodes:
@@ -69,18 +69,18 @@ def _whole_nodes(runner: Runner, plan: Plan, job: SlurmSection) -> Iterator[Find
 
 
 def node_interpreter(context: CheckContext) -> Iterator[Finding]:
-    """Check the interpreter for the plan's engine, from here: the nodes share this host's home directory."""
+    """Check the interpreter for the plan's engine on this host, which shares its home directory with the nodes."""
     if job_of(context.plan).container == "none":
         yield from interpreter(context)
 
 
 def engine_python(plan: Plan, home: Home) -> Sequence[str] | None:
-    """Return the command that starts the interpreter on a node; None in a container of the site."""
+    """Return the command that starts the interpreter on a node; None in the site's container."""
     return interpreter_argv(plan, home) if job_of(plan).container == "none" else None
 
 
 def allocated_nodes(environ: Mapping[str, str]) -> Sequence[FabricNode]:
-    """Return the nodes of the allocation of this shell (`salloc`), () outside one. Raises HostError."""
+    """Return the nodes allocated to this shell (`salloc`); () outside an allocation. Raises HostError."""
     number = environ.get("SLURM_JOB_ID")
     if not number:
         return ()
@@ -98,7 +98,7 @@ def _srun_on_node(number: str, node: str, argv: Sequence[str]) -> Sequence[str]:
 def _tested(runner: Runner, check: str, options: Sequence[str]) -> Finding:
     """Return the controller's verdict on a job.
 
-    The predicted start is only reported: some clusters predict a late one.
+    The predicted start is reported, not judged, since some clusters predict too late a start.
     """
     done = runner(("sbatch", "--test-only", *options, "--export=NONE", "--wrap=true"))
     requested = " ".join(option for option in options if not option.startswith(_ASIDE))

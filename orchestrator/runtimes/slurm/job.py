@@ -1,14 +1,14 @@
-"""The program of a job on its node: run the supervisor of a server until it has ended and its VRAM is released.
+"""The program of a job on its node. It supervises a server until the server has ended and its VRAM is released.
 
-In a container of the site, a program looks first whether RDMA can work there, and the engine validates the server's
-arguments; if one of them says no, nothing is started.
+In the site's container, a program first checks that RDMA can work there, and the engine validates the server's
+arguments; if either check fails, nothing is started.
 
-`python -P -m orchestrator.runtimes.slurm.job RUN_DIR` reads its request from a file of the run directory. Only this
-user may read the file, and it is removed at once, since it holds the secrets; a job that may be requeued keeps it until
-`deploy down`. SIGTERM ends the server in order, a second one kills it.
+`python -P -m orchestrator.runtimes.slurm.job RUN_DIR` reads its request from a file in the run directory. The file has
+the secrets, so only this user may read it and the program removes it at once; a job that may be requeued keeps it until
+`deploy down`. SIGTERM ends the server in order; a second SIGTERM kills it.
 
-On several nodes it starts itself once for each rank, with the number of the rank and the address of the first node:
-rank 0 on its own node, and the others in a job step each. Only rank 0 gets the signal and stops the others: sglang
+On several nodes, the program starts itself once for each rank, with the rank's number and the first node's address:
+rank 0 on its own node, every other rank in a job step. Only rank 0 gets the signal and stops the others: sglang
 crashes if another rank ends before it (seen with 0.5.14).
 """
 
@@ -44,7 +44,7 @@ _REJECTED: Final = 3  # exit code
 _POLL: Final = 0.5  # seconds
 _MAX_STOP_GAP: Final = 20.0  # seconds between the ends of two ranks
 _MAX_VRAM_WAIT: Final = 910.0  # seconds: `hosts.vram.LIMIT`, and a margin
-# A rank gets all that the job has on its node (srun(1), 22.05).
+# A rank gets all of the job's resources on its node (srun(1), 22.05).
 _STEP: Final = ("srun", "--nodes=1", "--ntasks=1", "--whole", "--mpi=none", "--quiet")
 
 
@@ -97,10 +97,10 @@ def _consume_request(run_dir: Path) -> StartRequest:
 
 
 def _rejection(run_dir: Path, rank: int, request: StartRequest) -> "ArgumentRejection | None":
-    """Return the arguments that the engine rejects; the first rank asks, and with RDMA each rank, for its node."""
+    """Return the arguments that the engine rejects. Rank 0 checks them; with RDMA, each rank does on its node."""
     question = run_dir / QUESTION
     if not question.is_file() or (rank and not json.loads(question.read_text(encoding="utf-8"))["rdma"]):
-        return None  # without the file, the interpreter checked before the submission
+        return None  # if there is no file, the interpreter checked before the submission
     from orchestrator.runtimes.slurm.arguments import check_arguments  # noqa: PLC0415 - see `_wait_for_vram`
 
     return check_arguments(request.argv, run_dir=run_dir, cwd=request.cwd, env=request.env)
@@ -137,7 +137,7 @@ def _start_ranks(run_dir: Path, rank_count: int) -> int:
     steps = [started(rank, *_STEP, f"--relative={rank}") for rank in range(1, rank_count + 1)]
     while first.code is None and all(step.code is None for step in steps):
         time.sleep(_POLL)
-    for _ in range(2):  # the second one kills its server
+    for _ in range(2):  # the second signal kills its server
         if first.wait_for(_MAX_STOP_GAP) is None:
             first.send(signal.SIGTERM)
     for rank, step in enumerate(steps, start=1):

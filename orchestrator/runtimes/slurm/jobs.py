@@ -1,7 +1,7 @@
 """Slurm's commands, parsers for their output, and the wait for the node of a job.
 
-They use Slurm's oldest text formats (tried with 22.05): `squeue --format` lists this user's jobs, and `scontrol show
-job` gives the rest of each. The types in the JSON output of both depend on the version of its data parser.
+They use Slurm's oldest text formats (tested with 22.05): `squeue --format` lists this user's jobs, and `scontrol show
+job` describes each. The types in the JSON output of both depend on the version of Slurm's data parser.
 """
 
 import re
@@ -25,7 +25,7 @@ _RELIABLE_AFTER: Final = 5.0  # seconds after which a reason is reliable: the fi
 _QUEUE: Final = "--format=%i|%k"
 _TIMES: Final = {"TZ": "UTC", "SLURM_TIME_FORMAT": "standard"}
 _NO_JOB: Final = "Invalid job id"
-# `scancel` of a job that just ends prints nothing, and exits with the last byte of the error (Slurm's
+# For a job that is just ending, `scancel` prints nothing and exits with the low byte of the error (Slurm's
 # src/scancel/scancel.c): ESLURM_ALREADY_DONE, seen with 22.05, or ESLURM_INVALID_JOB_ID.
 _GONE: Final = frozenset({2021 % 256, 2017 % 256})
 _SIGNALED: Final = 128
@@ -58,14 +58,14 @@ ENDING: Final = frozenset({"COMPLETING"})
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A job as Slurm reports it; times are ISO 8601, UTC. `begins` is the expected start of a pending job."""
+    """A job as Slurm reports it; times are ISO 8601, UTC. `begins` is the start; if pending, the expected one."""
 
     id: str
     state: str = ""  # "" for a job that was not queried, or that Slurm no longer knows
     reason: str = ""  # why it is pending, or why it ended
-    node: str = ""  # "" before it has one
+    node: str = ""  # "" before it has a node
     restarts: int = 0
-    exit_code: int = 0  # 128 + n for an end by signal n
+    exit_code: int = 0  # 128 + n if signal n ended it
     begins: str | None = None
     ended_at: str | None = None
 
@@ -88,8 +88,7 @@ class Job:
 def submit(options: Sequence[str], script: str, *arguments: str) -> str:
     """Submit a script; return the id of its job. Raises StartError with Slurm's reason.
 
-    Slurm stores the environment of a job on the controller's disk, so variables with a secret name or value are
-    removed from it.
+    Slurm stores a job's environment on the controller's disk, so the job gets no variable with a secret name or value.
     """
     done = _run(["sbatch", "--parsable", *options, script, *arguments], env=dict.fromkeys(secret_variables()))
     if not done.ok:
@@ -98,15 +97,15 @@ def submit(options: Sequence[str], script: str, *arguments: str) -> str:
 
 
 def queued() -> Iterator[tuple[str, str]]:
-    """Yield id and comment of each pending, running or completing job of this user. Raises HostError."""
+    """Yield the id and comment of each pending, running or completing job of this user. Raises HostError."""
     for line in _query(["squeue", "--me", "--noheader", _QUEUE]).stdout.splitlines():
         number, _, comment = line.partition("|")
-        if number.isdecimal():  # no task of an array
+        if number.isdecimal():  # skips tasks of an array
             yield number, comment
 
 
 def find_job(number: str) -> Job | None:
-    """Return a job, None if Slurm does not know it (any more: MinJobAge, 300 s by default). Raises HostError."""
+    """Return a job; None if Slurm does not know it, or no longer does (MinJobAge, 300 s by default). Raises HostError."""
     done = _run(["scontrol", "show", "job", number], env=_TIMES)
     if not done.ok and _NO_JOB in done.stderr:
         return None
@@ -126,7 +125,7 @@ def read_job(text: str) -> Job:
     begins, ended_at = (_time(re.search(rf"{key}=(\S+)", text)) for key in ("StartTime", "EndTime"))
     if match["state"] == "NODE_FAIL" and "[" in node:
         done = _run(["sinfo", "--noheader", "--Node", f"--nodes={node}", "--states=down", "--format=%N"])
-        node = ",".join(dict.fromkeys(done.stdout.split())) or node  # of all nodes, if those that were down are back
+        node = ",".join(dict.fromkeys(done.stdout.split())) or node  # all nodes, if none is down any more
     number_of_signal = int(counts["signal"])
     return Job(
         id=number[1],
@@ -158,7 +157,7 @@ def cancel(number: str) -> None:
 
 
 def run_in_job_step(number: str, argv: Sequence[str], *, timeout: float) -> str:
-    """Return the output of a program that runs beside the server on its node; "" if it cannot run there."""
+    """Return the output of a program, run next to the server on its node; "" if it cannot run there."""
     words = ["srun", f"--jobid={number}", "--overlap", "--nodes=1", "--ntasks=1", "--mpi=none", "--quiet", "--chdir=/"]
     try:
         done = run([*words, *argv], timeout=timeout)
@@ -189,7 +188,7 @@ def _require(done: CompletedProgram) -> CompletedProgram:
 
 
 def last_error(done: CompletedProgram) -> str:
-    """Return the last line of the error, without the program's name."""
+    """Return the last line of a command's error, without the program's name."""
     if done.code == 124:
         return f"no response within {_TIMEOUT:.0f} s"
     lines = done.stderr.strip().splitlines()
@@ -223,7 +222,7 @@ def unschedulable_hint(job: Job) -> str:
 
 
 def exit_reason(job: Job) -> str:
-    """Return Slurm's reason for the end of a job; "" if the exit code of the job says enough."""
+    """Return Slurm's reason for the end of a job; "" if the job's exit code is sufficient."""
     words = _ENDS.get(job.state, "")
     node = f" on {job.node}" if job.state == "NODE_FAIL" and job.node else ""
     return f"{words}{node} ({job.state})" if words else ""
@@ -232,11 +231,11 @@ def exit_reason(job: Job) -> str:
 def wait_for_node(number: str, *, limit: float | None, hint: str, on_wait: Callable[[], object]) -> Job:
     """Wait, reporting the reason, until a job is running or has run.
 
-    `hint` is another way to get a node; `on_wait` is called every few seconds. Raises StartError if the job can never
-    run, was cancelled meanwhile, or has waited for `limit` seconds.
+    `hint` suggests another way to get a node; `on_wait` is called every few seconds. Raises StartError if the job can
+    never run, was cancelled meanwhile, or has waited for `limit` seconds.
     """
     began = seen_to = time.monotonic()
-    reasons: dict[str, float] = {}  # the current reason, and since when it holds
+    reasons: dict[str, float] = {}  # the time at which the current reason was first seen
 
     def on_tick(job: Job) -> None:
         nonlocal seen_to

@@ -12,7 +12,7 @@ from orchestrator.runtimes.supervisor.record import read_record
 
 
 def main() -> int:
-    """Print the command lines of the server's processes for a run directory."""
+    """Print the command lines of a server's processes, which its record in the run directory identifies."""
     try:
         record = read_record(Path(sys.argv[1]), SERVER)
     except HostError:

@@ -1,4 +1,4 @@
-"""The record of a job: its comment, and the file beside its log, which outlasts Slurm's memory."""
+"""The record of a job: its comment, and a file next to its log, which remains when Slurm has forgotten the job."""
 
 import dataclasses
 import json
@@ -17,7 +17,7 @@ START: Final = "job-start.json"  # the request with its secrets: readable by thi
 QUESTION: Final = "arguments.json"  # input of the engine's check in a container, before its server starts
 CHECKER: Final = "check_server_args.py"  # the program of the check
 REJECTION: Final = "arguments-rejected.json"  # its result, if the engine rejects the arguments
-_KIND: Final = "deploy"  # distinguishes the comments of this tool
+_KIND: Final = "deploy"  # marks the comments of this tool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ def _require_types(data: dict[str, Any], kind: type) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """A submitted job; `stopped` means that its end was requested."""
+    """A submitted job. `stopped` is true once its end was requested."""
 
     job: str
     comment: JobComment
@@ -75,7 +75,7 @@ class Submission:
 
 
 def read_submission(run_dir: Path) -> Submission | None:
-    """Return the job of a run, None if there was none. Raises HostError for an unreadable record."""
+    """Return the job of a run; None if no job was submitted. Raises HostError for an unreadable record."""
     hint = "`squeue --me` lists your jobs, and `scancel JOB` cancels one; then move its run directory away"
     return read_fields(run_dir / FILE, _checked, hint=hint)
 

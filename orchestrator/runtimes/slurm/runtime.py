@@ -1,7 +1,7 @@
 """The `slurm` runtime: a server as a job, with a supervisor of this tool on its node.
 
 Slurm knows which jobs are pending and running. Comments identify the jobs of this tool, so they are found from any
-terminal, and a requeued job is reached on its current node. An ended job is known by the file beside its log, since
+terminal, and a requeued job is reached on its current node. An ended job is known from the file next to its log, since
 Slurm forgets it after minutes. The run directory is on a file system that the nodes share.
 """
 
@@ -51,7 +51,7 @@ from orchestrator.runtimes.supervisor.request import start_request
 
 _POLL: Final = 0.5  # seconds between two polls of a job
 _RECORD_TIMEOUT: Final = 10.0  # seconds for a killed server's record to appear on a shared file system
-_DRAINS: Final = 960.0  # seconds: the longest wait of a job for VRAM (hosts/vram.py), and a margin
+_DRAINS: Final = 960.0  # seconds: a job's longest wait for VRAM (hosts/vram.py), plus a margin
 _ENDS: Final = 90.0  # seconds for Slurm to end a cancelled job: KillWait is 30 s by default, then the epilog
 _QUERY_TIMEOUT: Final = 10.0  # timeout of a query to a node, in seconds
 _PARTITION_HINT: Final = "set `slurm.gateway_partition` in the profile to a partition without exclusive nodes"
@@ -95,7 +95,7 @@ class SlurmRuntime(Runtime):
                 submission = self._submit(artifacts, comment, secrets)
             queued = self._unit(comment, Job(id=submission.job))
             return queued if replica_name(run_dir) else self.wait_for_placement(queued, plan)
-        except BaseException:  # mainly Ctrl-C: no record would mention this job
+        except BaseException:  # mainly Ctrl-C; otherwise this job would remain without a record
             with defer_signals():
                 self._cancel_start(comment)
             raise
@@ -124,14 +124,14 @@ class SlurmRuntime(Runtime):
 
     def logs(self, unit: Unit, *, follow: bool) -> Iterator[str]:
         """See `Runtime.logs`. The supervisor has stored the log without secrets, on the shared file system."""
-        polls = 5  # polls of the log, which cost nothing, per query of the job, which costs a program
+        polls = 5  # polls of the log, which are cheap, per query of the job, which runs a program
         return supervised_log(unit, lambda: self.state(unit), follow=follow, polls_per_query=polls)
 
     def tail(self, unit: Unit) -> Callable[[], Iterator[str]]:
         return LogTail(Path(unit.run_dir, LOG))
 
     def stop(self, unit: Unit, *, grace: float) -> None:
-        """See `Runtime.stop`. Waits for the release of the VRAM, which the job itself awaits on its node.
+        """See `Runtime.stop`. Waits for the job to end, which it does once its node's VRAM is released.
 
         Raises DeployError for a job that Slurm does not end. Raises HostError if Slurm does not answer, or for an
         unreadable record if no queued job is known to be its server.
@@ -140,7 +140,7 @@ class SlurmRuntime(Runtime):
         if unit.runtime_id:
             self._end(unit.runtime_id, run_dir, grace=grace)
         else:
-            read_submission(run_dir)  # raises the error of the record
+            read_submission(run_dir)  # raises the record's error
         if self._home.holds(run_dir, unit.name) or _is_run_of(unit.runtime_id, run_dir):
             _note_stopped(run_dir)
 
@@ -263,7 +263,7 @@ def _addressed(artifacts: Artifacts, run_dir: Path, units: Sequence[Unit]) -> Ar
 
 
 def _end_server(number: str, run_dir: Path, *, grace: float) -> None:
-    """Let the supervisor end its server, then kill it, then wait until the job has released the GPUs."""
+    """Let the supervisor end its server, or kill it if that fails; wait until the job has released the GPUs."""
     for timeout in (grace, _RECORD_TIMEOUT):
         jobs.signal_server(number)
         if not poll_until(

@@ -14,7 +14,7 @@ from orchestrator.runtimes.base import LOG
 SCRIPT: Final = "job.sh"
 JOB_LOG: Final = "job.log"  # output of Slurm and of this tool; the server's output is in `server.log`
 MODULE: Final = "orchestrator.runtimes.slurm.job"
-_OF_GATEWAY: Final = ("--cpus-per-task=2", "--mem=2G")  # it forwards requests and keeps a prefix tree
+_OF_GATEWAY: Final = ("--cpus-per-task=2", "--mem=2G")  # a gateway forwards requests and keeps a prefix tree
 # All nodes run `server.sh`; the job's script runs on the first.
 _BY_HAND: Final = (
     "if [ $# -eq 0 ]; then",
@@ -39,16 +39,16 @@ def job_name(name: str, plan: Plan, unit_name: str = "") -> str:
 
 
 def uses_whole_node(plan: Plan) -> bool:
-    """Return whether a server takes its node as a whole."""
+    """Return whether a server takes the whole node."""
     exclusive = job_of(plan).exclusive
     return not plan.gpus or plan.gpus[-1] + 1 >= plan.hardware.gpus if exclusive is None else exclusive
 
 
 def job_options(plan: Plan, name: str) -> tuple[str, ...]:
-    """Return the sbatch options for the job of that name, of a server or of a gateway (sbatch(1), 22.05).
+    """Return the sbatch options for a job of that name, for a server or a gateway (sbatch(1), 22.05).
 
-    One task on each node: sglang starts its ranks there itself. Only the supervisor gets the signal (`B:`), and it ends
-    the server as `deploy down` does; by default Slurm signals every process at once.
+    A node gets one task, since sglang itself starts its ranks there. Only the supervisor gets the signal (`B:`), and
+    ends the server as `deploy down` does; by default, Slurm signals every process at once.
     """
     return tuple(_options(plan, job_of(plan), name))
 
@@ -80,7 +80,7 @@ def _options(plan: Plan, job: SlurmSection, name: str) -> Iterator[str]:
 
 
 def _share(plan: Plan) -> Iterator[str]:
-    """Yield the CPUs and the memory of a server that shares its node, unless the profile's own options name them."""
+    """Yield the options for CPUs and memory of a server that shares its node, unless the profile has its own."""
     needs, options = host_needs(plan), job_of(plan).sbatch_options
     for start, option in (
         ("--cpus-per", f"--cpus-per-task={needs.max_cpus}"),
@@ -91,7 +91,7 @@ def _share(plan: Plan) -> Iterator[str]:
 
 
 def gres(plan: Plan) -> str | None:
-    """Return the GPUs in Slurm's syntax, up to the last one of the ranks; None on a CPU and for a gateway."""
+    """Return the GPUs up to the ranks' last one, in Slurm's syntax; None without GPUs and for a gateway."""
     if not plan.gpus or plan.gateway:
         return None
     kind = job_of(plan).gpu_type
@@ -99,9 +99,10 @@ def gres(plan: Plan) -> str | None:
 
 
 def job_script(plan: Plan, name: str) -> str:
-    """Return the script for the job of that name. `deploy up` passes a Python and a run directory.
+    """Return the script for a job of that name. `deploy up` passes it a Python and a run directory.
 
-    Without them it runs `server.sh`. Neither the script nor its arguments hold a secret: a file beside it does.
+    Without these, it runs `server.sh` or `gateway.sh`. The script and its arguments contain no secret; a file in the
+    run directory does.
     """
     command = "gateway.sh" if plan.gateway else "server.sh"
     needed = dict(_needed_by_hand(plan))
@@ -118,7 +119,7 @@ def job_script(plan: Plan, name: str) -> str:
 
 
 def _needed_by_hand(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Yield the variables that a script needs where `deploy up` does not run it, each with its content."""
+    """Yield the variables that a script run by hand needs, each with a description."""
     if plan.gateway:
         yield "PATH", f"a python3 that has smg {plan.gateway.version} comes first"
         for number, unit in enumerate(plan.servers, start=1):
@@ -138,7 +139,7 @@ def _needed_by_hand(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def container_script(plan: Plan) -> tuple[str, ...]:
-    """Return the shell lines that mount the working directory in a container of a script run by hand.
+    """Return the shell lines by which a script run by hand mounts the working directory in its container.
 
     The variables are those of pyxis (NVIDIA/pyxis@0619349c, args.c) and of apptainer (`--bind`, apptainer-exec(1)).
     """
@@ -159,7 +160,7 @@ def _checkpoint_outside(plan: Plan, home: str = "") -> str | None:
 
 
 def container_words(plan: Plan, home: str | None) -> tuple[str, ...]:
-    """Return the command prefix of a site with containers; `home` is mounted at the same path."""
+    """Return the prefix that runs a command in the site's container, if any; `home` is mounted at the same path."""
     job = job_of(plan)
     mounted = [home, *filter(None, [_checkpoint_outside(plan, home)])] if home else []
     if job.container == "pyxis":

@@ -66,7 +66,7 @@ def _in_container(plan: Plan) -> bool:
 def external_image(plan: Plan) -> ExternalImage | None:
     """Return the image of the site's container if it is not pinned.
 
-    Of apptainer's forms, `docker://` accepts a digest.
+    With apptainer, a `docker://` reference accepts a digest.
     """
     job = job_of(plan)
     image = job.image or ""
@@ -87,7 +87,7 @@ def _container_artifacts(plan: Plan, home: str | None) -> Artifacts:
 
 
 def files(artifacts: Artifacts, name: str) -> tuple[RenderedFile, ...]:
-    """Return the job files of the server, or those of the gateway and of each replica in its folder."""
+    """Return the job files of the server; or those of the gateway and, in its own folder, of each replica."""
     plan = artifacts.plan
     job_files = (
         script_file(SCRIPT, job_script(plan, job_name(name, plan))),
@@ -112,7 +112,7 @@ def settings(profile: Profile) -> RuntimeSettings:
 
 
 def has_engine(context: RuleContext) -> Iterator[Problem]:
-    """Require an interpreter with the engine on the node, or an image for the container."""
+    """Check that the node has an interpreter for the engine, or the container an image."""
     section, engine = context.profile.slurm, context.profile.engine
     if section.container == "none":
         if engine.requirements is None and engine.python is None:
@@ -136,7 +136,7 @@ def has_engine(context: RuleContext) -> Iterator[Problem]:
 
 
 def address_is_routable(context: RuleContext) -> Iterator[Problem]:
-    """Forbid a specific address, since the node is unknown before the job runs.
+    """Check that the address is not a specific one, since the node is unknown before the job runs.
 
     The server listens on all addresses of its node, so it needs an API key, or an explicit exception.
     """
@@ -155,7 +155,7 @@ def address_is_routable(context: RuleContext) -> Iterator[Problem]:
 
 
 def no_requeue_with_replicas(context: RuleContext) -> Iterator[Problem]:
-    """Forbid `requeue` with replicas: on another node, the gateway would not find a replica."""
+    """Check that replicas are not requeued, since the gateway would not find a replica on another node."""
     count = server_count(context.profile)
     if count > 1 and context.profile.slurm.requeue:
         message = f"`slurm.requeue` needs a single server, not {count}: the gateway cannot follow it to another node"
@@ -164,7 +164,7 @@ def no_requeue_with_replicas(context: RuleContext) -> Iterator[Problem]:
 
 
 def options_are_free(context: RuleContext) -> Iterator[Problem]:
-    """Forbid further options of sbatch that this tool sets, or that hold a secret."""
+    """Check that `sbatch_options` contains neither an option that this tool sets nor a secret."""
     for index, option in enumerate(context.profile.slurm.sbatch_options):
         location, name = context.location("slurm", "sbatch_options", index), option[2:].partition("=")[0]
         if reserved := min((item for item in _OURS if item.startswith(name)), default=""):  # as in getopt_long(3)

@@ -1,7 +1,7 @@
 """The servers of a name and their states, from Slurm's queue and the records in the run directories.
 
-A pending or running job is identified by its comment, an ended one by the file in its run directory. Each replica has
-its own job, and so has the gateway.
+A pending or running job is identified by its comment, an ended job by the file in its run directory. Each replica has
+its own job, and so does the gateway.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ _ENDING: Final = "its job is completing"
 
 
 def state_of(run_dir: Path, ask: Callable[[], Job | None]) -> ServerState:
-    """Return the state of the server of a run; `ask` queries its job from Slurm, unless the server was stopped."""
+    """Return the state of the server of a run; `ask` queries Slurm for its job, unless the server was stopped."""
     try:
         submission, record = read_submission(run_dir), read_record(run_dir, SERVER)
     except HostError as error:
@@ -136,7 +136,7 @@ def found_units(home: Home, name: str | None, handle_of: Callable[[JobComment, J
 def _units_of_name(folder: Path, live: Mapping[Path, Unit], handle_of: Callable[[JobComment, Job], Unit]) -> list[Unit]:
     """Return the units of the current runs, then those with an unreadable record.
 
-    Of a folder that cannot be listed, these are the units in the queue; the process runtime lists it as unreadable.
+    If the folder cannot be listed, return its units in the queue; the process runtime lists it as unreadable.
     """
     alive, unreadable_units, run_dirs = {run_root(path) for path in live}, list[Unit](), list[Path]()
     with suppress(HostError):

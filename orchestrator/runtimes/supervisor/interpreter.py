@@ -27,7 +27,7 @@ built = {"torch": torch.get("__version__"), "cuda": torch.get("cuda"), "hip": to
 print(json.dumps({"python": platform.python_version(), **built, **{name: version(name) for name in names}}))
 """
 _NVCC: Final = 'command -v nvcc || ls "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc"'
-_TOOLKIT: Final = {"nvidia": "cuda", "amd": "hip"}  # torch's names of the toolkits
+_TOOLKIT: Final = {"nvidia": "cuda", "amd": "hip"}  # torch's names for the toolkits
 
 
 def interpreter_argv(plan: Plan, home: Home) -> Sequence[str] | None:

@@ -60,7 +60,7 @@ class StartRequest:
     env: dict[str, str]
     secret_env: dict[str, str]
     config: str | None
-    secrets: tuple[str, ...]  # all that the caller knows: none may appear in the log
+    secrets: tuple[str, ...]  # all secrets known to the caller; none may appear in the log
     name: str
     profile: str
     plan_digest: str
@@ -112,7 +112,7 @@ def supervise(request: StartRequest, pipe: IO[bytes], lock: int) -> None:
 
 
 def serve(request: StartRequest, started: Callable[[Program], None]) -> int:
-    """Start the server, call `started`, wait for the end of the server and its children; return the exit code.
+    """Start the server, call `started`, wait until the server and its children have ended; return the exit code.
 
     Raises StartError if it cannot be started, and leaves nothing behind.
     """
@@ -152,7 +152,7 @@ def serve(request: StartRequest, started: Callable[[Program], None]) -> int:
             log.write(text.encode())
     code = server.wait()
     code = 128 - code if code < 0 else code
-    with contextlib.suppress(OSError):  # a full disk: without the record, /proc still shows that nothing runs
+    with contextlib.suppress(OSError):  # a full disk; even without the record, /proc shows that the server has ended
         write_record(run_dir, replace(record, exit_code=code, ended_at=_now()), request.record)
     return code
 
@@ -224,7 +224,7 @@ def _collect_orphans(server: Program) -> None:
 
 
 def _end_children(server: Program, markers: ProcessMarkers) -> None:
-    """Kill the remaining processes of the server, in whatever session they are."""
+    """Kill the remaining processes of the server in all sessions."""
     pid = os.getpid()
     while running := [process for process in server_processes(markers) if process.pid != pid]:
         signal_processes(running, signal.SIGKILL)

@@ -1,14 +1,14 @@
 """Patched copies of an interpreter's sglang, first on PYTHONPATH, and the servers that run from them.
 
-Every process of the server imports it, and its JIT compiles the sources in it. The installation is not changed, and
-other packages are imported from there.
+Every process of a server imports the copy, and its JIT compiles the sources there. The installation is not changed, and
+still provides all other packages.
 
 ::
 
     packages/<digest>/python/sglang/   the package: hard links, except for files that patches wrote
     packages/<digest>/tables/          input files of patches
-    packages/<digest>/receipt.json     written last: a folder without it was left by a killed command
-    packages/<digest>.lock             held while the copy is made
+    packages/<digest>/receipt.json     written last; a killed command leaves a folder without it
+    packages/<digest>.lock             locked while the copy is made
 """
 
 import hashlib
@@ -48,7 +48,7 @@ _MISFIT: Final = "`deploy patches check --source {}` shows every patch; a newer 
 
 @dataclass(frozen=True, kw_only=True)
 class SourcePatches:
-    """The patches of a plan for the sources of an interpreter, and their input files by destination."""
+    """A plan's patches for the sources of an interpreter, and their input files by destination."""
 
     patches: tuple[Patch, ...]
     diffs: Mapping[str, str]  # patch id -> text
@@ -81,8 +81,8 @@ class PatchedCopy:
 def patched_copy(python: str, sources: SourcePatches, packages: Path) -> PatchedCopy:
     """Return the patched copy of the sglang that `python` imports; make it below `packages` if it is missing.
 
-    Two commands that need the same copy wait for each other; failure or interruption leaves nothing. Raises PatchError
-    for a patch that cannot be applied, BuildError if the sources are missing or cannot be copied.
+    If two commands need the same copy, one waits for the other. A failed or interrupted command leaves no copy. Raises
+    PatchError for a patch that cannot be applied, BuildError if the sources are missing or cannot be copied.
     """
     _require_sglang(sources)
     installed = find_sources(python)
@@ -124,7 +124,7 @@ def _make(folder: Path, python: str, sources: SourcePatches, installed: Mapping[
         raise PatchError(message, details=done.stderr.strip().removeprefix("error: "), hint=hint)
     data = parse_json(record.read_text(encoding="utf-8"))
     remove_file(record)
-    data["sources"]["sglang"]["commit"] = installed["sglang"]["commit"]  # the copy is no git checkout
+    data["sources"]["sglang"]["commit"] = installed["sglang"]["commit"]  # the copy is not a git checkout
     receipt = parse_receipt(json.dumps(data))
     _require_tables(python, sources, receipt)
     atomic_write(folder / _RECEIPT, json.dumps(data, indent=2) + "\n")
@@ -132,7 +132,7 @@ def _make(folder: Path, python: str, sources: SourcePatches, installed: Mapping[
 
 
 def _require_sglang(sources: SourcePatches) -> None:
-    """Raise PatchError if a diff changes another package than sglang, the only one that is copied."""
+    """Raise PatchError if a diff changes a package other than sglang, the only package that is copied."""
     for patch in sources.patches:
         if isinstance(patch.apply, Diff) and patch.sources != "sglang":
             message = f"patch `{patch.id}` changes {patch.sources}, which the process runtime does not copy"
@@ -150,7 +150,7 @@ def _require_tables(python: str, sources: SourcePatches, receipt: ImageReceipt) 
 
 
 def table_in(folder: Path | str, destination: str) -> str:
-    """Return the path in a copy of a file that an image has at `destination`."""
+    """Return the path in a copy for a file that has the path `destination` in an image."""
     return f"{folder}/tables/{PurePosixPath(destination).name}"
 
 
@@ -199,7 +199,7 @@ def _sources_digest(python: str, installed: Mapping[str, Any]) -> "hashlib._Hash
 
 
 def _stamps(root: str) -> Iterator[str]:
-    """Yield name, size and time of each file, without compiled bytecode."""
+    """Yield the name, size and time of each file, except compiled bytecode."""
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if name != "__pycache__"]
         for name in names:
@@ -209,7 +209,7 @@ def _stamps(root: str) -> Iterator[str]:
 
 
 def receipt_of(folder: Path) -> ImageReceipt | None:
-    """Return the receipt of a complete copy, with all patched files unchanged; else None."""
+    """Return the receipt of a copy; None if the copy is incomplete or a patched file has changed."""
     try:
         receipt = parse_receipt((folder / _RECEIPT).read_text(encoding="utf-8"))
         files = [file for record in receipt.patches for file in record.files]
@@ -248,7 +248,7 @@ def _copy(folder: Path, packages: Path, servers: tuple[str, ...]) -> Cache:
 
 
 def _remove(folder: Path, packages: Path, servers: Sequence[str]) -> bool:
-    """Remove a copy that no server runs from, once no command is making it."""
+    """Remove a copy once no command is making it. Return False, and keep it, if a server runs from it."""
     if servers:
         return False
     ignore_sigpipe()
@@ -268,7 +268,7 @@ def _own_bytes(folder: Path) -> Iterator[int]:
 
 
 def _used(runtime: Runtime) -> Iterator[tuple[str, str]]:
-    """Yield the name of each running or pending server with its copy."""
+    """Yield the name of each running or pending server, and its copy."""
     for unit in runtime.find():
         if unit.state.status not in {Status.RUNNING, Status.PENDING}:
             continue

@@ -46,8 +46,9 @@ from orchestrator.runtimes.supervisor.patched import (
 
 _PATH: Final = "PYTHONPATH"
 _ANSWERS: Final = 300.0  # seconds for a program in the interpreter: imports take 9 s, 35 s on a busy host
-_PLACEHOLDER: Final = "$PATCHED_SGLANG"  # a placeholder in scripts
-# What compiles, and what is compiled in: a kernel of another version is stale, and ninja's records have the prefix.
+_PLACEHOLDER: Final = "$PATCHED_SGLANG"  # stands for the copy's path in scripts
+# Packages that compile kernels or are compiled into them: a kernel from another version is stale. ninja's records
+# contain the prefix.
 _PACKAGES: Final = (
     *("sglang", "sglang-kernel", "sgl-kernel", "torch", "triton", "pytorch-triton-rocm", "apache-tvm-ffi", "tilelang"),
     *("flashinfer-python", "flashinfer-cubin", "deep-gemm", "amd-aiter", "aiter", "flydsl"),
@@ -69,8 +70,8 @@ def rendered(plan: Plan, inputs: Mapping[str, bytes], host: str | None = None) -
     """Return the command, with paths below the tool's home, and the patches of its sources.
 
     The server listens on the plan's own address, or on `host`. The interpreter of a virtual environment is inserted
-    once it is built. The path of the patched sources is unknown until they are made: until then a variable of the
-    script stands for it.
+    once it is built. The path of the patched sources is unknown until they are made; until then, a variable in
+    the script stands for it.
     """
 
     def gateway(_: Gateway) -> Artifacts:
@@ -146,7 +147,7 @@ def prepare(
     copy = patched_copy(python, sources, packages or host_ref.home.packages)
     states = ", ".join(f"{record.id} {record.state}" for record in copy.receipt.patches)
     note(f"patched sglang {'made' if copy.made else 'found'} at {copy.folder}: {states}")
-    gone = "the patched copy was deleted; deploy up creates it again"  # else the server imports unpatched sources
+    gone = "the patched copy was deleted; deploy up creates it again"  # or the server would import unpatched sources
     script = (f"[ -e {shlex.quote(copy.python_path)}/sglang ] || {{ echo '{gone}' >&2; exit 1; }}",)
     for text in unexpected_patches(plan, copy.receipt):
         warn(text, hint=f"`{copy.folder}` has the details")
@@ -177,7 +178,7 @@ def _engine_python(python: str, artifacts: Artifacts, home: Home, *, identity: s
 
 
 def _identity(plan: Plan, python: str) -> str | None:
-    """Return an identity of the sglang of an unpatched interpreter; None if it cannot be determined.
+    """Return an identity for an unpatched interpreter's sglang; None if it cannot be determined.
 
     The path of a virtual environment made by this tool contains its digest.
     """
@@ -215,7 +216,7 @@ def commanded(artifacts: Artifacts, home: Home, command: Callable[[Plan], Comman
 
 
 def launcher_files(artifacts: Artifacts, name: str) -> tuple[RenderedFile, ...]:  # noqa: ARG001 - a file for any name
-    """Return the launcher that `gateway.sh` runs, a file beside it."""
+    """Return the launcher that `gateway.sh` runs from its own folder."""
     if artifacts.plan.gateway is None:
         return ()
     content = Catalog.from_environment().path(EntryKind.IMAGE_FILE, LAUNCHER).read_bytes()
@@ -239,11 +240,11 @@ def _env(command: Command, sources: SourcePatches, copy: PatchedCopy) -> tuple[t
 
 
 def kernel_store(prepared: PreparedRun, host_ref: HostRef) -> KernelStore | None:  # noqa: ARG001 - of this user
-    """Return the folders of the server; None if its interpreter is on its node only."""
+    """Return the server's folders of compiled kernels; None if only its node has the interpreter."""
     if prepared.engine is None:
         return None
     first = next(iter(prepared.artifacts.replicas), prepared.artifacts)
-    tree = first.plan.engine.aiter_dir  # in a pod that is the image
+    tree = first.plan.engine.aiter_dir  # exists if this host is a pod with the engine's image
     return KernelFolders.of(
         dict(first.command.env),
         partial(_package_versions, prepared.engine),

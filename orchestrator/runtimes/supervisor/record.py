@@ -23,7 +23,7 @@ T = TypeVar("T")
 FILE: Final = "process.json"
 UNREADABLE: Final = FileName(f"{FILE}.unreadable")  # an unreadable record that was moved away
 CONFIG: Final = "secrets.yaml"  # a FIFO, until the server has read it
-_OUTPUT: Final = re.compile(r"pipe:\[[0-9]{1,20}\]")  # excludes files that others may write to, as /dev/null
+_OUTPUT: Final = re.compile(r"pipe:\[[0-9]{1,20}\]")  # excludes files that others may write to, such as /dev/null
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class Record:
     """The start and the end of a server process. Holds no secret.
 
     `supervisor` and `server` are `procfs.process_identity` texts. `token` and `output` are markers of its processes.
-    Times are ISO 8601, UTC. An exit code of 128 + n means an end by signal n.
+    Times are ISO 8601, UTC. An exit code of 128 + n means that signal n ended the server.
     """
 
     name: str
@@ -51,12 +51,12 @@ class Record:
 
     @property
     def markers(self) -> ProcessMarkers:
-        """The markers that identify its processes."""
+        """The markers that identify the server's processes."""
         return ProcessMarkers(token=self.token, supervisor=self.supervisor, server=self.server, output=self.output)
 
 
 def record_dirs(run_dir: Path) -> tuple[Path, ...]:
-    """Return the directories of the records of a run and of its replicas, in their order."""
+    """Return the directories with the records of a run and of its replicas, in order."""
     try:
         with os.scandir(run_dir) as entries:
             names = [entry.name for entry in entries if is_replica(entry.name)]
@@ -71,9 +71,9 @@ def run_marker(run_dir: Path) -> str:
 
 
 def is_copy(record: Record, run_dir: Path) -> bool:
-    """Return whether a record belongs to another run, as in a copied home: the server is the other home's.
+    """Return whether a record is another run's, as in a copied home, where the server is the original home's.
 
-    A moved home has taken its runs along.
+    In a moved home, a record remains that of its run.
     """
     try:
         return not run_dir.samefile(record.token)
@@ -101,7 +101,7 @@ def write_stopped(path: Path, fields: dict[str, Any]) -> None:
 
 
 def read_record(run_dir: Path, file: str = FILE) -> Record | None:
-    """Return the record of a run directory, None if nothing was started there.
+    """Return the record in a run directory; None if no server was started there.
 
     Raises HostError for a record that is unreadable or written by another user: it may be the only trace of a running
     server.
@@ -112,7 +112,7 @@ def read_record(run_dir: Path, file: str = FILE) -> Record | None:
 
 
 def read_fields(path: Path, checked: Callable[[dict[str, Any]], T], *, hint: str) -> T | None:
-    """Return the record in a file, made by `checked` from its fields, None if there is none. Raises HostError."""
+    """Return the record in a file, which `checked` makes from its fields; None if there is no file. Raises HostError."""
     try:
         return read_versioned(parse_json(read_private(path)), checked)
     except (FileNotFoundError, NotADirectoryError):

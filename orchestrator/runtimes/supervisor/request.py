@@ -1,4 +1,4 @@
-"""The request to a supervisor, with the secrets split by their way of delivery."""
+"""The request to a supervisor, with the secrets grouped by how they are delivered."""
 
 import re
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.supervisor.main import StartRequest
 from orchestrator.runtimes.supervisor.record import run_marker
 
-_REPOSITORY: Final = re.compile(r"[\w.-]+/[\w.-]+")  # a repository of the hub, where a path may be given as well
+_REPOSITORY: Final = re.compile(r"[\w.-]+/[\w.-]+")  # a hub repository, in arguments that may also be a path
 
 
 def start_request(
@@ -23,7 +23,7 @@ def start_request(
     """
     plan, ways = artifacts.plan, split_secrets(secrets, api_key_env=artifacts.plan.server.api_key_env)
     requested = {variable: secret.reveal() for variable, secret in ways.env.items()}
-    # sglang itself may download: the checkpoint is local, a draft model or a tokenizer may not be
+    # sglang itself may download: the checkpoint is local, but a draft model or a tokenizer may not be
     if (token := hub_token()) and any(_REPOSITORY.fullmatch(word) for word in plan.serving.paths):
         requested.setdefault(HUB_TOKEN, token.reveal())
     return StartRequest(
