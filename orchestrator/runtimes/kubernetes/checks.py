@@ -1,4 +1,4 @@
-"""Preflight checks of a cluster: kubectl, permissions, nodes, claims, Secrets. They survey no node."""
+"""Preflight checks of a cluster: kubectl, permissions, nodes, claims, Secrets. They do not survey the nodes."""
 
 from collections.abc import Iterator
 from typing import Final

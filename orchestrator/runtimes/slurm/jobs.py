@@ -105,7 +105,7 @@ def queued() -> Iterator[tuple[str, str]]:
 
 
 def find_job(number: str) -> Job | None:
-    """Return a job; None if Slurm does not know it, or no longer does (MinJobAge, 300 s by default). Raises HostError."""
+    """Return a job; None if unknown to Slurm, which forgets it after MinJobAge (300 s by default). Raises HostError."""
     done = _run(["scontrol", "show", "job", number], env=_TIMES)
     if not done.ok and _NO_JOB in done.stderr:
         return None

@@ -71,7 +71,7 @@ def run_marker(run_dir: Path) -> str:
 
 
 def is_copy(record: Record, run_dir: Path) -> bool:
-    """Return whether a record is another run's, as in a copied home, where the server is the original home's.
+    """Return whether a record is another run's: in a copied home, the server belongs to the original home.
 
     In a moved home, a record remains that of its run.
     """
@@ -112,7 +112,7 @@ def read_record(run_dir: Path, file: str = FILE) -> Record | None:
 
 
 def read_fields(path: Path, checked: Callable[[dict[str, Any]], T], *, hint: str) -> T | None:
-    """Return the record in a file, which `checked` makes from its fields; None if there is no file. Raises HostError."""
+    """Return the record that `checked` makes from a file's fields; None if there is no file. Raises HostError."""
     try:
         return read_versioned(parse_json(read_private(path)), checked)
     except (FileNotFoundError, NotADirectoryError):
