@@ -106,7 +106,7 @@ class ServerLog:
             time.sleep(_INTERVAL)
 
     def tail(self) -> Iterator[str]:
-        """Yield the lines since the last call. It waits only while it reads the log of a previous run."""
+        """Yield the lines since the last call. Waits only while reading the log of a previous run."""
         if self._following is None:
             _, view = self._probe()
             if view is None or time.monotonic() - self._ended < _INTERVAL or not self._has_more(view):

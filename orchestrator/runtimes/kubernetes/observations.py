@@ -73,7 +73,7 @@ class ObservationCache:
     ) -> ObservedServer:
         """Store and return an observation of a server, made from listed objects. Raises HostError.
 
-        If `warnings` is None, it requests the warnings about the server's pod.
+        If `warnings` is None, request the warnings about the server's pod.
         """
         identity, cluster = (unit.name, replica.unit_name), replica.cluster
         own_items = [item for item in items if (item["metadata"]["labels"][NAME], replica_of(item)) == identity]

@@ -317,8 +317,8 @@ class KubernetesRuntime(Runtime):
 def known_namespaces(home: Home, name: str | None = None) -> tuple[Cluster, ...]:
     """Return the namespaces in which this home started servers, from the newest plan of each name.
 
-    If this home knows the name, return only its namespace, since the clusters of others may no longer exist. Without a
-    name, omit the namespaces of servers that this home has stopped.
+    If this home knows the name, return only its namespace, since the clusters of other names may no longer exist.
+    Without a name, omit the namespaces of servers that this home has stopped.
     """
     if name is not None and not SERVER_NAME.match(name):
         return ()

@@ -51,7 +51,7 @@ def cluster(context: CheckContext) -> Iterator[Finding]:
 def _whole_nodes(runner: Runner, plan: Plan, job: SlurmSection) -> Iterator[Finding]:
     """Check that there are enough nodes for servers that take whole nodes, and for their gateway.
 
-    It counts nodes, since one test job with all of them could exceed the cluster's limit per job (`MaxNodes`).
+    Counts nodes, since one test job with all of them could exceed the cluster's limit per job (`MaxNodes`).
     """
     nodes = sum(server.layout.nodes for server in replica_plans(plan) if uses_whole_node(server))
     if not nodes:
