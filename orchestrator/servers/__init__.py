@@ -1,1 +1,1 @@
-"""Servers that run: list, status, logs, restart, rollback."""
+"""Running servers: list, status, logs, restart, rollback."""

@@ -1,4 +1,4 @@
-"""`deploy ask`: one streamed completion of a running server."""
+"""`deploy ask`: one completion, streamed from a running server."""
 
 from collections.abc import Iterator
 from typing import Final

@@ -1,4 +1,4 @@
-"""`deploy down`: stop a server and everything that it started."""
+"""`deploy down`: stop a server and everything it started."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,14 +13,15 @@ from orchestrator.servers.group import RunningServer
 from orchestrator.servers.servers import Servers
 from orchestrator.servers.start.host import resolve_host_ref, wait_until_released
 
-_GRACE: Final = 120.0  # seconds for running requests, if the plan of the server is not in this home
+_GRACE: Final = 120.0  # seconds for running requests, if this home lacks the server's plan
 
 
 def down(servers: Servers, name: str, *, all_homes: bool = True, drain: float | None = None) -> None:
-    """Stop the server of that name and wait until its ports and VRAM are free.
+    """Stop the server `name` and wait until its ports and VRAM are free.
 
-    Its requests get `drain` seconds; None means the termination grace of its plan. Without `all_homes` only a server of
-    this home is stopped. Raises StartError if there is none, and HostError if another process holds a port or the VRAM.
+    `drain` is the time limit for its requests in seconds; None means the termination grace of its plan. Without
+    `all_homes`, stop only a server of this home. Raises StartError if no server has this name, and HostError if another
+    process holds a port or the VRAM.
     """
     servers.open(name)
     with name_lock(servers.home, name):
@@ -43,10 +44,10 @@ def down_all(
     drain: float | None = None,
     ended: Callable[[str], object] | None = None,
 ) -> None:
-    """Stop every server of this home; with `all_homes` those of other homes too.
+    """Stop every server of this home, or of every home with `all_homes`.
 
-    `ended` is called with each name that was stopped. Raises HostError at the end, with one problem for each server
-    that was not stopped and each runtime that did not respond.
+    `ended` is called with the name of each stopped server. Raises HostError at the end, with one problem for each
+    server that could not be stopped and each runtime that did not respond.
     """
     failures: dict[str, DeployError] = {}
     handles = servers.find()
@@ -77,7 +78,8 @@ def down_all(
 def _is_ours(servers: Servers, handle: RunningServer) -> bool:
     """Return whether a server was started from this home; several homes may share a Docker daemon.
 
-    If the run directory was deleted, its path decides for a process. The labels of a container could name any path.
+    If the run directory was deleted, its path identifies the home of a process. It does not for a container, whose
+    labels could name any path.
     """
     run_dir, kind = Path(handle.run_dir), runtime_class(handle.runtime)
     deleted = not run_dir.exists() and run_dir.is_relative_to(servers.home.runs.resolve())
@@ -85,6 +87,6 @@ def _is_ours(servers: Servers, handle: RunningServer) -> bool:
 
 
 def grace_of(servers: Servers, name: str) -> float:
-    """Return the seconds in which the server of that name may finish its running requests."""
+    """Return the seconds that the server `name` has to finish its running requests."""
     plan = read_plan(latest_run(servers.home, name))
     return float(plan.timeouts.termination_grace) if plan else _GRACE

@@ -1,4 +1,4 @@
-"""The drain of a server before it stops: a time limit for its requests, and a report of those ended and aborted."""
+"""The drain of a server before its stop: a time limit for its requests, and a count of ended and aborted ones."""
 
 import os
 import threading
@@ -26,7 +26,7 @@ _FLUSH: Final = 2.0  # seconds for the last tokens of aborted requests to reach 
 
 
 class Drain:
-    """The requests of a running server, or of its replicas, while the block stops it.
+    """The requests of a running server, or of its replicas, while the `with` block stops the server.
 
     ::
 
@@ -36,7 +36,7 @@ class Drain:
     """
 
     def __init__(self, runtime: ServerGroup, server: RunningServer | None, *, seconds: float) -> None:
-        """Count the requests that the running units have now."""
+        """Count the current requests of the running units."""
         self._seconds, self._end = seconds, time.monotonic() + seconds
         self._tallies: dict[str, RequestTally] = {}
         self._ended, self._expired = threading.Event(), threading.Event()
@@ -61,13 +61,13 @@ class Drain:
 
     @property
     def grace(self) -> float:
-        """Seconds for the stop of the server: for its remaining requests, and then for its exit."""
+        """Time limit of the server's stop in seconds, for its remaining requests and then its exit."""
         if self._seconds <= 0:
             return 0.0
         return max(self._end - time.monotonic(), 0.0) + (_EXIT if self._tallies else 0.0)
 
     def wait(self) -> None:
-        """Wait until no request is left, or abort them at the time limit. The gateway must send no new ones."""
+        """Wait until all requests have ended; abort the rest at the time limit. The gateway must send no new ones."""
         if self._seconds <= 0:
             self.abort()
         idle = 0  # consecutive idle polls: a request may still be in transit
@@ -100,7 +100,7 @@ class Drain:
             tally.update()
 
     def abort(self) -> None:
-        """Abort the remaining requests, and wait until their clients have the tokens generated so far."""
+        """Abort the remaining requests, and wait until their clients have received the tokens generated so far."""
         for tally in self._tallies.values():
             tally.abort()
         end = time.monotonic() + _FLUSH
@@ -111,7 +111,7 @@ class Drain:
 
 
 def drain_and_stop(servers: Servers, server: RunningServer, *, seconds: float, reason: str) -> None:
-    """Stop a server when its requests have ended, at most after `seconds`; see `stop_server`."""
+    """Stop a server as soon as its requests have ended, or after `seconds`; see `stop_server`."""
     runtime = servers.runtime(server)
     limit = runtime.max_drain(server)
     if limit is not None and seconds > limit:
@@ -129,7 +129,7 @@ def _key_variable(engine: RunningServer) -> str | None:
 
 
 def _key_of(engine: RunningServer) -> str:
-    """Return the API key of a server; "" if it has none, or if this machine lacks it."""
+    """Return the API key of a server; "" if the server has none, or if its variable is not set here."""
     with suppress(UsageError):
         key = api_key(_key_variable(engine))
         return key.reveal() if key else ""

@@ -1,4 +1,4 @@
-"""The exit record in the run directory: how a server ended. Its runtime forgets this after the stop."""
+"""The exit record in the run directory: how a server ended, which its runtime forgets after the stop."""
 
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -22,10 +22,10 @@ REMOVED: Final = "removed"  # the reason for stopping a replica that the new pla
 
 
 def stop_server(runtime: ServerGroup, handle: RunningServer, *, home: Home, grace: float, reason: str) -> None:
-    """Stop a server and record `reason`, or its exit if it had already exited. Raises as `Runtime.stop`."""
+    """Stop a server and record `reason`, or its exit if it had already exited. Raises the errors of `Runtime.stop`."""
     ignore_sigpipe()
     state = None
-    with suppress(DeployError):  # most servers of unknown state can be stopped
+    with suppress(DeployError):  # a stop usually works even if the state is unknown
         state = runtime.state(handle)
     runtime.stop(handle, grace=grace)
     run_dir = Path(handle.run_dir)
@@ -34,10 +34,10 @@ def stop_server(runtime: ServerGroup, handle: RunningServer, *, home: Home, grac
 
 
 def record_exit(run: RunDir, reason: str, state: ServerState | None = None) -> None:
-    """Record how a run ended: its own exit if `state` is exited, otherwise a stop now for `reason`.
+    """Record how a run ended: with the exit in `state`, or with a stop now for `reason`.
 
-    `reason` contains no secret and is not redacted, because `deploy watch` reads it again. A full disk does not prevent
-    a stop: the flag `by_watch` is then cleared in place, so that no watcher restarts the server.
+    `reason` must contain no secret: it is not redacted, because `deploy watch` reads it again. If the disk is full,
+    clear the flag `by_watch` in place instead, so that no watcher restarts the stopped server.
     """
     exited = state is not None and state.status is Status.EXITED
     record = {
@@ -56,7 +56,7 @@ def record_exit(run: RunDir, reason: str, state: ServerState | None = None) -> N
 
 
 def saved_state(run: RunDir) -> ServerState | None:
-    """Return the state that the runtime saved in a run directory; None if there is no readable one."""
+    """Return the state that the runtime saved in a run directory; None if it is missing or unreadable."""
     with suppress(HostError):
         return next(filter(None, (runtime_class(name).saved_state(run.path) for name in REGISTRY)), None)
     return None

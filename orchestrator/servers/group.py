@@ -1,7 +1,7 @@
 """The servers of one runtime: a single unit, or a gateway and its replicas.
 
-Replicas start before their gateway; the gateway stops before them. Logs are joined. After a rolling update, a server
-consists of the newest run of each replica number.
+Replicas start before their gateway and stop after it. A server has one log, joined from those of its units. After a
+rolling update, a server consists of the newest run of each replica number.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from orchestrator.render.artifacts import Artifacts
 
 NO_GATEWAY: Final = ServerState(status=Status.EXITED, detail="the gateway was not started")
-_INTERVAL: Final = 0.2  # seconds between two reads of the logs of replicas
+_INTERVAL: Final = 0.2  # seconds between two reads of the replicas' logs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class RunningServer(Unit):
     """A server under one name: a single unit, or a gateway and its replicas."""
 
     replicas: tuple[RunningServer, ...] = ()
-    gateway_dir: str = ""  # run directory of the gateway, if `run_dir` is that of a later run
+    gateway_dir: str = ""  # run directory of the gateway, if `run_dir` belongs to a later run
 
     @classmethod
     def of(cls, unit: Unit) -> RunningServer:
@@ -81,7 +81,7 @@ class RunningServer(Unit):
 
     @property
     def logged(self) -> tuple[Unit, ...]:
-        """The units, each followed by its ranks on further nodes as units with a log of their own."""
+        """The units, each followed by its ranks on other nodes, which have their own logs."""
         return tuple(
             replace(unit, run_dir=str(folder))
             for unit in self.units
@@ -97,7 +97,7 @@ class ServerGroup:
         self.runtime = runtime
 
     def max_drain(self, server: RunningServer) -> float | None:
-        """Return the seconds after which the runtime aborts the requests of a server that it stops; None: never."""
+        """Return the seconds after which the runtime aborts the requests of a stopping server; None if never."""
         if not self.runtime.drains_on_stop or (plan := server.plan) is None:
             return None
         return float(plan.timeouts.termination_grace)
@@ -114,7 +114,10 @@ class ServerGroup:
         return RunningServer.of(self.runtime.wait_for_placement(server.unit, plan, on_wait=on_wait))
 
     def find(self, name: str | None = None) -> tuple[RunningServer, ...]:
-        """Return the servers, or those of that name, with their states, sorted by name. Raises as `Runtime.find`."""
+        """Return all servers, or those called `name`, with their states, sorted by name.
+
+        Raises the errors of `Runtime.find`.
+        """
         return servers_of(self.runtime.find(name))
 
     def state(self, server: RunningServer) -> ServerState:
@@ -126,7 +129,7 @@ class ServerGroup:
         return self.runtime.process_cmdlines(server.unit)
 
     def host_memory(self, server: RunningServer) -> int | None:
-        """Return the host memory of all units; None if that of one is unknown. See `Runtime.host_memory`."""
+        """Return the total host memory of all units; None if any is unknown. See `Runtime.host_memory`."""
         sizes = [self.runtime.host_memory(unit) for unit in server.units]
         return None if None in sizes else sum(filter(None, sizes))
 
@@ -137,7 +140,7 @@ class ServerGroup:
         return self.runtime.logs(server.unit, follow=follow)
 
     def tail(self, server: RunningServer) -> Callable[[], Iterator[str]]:
-        """Return a function that yields the new lines of all logs at each call."""
+        """Return a function that, at each call, yields the new lines of all logs."""
         tails = [self._tail(unit, set()) for unit in server.logged]
         return tails[0] if len(tails) == 1 else lambda: chain.from_iterable(tail() for tail in tails)
 
@@ -150,7 +153,7 @@ class ServerGroup:
         try:
             if unit.runtime_id:
                 self.runtime.stop(unit, grace=grace)
-        finally:  # highest replica first (pods all at once); the gateway again last, in case its stop failed
+        finally:  # highest replica first (pods all at once); last the gateway again, in case its stop failed
             self.runtime.stop_all(server.units[::-1], grace=max(until - time.monotonic(), 0))
 
     def _tail(self, unit: Unit, unreachable: set[Unit]) -> Callable[[], Iterator[str]]:
@@ -186,7 +189,10 @@ class ServerGroup:
 
 
 def _lines_if_reachable(unit: Unit, lines: Iterator[str], unreachable: set[Unit]) -> Iterator[str]:
-    """Yield the lines of a unit. A further rank whose host does not answer joins `unreachable`, with a warning."""
+    """Yield the lines of a unit. If the host of a rank other than 0 does not answer, warn once.
+
+    `unreachable` are the units with such a host. Raises HostError if the host of rank 0 does not answer.
+    """
     try:
         yield from lines
     except HostError as error:
@@ -198,7 +204,7 @@ def _lines_if_reachable(unit: Unit, lines: Iterator[str], unreachable: set[Unit]
 
 
 def servers_of(units: Sequence[Unit]) -> tuple[RunningServer, ...]:
-    """Return units as servers, sorted by name."""
+    """Return the servers that consist of the units, sorted by name."""
     running = sorted((RunningServer.of(unit) for unit in units), key=lambda unit: unit.name)
     names = groupby(running, key=lambda unit: unit.name)
     return tuple(chain.from_iterable(_servers_of_name(list(same)) for _, same in names))
@@ -215,7 +221,7 @@ def _servers_of_name(units: Sequence[RunningServer]) -> Iterator[RunningServer]:
 
 
 def _start(units: Sequence[RunningServer]) -> RunningServer:
-    """Join the units of one run."""
+    """Join the units of one run into a server."""
     main = next((unit for unit in units if not replica_name(Path(unit.run_dir))), None)
     replicas = [unit for unit in units if unit is not main]
     in_turn = sorted(replicas, key=lambda unit: in_order(Path(unit.run_dir).name))
@@ -223,10 +229,10 @@ def _start(units: Sequence[RunningServer]) -> RunningServer:
 
 
 def join_replicas(gateway: RunningServer | None, servers: Sequence[RunningServer]) -> RunningServer:
-    """Join replicas, and their gateway if it was started, to one server of their newest run."""
+    """Join replicas, and their gateway if it was started, into one server of their newest run."""
     if gateway is not None:
         first = Path(gateway.log_dir)
-        # A run that only removed replicas has none; its report shows that it ended.
+        # A run that only removed replicas has none of them; its report shows that the run ended.
         later = (report.parent for report in first.parent.glob(f"*/{SMOKE_FILE}"))
         newest = max([gateway.log_dir, *(str(run_dir_of(server)) for server in servers), *map(str, later)])
         if newest == gateway.log_dir:
@@ -260,7 +266,7 @@ def merge_updates(servers: Sequence[RunningServer]) -> list[RunningServer]:
 
 
 def run_dir_of(unit: Unit) -> Path:
-    """Return the run directory of a unit; for a replica, that of the whole run."""
+    """Return the run directory of a unit; for a replica, the directory of the whole run."""
     return run_root(Path(unit.run_dir)).absolute()
 
 

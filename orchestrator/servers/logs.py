@@ -11,7 +11,7 @@ from orchestrator.servers.servers import Servers
 
 
 def saved_log(servers: Servers, name: str) -> Iterator[str] | None:
-    """Return the log of the last run of a name, and print a note; None if there is no log."""
+    """Print a note and return the log of the last run of a name; None if there is no log."""
     run = latest_run(servers.home, name)
     if run is None or not run.log.is_file():
         return None
@@ -20,9 +20,9 @@ def saved_log(servers: Servers, name: str) -> Iterator[str] | None:
 
 
 def log_lines(servers: Servers, name: str, *, follow: bool, last: int | None = None) -> Iterator[str]:
-    """Yield the log of the server of that name, or of its last run: all lines or the `last` ones, then new lines.
+    """Yield the log of the server `name`, or of its last run: all lines or the `last` ones, then new lines.
 
-    Raises StartError if there is no server and no log.
+    Raises StartError if there is neither a server nor a log.
     """
     handles = servers.find(name)
     if not handles and (saved := saved_log(servers, name)) is not None:

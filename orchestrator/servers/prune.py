@@ -1,7 +1,7 @@
 """`deploy prune`: remove old run directories by count and by age.
 
-A run is removed if it is not among the newest of its name, is old enough, has exited, and is not needed by a later
-command. Any other run is kept and reported.
+A run is removed if it has exited, is old enough, is not among the newest of its name, and is not needed by a later
+command. Old runs that do not meet the other conditions are reported.
 """
 
 import os
@@ -41,7 +41,7 @@ _AGE: Final = re.compile(r"(\d{1,5})([dh])")
 
 
 def parse_older_than(text: str, now: datetime) -> datetime:
-    """Parse `30d`, `12h` or a date as `2026-11-22`, in the time zone of `now`. Raises UsageError for other texts."""
+    """Parse `30d`, `12h` or a date such as `2026-11-22`, in the time zone of `now`. Raises UsageError otherwise."""
     if age := _AGE.fullmatch(text):
         return now - timedelta(**{"days" if age[2] == "d" else "hours": int(age[1])})
     try:
@@ -54,7 +54,7 @@ def parse_older_than(text: str, now: datetime) -> datetime:
 
 @dataclass(frozen=True, kw_only=True)
 class OldRun:
-    """A run that is old enough to be removed; `keep_reason` says why it is kept, "" if it is removed."""
+    """A run that is old enough to be removed; `keep_reason` is the reason to keep it, or "" if there is none."""
 
     name: str
     run_dir: str
@@ -95,7 +95,7 @@ def prune(
 
 
 def prune_text(old_runs: tuple[OldRun, ...], *, dry_run: bool) -> str:
-    """Return a text with the removed runs, the kept ones with reasons, and the total size."""
+    """Return the removed runs, the kept runs with reasons, and the total size as text."""
     gone = [old for old in old_runs if not old.keep_reason]
     lines = [f"`{old.run_dir}` stays: {old.keep_reason}" for old in old_runs if old.keep_reason]
     lines += [f"{'would remove' if dry_run else 'removed'} `{old.run_dir}`, {old.bytes:,} bytes" for old in gone]
@@ -135,8 +135,8 @@ def _old(servers: Servers, name: str, keep: int, since: datetime) -> list[RunDir
 def _may_run(run: RunDir, found_dirs: Iterable[Path], responded: Collection[str]) -> str:
     """Return why the server of a run may still be running; "" if it has exited.
 
-    `listed` are the run directories of all servers of the name, `responded` the runtimes that listed them. Only the
-    daemon of its host knows a container: it must have responded, and a record of the exit must exist.
+    `found_dirs` are the run directories of all servers of the name, `responded` the runtimes that listed them. Only
+    the daemon on its host knows a container, so the daemon must have responded and a record of the exit must exist.
     """
     if any(_same(run_dir, run.path) for run_dir in found_dirs):
         return "`deploy status` still lists its server"
@@ -149,7 +149,7 @@ def _may_run(run: RunDir, found_dirs: Iterable[Path], responded: Collection[str]
     if run.read(EXIT_FILE).get("how") or (state is not None and state.status is Status.EXITED):
         return ""
     if plan is not None and runtime_class(plan.runtime).in_container and run.log.is_file():
-        return ""  # the log of a container is kept when it is stopped
+        return ""  # a stop saves the log of the container
     return "its server may still be running"
 
 
@@ -160,7 +160,7 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def _size(folder: Path) -> int:
-    """Return the bytes of the files below a folder. Links are not followed."""
+    """Return the total size of the files below a folder in bytes, without following links."""
     return sum(os.lstat(f"{location}/{name}").st_size for location, _, names in os.walk(folder) for name in names)
 
 

@@ -32,10 +32,10 @@ def restart(
     drain: float | None = None,
     on_locked: Callable[[Servers], object] | None = None,
 ) -> UpResult:
-    """Restart the server of that name with its last plan; a running server is stopped first.
+    """Restart the server `name` with its last plan; stop it first if it is running.
 
-    The last plan is that of the newest run that became ready, even if its profile has changed since. `deploy watch`
-    passes `on_locked`, see `up`. Raises StartError if no run of the name became ready.
+    The last plan comes from the newest run that became ready, even if the profile has changed since. `deploy watch`
+    passes `on_locked`, see `up`. Raises StartError if no run of this name became ready.
     """
     require_name(name)
     if (run := last_ready_run(home, name)) is None:
@@ -55,7 +55,7 @@ def rollback(name: str, home: Home, *, drain: float | None = None) -> UpResult:
 
 
 def _no_run(home: Home, name: str, message: str, hint: str) -> StartError:
-    """Return the error for a name without a run to repeat. Raises StartError if its newest is of another version."""
+    """Return the error for a name without a run to repeat. Raises StartError if another version wrote the newest."""
     if (newest := latest_run(home, name)) is None:
         return not_started(home, name, hint="`deploy up PROFILE` starts a server")
     require_version(newest)
@@ -129,9 +129,9 @@ def resolve_request(request: UpRequest, home: Home, *, run: str | None, locked: 
 
 
 def _locked_request(request: UpRequest) -> UpRequest:
-    """Return the request that starts a lockfile, given by its path or its profile.
+    """Return the request that starts the plan of a lockfile, given by its path or its profile.
 
-    Raises UsageError for a missing lockfile and for options that would change its plan, ProfileError for an edited one.
+    Raises UsageError if the lockfile is missing or an option would change its plan, ProfileError if it was edited.
     """
     if request.overrides or request.image:
         what = "`--locked` starts the lockfile: `--set`, `--revision` and `--image` do not apply"

@@ -18,7 +18,7 @@ def last_ready_run(home: Home, name: str) -> RunDir | None:
 def last_good_run(home: Home, name: str) -> RunDir | None:
     """Return the last run that passed the smoke test, for `deploy rollback`.
 
-    If that is the newest run, return the last one with another plan.
+    If the newest run passed, return the last run that passed with another plan.
     """
     runs = runs_of(home, name)
     verified = [run for run in runs if run.read(SMOKE_FILE).get("ok") is True and read_request(run) is not None]
@@ -41,7 +41,7 @@ def protected_runs(home: Home, name: str) -> dict[RunDir, str]:
 
 
 def read_request(run: RunDir) -> UpRequest | None:
-    """Return the request of a run; None if it is of another version or invalid."""
+    """Return the request of a run; None if it is invalid or another version wrote it."""
     try:
         text = json.dumps(run.read(REQUEST_FILE).get("request"))
         request: UpRequest = type_adapter(UpRequest).validate_json(text, strict=True)

@@ -1,4 +1,4 @@
-"""All servers, over all runtimes."""
+"""All servers of all runtimes."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,7 +51,7 @@ class Server:
 
     @property
     def engines(self) -> tuple[RunningServer, ...]:
-        """The sglang servers: this one, or the replicas."""
+        """The sglang servers: the replicas, or the server itself."""
         return self.handle.replicas or (self.handle,)
 
     @cached_property
@@ -91,16 +91,16 @@ class Server:
 
 @dataclass(frozen=True)
 class Servers:
-    """The servers of this host or of a remote one, over all runtimes."""
+    """The servers of all runtimes on this host or a remote one."""
 
     home: Home
     runtimes: Mapping[str, ServerGroup]
-    explicit_hosts: frozenset[str] = frozenset()  # runtimes whose host the user gave
+    explicit_hosts: frozenset[str] = frozenset()  # runtimes whose host the user named
     unreachable: dict[str, str] = field(default_factory=dict)  # runtimes that did not respond, with the reason
     host: str | None = None  # the remote host, `ssh://user@node`
 
     def find(self, name: str | None = None) -> tuple[RunningServer, ...]:
-        """Return all servers, or those of that name, sorted by name; add runtimes that do not respond to `unreachable`.
+        """Return all servers, or those called `name`, sorted by name; record in `unreachable` each silent runtime.
 
         Raises UsageError for an invalid name.
         """
@@ -114,9 +114,9 @@ class Servers:
         return handles
 
     def open(self, name: str) -> Server:
-        """Return the server of that name.
+        """Return the server `name`.
 
-        Raises StartError with the closest name if there is none, and HostError if a runtime does not respond.
+        If there is none, raises StartError with the closest name, or HostError if a runtime does not respond.
         """
         if handles := self.find(name):
             return self.server(handles[0])
@@ -147,12 +147,12 @@ class Servers:
     def gateway_of(self, server: RunningServer, listed: Sequence[RunningServer] | None = None) -> RunningServer | None:
         """Return the running server whose gateway the plan of `server` names; None if there is none.
 
-        `listed` are all servers, if they were just listed. Only the name is read from the plan: validating a whole plan
-        takes 0.25 s.
+        `listed` are all servers, if the caller has just listed them. This reads only the name from the plan, because
+        validating a whole plan takes 0.25 s.
         """
         section = server.run.read("plan.json").get("server")
         name = section.get("gateway") if isinstance(section, Mapping) else None
-        if not isinstance(name, str) or not NAME.match(name):  # an edited plan has no gateway
+        if not isinstance(name, str) or not NAME.match(name):  # none, or an edited plan
             return None
         candidates = self.find(name) if listed is None else (item for item in listed if item.name == name)
         return next((item for item in candidates if item.replicas and item.state.status is Status.RUNNING), None)
@@ -162,7 +162,7 @@ class Servers:
         return self.runtimes[handle.runtime]
 
     def run_of(self, handle: RunningServer) -> RunDir | None:
-        """Return the run directory of a server; None if it is of another home."""
+        """Return the run directory of a server; None if the server belongs to another home."""
         run_dir = Path(handle.run_dir)
         return RunDir(run_dir) if self.home.holds(run_dir, handle.name) else None
 
@@ -170,22 +170,22 @@ class Servers:
         for kind, runtime in self.runtimes.items():
             try:
                 yield from runtime.find(name)
-            except HostError as error:  # without a Docker daemon, processes are still listed
+            except HostError as error:  # list the processes even without a Docker daemon
                 yield from servers_of(error.units) if isinstance(error, PartialResultError) else ()
                 if kind in self.explicit_hosts or self._started_with(kind):
                     self.unreachable[kind] = error.message
 
     def _started_with(self, kind: str) -> bool:
-        """Return whether the newest run of some name was started with that runtime on this host."""
+        """Return whether the newest run of any name was started with the runtime `kind` on this host."""
         runs = (run for run in latest_runs(self.home) if self.host is not None or requested(run, "host") is None)
         return any(run.read("plan.json").get("runtime") == kind for run in runs)
 
 
 @contextmanager
 def open_servers(home: Home, host: str | None = None, *, name: str | None = None) -> Iterator[Servers]:
-    """Open the runtimes and close them at the end; with `host` (`ssh://user@node`) only those that support ssh.
+    """Open the runtimes and close them at the end; with `host` (`ssh://user@node`), open only those that support ssh.
 
-    Without `host`, a `name` whose runs were all started on one remote host is looked up there.
+    Without `host`, open the runtimes on the remote host where all runs of `name` were started, if there is one.
     """
     if host is None and name is not None:
         hosts = {requested(run, "host") for run in runs_of(home, name)}
@@ -208,16 +208,16 @@ def requested_host(home: Home, name: str) -> str | None:
 
 
 def requested(run: RunDir, key: str) -> object:
-    """Return a value of the request of a run, without the imports of `read_request`; None if it is missing."""
+    """Return a value from the request of a run, without the imports of `read_request`; None if it is missing."""
     request = run.read(REQUEST_FILE).get("request")
     return request.get(key) if isinstance(request, dict) else None
 
 
 def resolve_server_name(target: str, home: Home, *others: object) -> str:
-    """Return the name of the server with prefill and decode servers at the URL `target`, or `target` if there is none.
+    """Return the name of the server with prefill and decode servers at the URL `target`; otherwise `target`.
 
-    Listing a gateway's workers needs its control key. `others` are options for a URL; with any of them nothing is
-    looked up.
+    Its gateway lists its workers only with the control key, which the name leads to. `others` are options for a URL;
+    with any of them, return `target`.
     """
     if "://" not in target or any(others):
         return target
@@ -230,9 +230,9 @@ def resolve_server_name(target: str, home: Home, *others: object) -> str:
 
 
 def api_key(variable: str | None) -> Secret | None:
-    """Return the API key in the environment variable of a plan.
+    """Return the API key from the environment variable that a plan names.
 
-    Raises UsageError if it is not set or is invalid.
+    Raises UsageError if the variable is not set or its key is invalid.
     """
     if variable is None:
         return None
@@ -261,7 +261,7 @@ def exit_problem(name: str, state: ServerState) -> Problem | None:
 def record_processes(
     runtime: ServerGroup, handle: RunningServer, seconds: float, stages: Mapping[str, float] | None = None
 ) -> None:
-    """Record the processes of a ready server, and the total seconds until it was ready and those of each stage."""
+    """Record the processes of a ready server, and the seconds until it was ready, in total and by stage."""
     data = {
         "processes": process_names(runtime.process_cmdlines(handle)),
         "ready_seconds": round(seconds, 1),
@@ -271,15 +271,15 @@ def record_processes(
 
 
 def note_gateway(run: RunDir, seconds: float) -> None:
-    """Record the seconds until all replicas were ready; their processes are recorded in their own directories."""
+    """Record the seconds until all replicas were ready. The directory of each replica records its processes."""
     run.save_state(PROCESSES_FILE, {"processes": [], "ready_seconds": round(seconds, 1)})
 
 
 def dead_processes(runtime: ServerGroup, handle: RunningServer) -> str:
-    """Return the dead processes of a ready server, as `rank DP1 has ended`; "" if there are none or it is unknown.
+    """Return the dead processes of a ready server, as `rank DP1 has ended`; "" if none is known to be dead.
 
-    The process table shows a death sooner than sglang: sglang notices a dead data-parallel rank by the next health
-    request, after 20 s, and a dead tensor-parallel rank when the others wait for it.
+    The process table shows a death sooner than sglang does. sglang notices a dead data-parallel rank only at the next
+    health request, after 20 s, and a dead tensor-parallel rank only when the others wait for it.
     """
     if handle.replicas:
         return "; ".join(_missing_servers(runtime, handle))
@@ -295,7 +295,7 @@ def dead_processes(runtime: ServerGroup, handle: RunningServer) -> str:
 
 
 def _started_again(state: ServerState, run: RunDir) -> str:
-    """Return that the runtime restarted a ready server, with its age; "" if it did not."""
+    """Return a message with the server's age if the runtime restarted a ready server, otherwise ""."""
     if state.started_at is None:
         return ""
     recorded_at = datetime.fromtimestamp((run.path / PROCESSES_FILE).stat().st_mtime, UTC)
@@ -337,6 +337,6 @@ def _missing_servers(runtime: ServerGroup, handle: RunningServer) -> Iterator[st
 
 
 def _was_started(handle: RunningServer, replica: str) -> bool:
-    """Return whether a run has started a replica that no later run has removed."""
+    """Return whether a run has started the replica and no later run has removed it."""
     runs = sorted(Path(handle.run_dir).parent.glob(f"*/{replica}"))
     return bool(runs) and RunDir(runs[-1]).read(EXIT_FILE).get("asked") != REMOVED

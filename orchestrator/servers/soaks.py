@@ -1,4 +1,4 @@
-"""Soaks of a run: their records, the load of the next soak, and the gauges of the server's memory."""
+"""Soaks of a run: their records, the load of the next soak, and the memory gauges of the server."""
 
 import os
 from datetime import UTC, datetime
@@ -17,9 +17,9 @@ from orchestrator.verify.report import SmokeReport, Verdict
 
 
 def save_report(run: RunDir, report: SmokeReport, *, of_start: bool = False) -> None:
-    """Save a smoke test; `of_start` adds its seconds to those of the start; later tests keep them.
+    """Save the report of a smoke test; with `of_start`, its seconds count as part of the start.
 
-    A test without a soak keeps the record of the last soak; a failed soak removes it.
+    Later tests keep those seconds. A test without a soak keeps the record of the last soak; a failed soak removes it.
     """
     soaks = [check for check in report.checks if check.name.endswith("soak") and check.verdict is not Verdict.SKIPPED]
     saved = run.read(SMOKE_FILE)
@@ -35,7 +35,7 @@ def save_report(run: RunDir, report: SmokeReport, *, of_start: bool = False) -> 
 
 
 def knee_requests(run: RunDir) -> float | None:
-    """Return the requests in flight at the knee of the run's last benchmark with a knee (Little's law)."""
+    """Return the requests in flight at the knee that the run's benchmarks found last (Little's law); None if none."""
     for result in reversed([*recorded_results(run)]):
         for point in result.points:
             if result.knee_rps is not None and point.offered_rps == result.knee_rps and point.latency is not None:
@@ -44,7 +44,7 @@ def knee_requests(run: RunDir) -> float | None:
 
 
 def memory_gauges(handle: RunningServer, runtime: ServerGroup, plan: Plan) -> tuple[MemoryGauge, ...]:
-    """Return the memory gauges of a running server; without GPUs only the gauge of host memory."""
+    """Return the memory gauges of a running server; without GPUs, only the gauge of host memory."""
     kind, layout = runtime_class(handle.runtime), plan.layout
 
     def of_host() -> int | None:

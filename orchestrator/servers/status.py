@@ -1,4 +1,4 @@
-"""`deploy status`: servers, as the runtimes and their health checks report them."""
+"""`deploy status`: the servers that the runtimes list, with their health."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -14,7 +14,7 @@ from orchestrator.servers.group import RunningServer, run_dir_of
 from orchestrator.servers.servers import PROCESSES_FILE, RESTART_HINT, Servers, dead_processes
 
 _MAX_PARALLEL = 16
-_MIN_STAGE_SECONDS = 0.1  # seconds of the shortest stage that is shown
+_MIN_STAGE_SECONDS = 0.1  # seconds; shorter stages are not shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,10 +45,10 @@ class ServerStatus:
 
 
 def statuses(servers: Servers, name: str | None, *, check_health: bool) -> tuple[ServerStatus, ...]:
-    """Return the status of all servers, or of those of that name, with the health of running ones if `check_health`.
+    """Return the status of all servers, or of those called `name`; `check_health` adds the health of running ones.
 
-    A health check takes about 1 s and at most 54 s: two requests, which sglang answers within 20 s each. A server with
-    a dead process is not checked.
+    A health check takes about 1 s and at most 54 s: two requests, each of which sglang answers within 20 s. A server
+    with a dead process needs no health check.
     """
     handles = servers.find(name)
     for handle in handles:
@@ -130,7 +130,7 @@ def _report(
         runtime=handle.runtime,
         status=state.status,
         health=health,
-        url=reached.service_url or reached.url,  # a tunnel of this command closes with it
+        url=reached.service_url or reached.url,  # a tunnel closes with this command
         plan=handle.plan_digest,
         started_at=state.started_at,
         ended_at=state.ended_at,
@@ -144,11 +144,11 @@ def _report(
 
 
 def startup_seconds(run: RunDir) -> dict[str, float]:
-    """Return how long each stage of the start took, in order; empty if it was not recorded."""
+    """Return the seconds of each stage of the start, in order; empty if they were not recorded."""
     stages, checked = run.read(PROCESSES_FILE).get("stages"), run.read(SMOKE_FILE).get(STARTUP)
     if not isinstance(stages, Mapping):
         return {}
-    total = Counter[str]()  # both records have the first sampled request of a pod
+    total = Counter[str]()  # both records contain the first sampled request of a pod
     for item in (stages, checked if isinstance(checked, Mapping) else {}):
         total.update({str(stage): seconds for stage, seconds in item.items() if isinstance(seconds, int | float)})
     return {stage: round(seconds, 1) for stage, seconds in total.items() if seconds >= _MIN_STAGE_SECONDS}

@@ -31,7 +31,7 @@ from orchestrator.verify.target import target_from_server_info, target_of
 
 
 def url_target(url: str, *, api_key_env: str | None = None, claimed: ClaimedHardware | None = None) -> BenchTarget:
-    """Return the target of any endpoint. Raises UsageError for an invalid URL or one with a password."""
+    """Return the target of any endpoint. Raises UsageError if the URL is invalid or contains a password."""
     hardware = claimed or ClaimedHardware()
     provenance = ServerProvenance(gpu=hardware.gpu, gpus=hardware.gpus, layout=hardware.layout)
     return BenchTarget(
@@ -47,7 +47,7 @@ def url_target(url: str, *, api_key_env: str | None = None, claimed: ClaimedHard
 def server_target(servers: Servers, name: str) -> BenchTarget:
     """Return the target of a server of `deploy up`, with plan, kernel gate and host from its run directory.
 
-    Raises StartError if there is none of that name, or it is not running.
+    Raises StartError if there is no server of this name, or if it is not running.
     """
     server = servers.open(name)
     server.require_running()
@@ -75,7 +75,7 @@ def server_target(servers: Servers, name: str) -> BenchTarget:
 
 
 def record_result(run: RunDir | None, directory: Path) -> None:
-    """Record a result in the run that it measured, for `deploy history`; a full disk does not end a measurement."""
+    """Record a result in the measured run, for `deploy history`; a full disk does not end a measurement."""
     if run is not None:
         earlier = run.read(RESULTS_FILE).get("directories")
         recorded = [str(path) for path in earlier] if isinstance(earlier, list) else []
@@ -84,7 +84,7 @@ def record_result(run: RunDir | None, directory: Path) -> None:
 
 
 def _workload_of(server: Server, home: Home) -> str | None:
-    """Return the workload of the profile that the server was started from; None if it names none or is unreadable."""
+    """Return the workload of the server's profile; None if the profile names none or is unreadable."""
     request = read_request(server.run) if server.run is not None else None
     if request is None:
         return None

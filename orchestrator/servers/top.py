@@ -85,7 +85,7 @@ class Frame:
     age: str  # time since its start
     problem: str  # why it is unhealthy; "" if it is not
     activity: Activity
-    kernel_misses: int | None  # distinct keys, or Triton's files, since the start; None for a server that looks none up
+    kernel_misses: int | None  # distinct keys, or Triton's files, since the start; None for a server without lookups
     gpus: tuple[GpuSample, ...]
     events: tuple[Event, ...]
 
@@ -131,7 +131,7 @@ def _gpu_table(gpus: Sequence[GpuSample], width: int | None) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Counters:
-    """Metrics of a server at a time of a monotonic clock."""
+    """Metrics of a server; `at` is a time of a monotonic clock."""
 
     at: float
     metrics: Metrics
@@ -167,12 +167,12 @@ def activity(first: Counters, last: Counters) -> Activity:
 
 
 class GpuReader:
-    """Reads a server's GPUs at most every 15 s; none on a CPU or without a tool."""
+    """Reads the GPUs of a server at most every 15 s; finds none on a CPU or without the vendor's tool."""
 
     def __init__(self, plan: Plan, runner: Runner | None, energy: EnergyReader | None) -> None:
-        """Read GPUs through `runner`; None in a cluster, whose nodes are not read.
+        """Read GPUs through `runner`; None in a cluster, where no GPUs are read.
 
-        `energy` reads the counters of this host's GPUs; None for a remote host.
+        `energy` reads the energy counters of the GPUs of this host; None for a remote host.
         """
         self._plan, self._runner, self._energy = plan, runner, energy
         self._sampled_at: float | None = None
@@ -180,7 +180,7 @@ class GpuReader:
         self._seen: tuple[GpuSample, ...] = ()
 
     def read(self, at: float) -> tuple[GpuSample, ...]:
-        """Return the GPUs at the last sample."""
+        """Return the GPUs; sample them again if the last sample is too old."""
         if self._plan.gpus and (self._sampled_at is None or at - self._sampled_at >= _GPUS_EVERY_S):
             self._sampled_at = at
             self._seen = self._sample()
@@ -216,10 +216,10 @@ class TopView:
     def __init__(
         self, servers: Servers, name: str, *, host: str | None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Open the server of that name.
+        """Open the server `name`.
 
-        Raises StartError if there is none, it has ended, or its plan is not on this machine; UsageError if it exports
-        no counters.
+        Raises StartError if there is none, it is not running or its plan is not in this home; UsageError if it exports
+        no metrics.
         """
         self._server = servers.open(name)
         self._server.require_running()
@@ -264,7 +264,7 @@ class TopView:
             client.close()
 
     def _count(self) -> str:
-        """Read the metrics; return the error, "" if there is none."""
+        """Read the metrics; return the error, or "" if there is none."""
         try:
             exported = bytearray(b"\n").join(client.exported() for client in self._clients)
         except (NoResponseError, UnexpectedResponseError) as error:

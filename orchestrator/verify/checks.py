@@ -1,4 +1,4 @@
-"""The checks of the smoke test. The first line of each says what it verifies."""
+"""The checks of the smoke test. The first line of each docstring names the condition that the check verifies."""
 
 import json
 import time
@@ -29,10 +29,10 @@ PROMPT: Final = "Count from one to one hundred in words: one, two, three, four, 
 QUESTION: Final = "Count from one to ten in words."
 PREFIX_TOKENS: Final = 1024
 _METRICS_SECONDS: Final = 1.5  # ATOM updates its counters once a second
-_MIN_ACCEPTED: Final = 0.5  # smallest share of the accepted drafts published for other prompts (our limit)
+_MIN_ACCEPTED: Final = 0.5  # minimum share of the accepted drafts that were published for other prompts (our limit)
 _DRAWS: Final = 8  # one-token answers at each temperature
 _TIED: Final = 4  # first tokens that may be equally likely in bfloat16, at any temperature
-_COMPARED_TOKENS: Final = 12  # at temperature 2, as many tokens do not match the greedy ones by chance
+_COMPARED_TOKENS: Final = 12  # at temperature 2, this many sampled tokens do not match the greedy ones by chance
 SCHEMA: Final = {
     "type": "object",
     "properties": {"ready": {"type": "boolean"}, "color": {"enum": ["red", "green"]}},
@@ -42,7 +42,7 @@ SCHEMA: Final = {
 
 
 def served_model(client: SmokeClient) -> CheckOutcome:
-    """Check the served model and its context length: a request is accepted under any model name."""
+    """Check the served model and its context length, because the server accepts requests under any model name."""
     served = client.described_by.models()
     name, length = client.target.served_name, client.target.context_length
     if name not in served:
@@ -205,7 +205,7 @@ def prefix_cache(client: SmokeClient) -> CheckOutcome:
 
 
 def dp_ranks(client: SmokeClient) -> CheckOutcome:
-    """Check that each data-parallel rank answers. A dead or unused one of two ranks costs half of the throughput."""
+    """Check that each data-parallel rank answers. If one of two ranks is dead or unused, throughput halves."""
     if client.target.dp == 1:
         return skipped("one data-parallel rank")
     answers = {rank: client.generate(PROMPT, tokens=4, rank=rank).dp_rank for rank in range(client.target.dp)}
@@ -217,7 +217,7 @@ def dp_ranks(client: SmokeClient) -> CheckOutcome:
 
 
 def speculative_decoding(client: SmokeClient) -> CheckOutcome:
-    """Check that speculation is on and that drafts are accepted. Rejected drafts cost time without a gain."""
+    """Check that speculation is on and that drafts are accepted. Rejected drafts only cost time."""
     if not client.target.speculative:
         return skipped("the profile has no speculative decoding")
     if not client.is_sglang:
@@ -256,7 +256,7 @@ def structured_output(client: SmokeClient) -> CheckOutcome:
 
 
 def bad_requests_rejected(client: SmokeClient) -> CheckOutcome:
-    """Check that invalid requests are answered 4xx and that the server continues to serve."""
+    """Check that the server rejects invalid requests with a 4xx status and keeps serving."""
     sglang_only = {f"broken JSON to `{endpoints.GENERATE}`": (endpoints.GENERATE, b"{broken")}
     sent = {
         **(sglang_only if client.is_sglang else {}),
@@ -268,7 +268,7 @@ def bad_requests_rejected(client: SmokeClient) -> CheckOutcome:
 
 
 def overlong_prompt_rejected(client: SmokeClient) -> CheckOutcome:
-    """Check that a prompt beyond the context length is answered 4xx, not truncated, and the server still serves."""
+    """Check that the server rejects, not truncates, a prompt beyond the context length (4xx), and keeps serving."""
     if not client.target.context_length:
         raise NotOfferedError(f"{client.engine} reports no context length")
     prompt = client.fresh_ids(client.target.context_length + 1)
@@ -284,13 +284,13 @@ def overlong_prompt_rejected(client: SmokeClient) -> CheckOutcome:
 
 
 def metrics(client: SmokeClient) -> CheckOutcome:
-    """Check that metrics are exported and count tokens: monitoring depends on them."""
+    """Check that the server exports metrics and that they count tokens, because monitoring depends on them."""
     if not client.target.metrics:
         return skipped("the profile does not export metrics")
     name = str(Metric.OUTPUT_TOKENS)
     before = client.described_by.metrics().get(name, 0.0)  # a counter may be absent until its first increment
     client.usage(PROMPT, tokens=16)
-    client.usage(PROMPT, tokens=1)  # a counter may lag the last answer, but not the one before it
+    client.usage(PROMPT, tokens=1)  # a counter may lag behind the last answer, but not the one before
     after = client.described_by.metrics().get(name)
     if not client.is_sglang and after is not None and after < (before or 0.0) + 16:
         time.sleep(_METRICS_SECONDS)
@@ -304,9 +304,9 @@ def metrics(client: SmokeClient) -> CheckOutcome:
 
 
 def clean_log(client: SmokeClient) -> CheckOutcome:
-    """Check that the log has no non-fatal fault, such as a kernel that is compiled again at each step.
+    """Check that the log shows no non-fatal fault, such as a kernel that is compiled again at each step.
 
-    This check is the last: such lines are written while requests are served.
+    This check runs last, because the server logs such faults while it serves requests.
     """
     if client.faults is None:
         return skipped("no log available")

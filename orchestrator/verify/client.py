@@ -37,7 +37,7 @@ class NotOfferedError(Exception):
 
 
 class SmokeClient:
-    """A client of one target. Its requests are greedy and pinned to a data-parallel rank, which has its own cache."""
+    """A client of one target. Its requests are greedy and pinned to a data-parallel rank; each rank has its own cache."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class SmokeClient:
         show: Callable[[str], None] = lambda _: None,
         engine: EngineClient | None = None,
     ) -> None:
-        """Create a client of `target` at `server`; `seed` makes prompts that no earlier run has put into the cache.
+        """Create a client of `target` at `server`; a new `seed` gives prompts that no earlier run has cached.
 
         `show` receives the progress of a long check; `engine` is a worker of the gateway `server`.
         """
@@ -80,7 +80,7 @@ class SmokeClient:
 
     @property
     def is_sglang(self) -> bool:
-        """Return whether the target is sglang, which has an API of its own beside OpenAI's."""
+        """Whether the target is sglang, which has its own API in addition to OpenAI's."""
         return self.target.engine == "sglang"
 
     @property
@@ -89,7 +89,7 @@ class SmokeClient:
         return "the endpoint" if self.target.engine == other_engines.UNKNOWN else self.target.engine
 
     def page_size(self) -> int:
-        """Return the tokens in a page of the KV cache. Raises NotOfferedError if the endpoint does not report them."""
+        """Return the tokens per page of the KV cache. Raises NotOfferedError if the endpoint does not report them."""
         if self.is_sglang:
             return self.info().page_size
         size = other_engines.read_block_size(self.server.exported().decode(errors="replace"))
@@ -111,7 +111,7 @@ class SmokeClient:
         return self.server.post(path, *other_engines.pinned(self.target.engine, body))
 
     def chat(self, body: Body) -> ChatResponse:
-        """Return the answer to a chat request that is not streamed."""
+        """Return the answer to a chat request without streaming."""
         return read_chat(self._post(endpoints.CHAT_COMPLETIONS, body))
 
     def ask(self, question: SmokeQuestion, *, rank: int) -> ChatResponse:
@@ -121,7 +121,7 @@ class SmokeClient:
         return self.chat(chat_body(self.target.served_name, prompt_of(question), tokens=question.max_tokens, **more))
 
     def chat_stream(self, body: Body) -> ChatResponse:
-        """Return the answer to a chat request, joined from its server-sent events."""
+        """Return the answer to a streamed chat request, joined from its server-sent events."""
         streamed: Body = {**body, "stream_options": {"include_usage": True}}
         return read_chat_events(self.events(endpoints.CHAT_COMPLETIONS, streamed))
 

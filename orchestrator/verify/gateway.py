@@ -60,7 +60,7 @@ def _is_ok(url: str, path: str, limits: Timeouts) -> bool:
 
 
 def wait_for_gateway(url: str, *, servers: int, state: Callable[[], ServerState]) -> None:
-    """Wait until the gateway counts `servers` healthy workers; time in which the gateway is pending does not count.
+    """Wait until the gateway counts `servers` healthy workers; the time while it is pending does not count.
 
     Raises NotReadyError if the gateway exits, is unschedulable or exceeds a timeout.
     """
@@ -101,7 +101,7 @@ def gateway_checks(target: Target, servers: int) -> list[CheckResult]:
 
 
 def _all_counted(client: EngineClient, servers: int) -> CheckOutcome:
-    """Check that every replica is registered: a gateway without one continues to serve and reports nothing."""
+    """Check that every replica is registered: a gateway that lacks one keeps serving and reports nothing."""
     healthy = read_readiness(client.get(READINESS))
     conclude = passed if healthy == servers else failed
     return conclude(f"{healthy} of {servers} servers healthy")

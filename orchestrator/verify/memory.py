@@ -1,9 +1,9 @@
 """Detection of memory that keeps growing during a soak.
 
-The samples are split into quarters. Only the smallest sample of each counts, because requests raise the largest for a
-while. A leak raises the smallest from quarter to quarter and does not slow down; buffers and caches that fill up slow
-down, and those of the first requests exist before the soak. A leak in rare steps raises the smallest sample of three
-eighths and lowers none (both rules are this project's).
+The samples are split into quarters. Only the smallest sample of each quarter counts, because requests raise the others
+for a while. A leak raises this minimum from quarter to quarter and does not slow down. Buffers and caches slow down as
+they fill up, and the first requests, before the soak, have already allocated theirs. A leak in rare steps raises the
+minimum in three of eight parts and lowers it in none (both rules are this project's).
 """
 
 import time
@@ -30,7 +30,7 @@ class MemoryGauge:
 
     name: str
     read: Callable[[], int | None] = lambda: None
-    unwatched: str = ""  # the reason why it is not read
+    unwatched: str = ""  # why it is not read
     token_bytes: int = 0  # allowed growth for each token in the prefix cache, until the cache is full
 
 

@@ -75,7 +75,7 @@ def pair_checks(pair: Pair) -> Iterator[CheckResult]:
 def _transferred(router: EngineClient, prefill: Sequence[EngineClient], model: str) -> CheckOutcome:
     """Check that the prefill servers count a transfer.
 
-    Only the transfer counters show that the decode server computes the prompt itself, or that nothing arrives.
+    Only these counters reveal a decode server that computes the prompt itself, or a cache that never arrives.
     """
     before = _transfers(prefill)
     read_generated(router.post(endpoints.GENERATE, generate_body(PROMPT, tokens=2, model=model)))

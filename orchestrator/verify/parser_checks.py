@@ -8,7 +8,7 @@ from orchestrator.engine.requests import chat_body
 from orchestrator.verify.client import SmokeClient
 from orchestrator.verify.report import CheckOutcome, failed, passed, skipped
 
-_TOKENS: Final = 512  # enough to finish a short reasoning
+_TOKENS: Final = 512  # enough for a short reasoning
 _CALL_TOKENS: Final = 128  # enough for a call without reasoning; a slow model that never stops took 123 s for 512
 _NAME: Final = "get_weather"
 WEATHER_TOOL: Final = {
@@ -29,7 +29,7 @@ _THINK_TAGS: Final = (
 
 
 def tool_call_parsed(client: SmokeClient) -> CheckOutcome:
-    """Check that a tool call is not returned as text, as with the tool-call parser of another model."""
+    """Check that a tool call is parsed; with the tool-call parser of another model, the server returns it as text."""
     more = {"tools": [WEATHER_TOOL], "chat_template_kwargs": {"enable_thinking": False}}
     question = f"What is the weather in Paris now? Call the tool `{_NAME}`."
     tokens = _CALL_TOKENS
@@ -47,7 +47,7 @@ def tool_call_parsed(client: SmokeClient) -> CheckOutcome:
 
 
 def reasoning_separated(client: SmokeClient) -> CheckOutcome:
-    """Check that reasoning and answer are not mixed, as with the reasoning parser of another model."""
+    """Check that reasoning and answer are separated; the reasoning parser of another model mixes them."""
     parser = f"`{Meaning.REASONING_PARSER}` {client.target.reasoning_parser}"
     more = {"chat_template_kwargs": {"enable_thinking": True}}
     question = "How many days are in two weeks? Think first."

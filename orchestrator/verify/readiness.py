@@ -1,8 +1,8 @@
 """Readiness: wait until log, health check and served model agree.
 
-A healthy sglang server has generated a token (0.5.14, entrypoints/http_server.py:561-635). Each of the three alone has
-been wrong: the log of a server whose port was not published, a health check that an old server on the same port
-answered.
+A healthy sglang server has generated a token (0.5.14, entrypoints/http_server.py:561-635). No signal suffices alone: a
+server logged that it was ready, but its port was not published; an old server on the same port answered the health
+check.
 """
 
 import time
@@ -57,9 +57,9 @@ def wait_until_ready(
 ) -> float:
     """Wait until the server serves its model; return the seconds it took.
 
-    The progress notes a start that takes twice its estimate. Raises NotReadyError if the server exits, is restarted or
-    is unschedulable, makes no progress for `progress_deadline` seconds, or exceeds `timeout` seconds; its details are
-    the last log lines, secrets removed. Raises ProfileError if the engine rejects its arguments.
+    The progress line shows when a start takes twice its estimate. Raises NotReadyError if the server exits, is
+    restarted or is unschedulable, makes no progress for `progress_deadline` seconds, or exceeds `timeout` seconds; its
+    details are the last log lines, without secrets. Raises ProfileError if the engine rejects its arguments.
     """
     with (
         EngineClient(server.url, key=server.api_key, transport=transport) as client,
@@ -83,7 +83,7 @@ class _Wait:
 
     def __init__(self, server: StartingServer, *, client: EngineClient, clock: Callable[[], float], end: float) -> None:
         self.reader = StartupLogParser()
-        self._end = end  # by the clock; no request continues after it
+        self._end = end  # by the clock; no request continues after this
         self._server, self._client, self._clock = server, client, clock
         self._start = self._moved = self._seen = clock()
         self._late = ""  # the stage in which the start exceeded twice its estimate
@@ -100,7 +100,7 @@ class _Wait:
 
     def is_ready(self) -> bool:
         """Check the process, the log and the port once; return whether the server is ready."""
-        state = self._server.state()  # before the log, so that the last lines of a server that exited are read too
+        state = self._server.state()  # before the log, to read also the last lines of a server that has exited
         self._check_placement(state)
         self._count_stage()
         self._read_log()
@@ -111,7 +111,7 @@ class _Wait:
         return True
 
     def activity(self, about: float) -> tuple[str, str]:
-        """Return the activity of the server with its count, and the stage; one stage notes that the start is late."""
+        """Return the server's activity with its count, and its stage; the stage that exceeds the estimate says so."""
         if self._pending:
             return self._pending, self._pending
         stage = self.reader.stage

@@ -93,7 +93,7 @@ class SmokeReport:
         return "\n\n".join([check_table, *(check.format_causes for check in warned)])
 
     def require(self) -> None:
-        """Raise SmokeError with every failed check, if there is one."""
+        """Raise SmokeError with all failed checks, if there are any."""
         if not self.ok:
             problems = [Problem(f"{check.name}: {check.evidence}") for check in self.failures]
             raise SmokeError(
@@ -134,7 +134,7 @@ def skipped(evidence: str) -> CheckOutcome:
 def compare_ids(
     first: Sequence[int], second: Sequence[int], subject: str, nondeterministic: Sequence[PlanWarning]
 ) -> CheckOutcome | None:
-    """Return how the token ids of two greedy answers differ, or None; different lengths are always a failure.
+    """Return the difference between the token ids of two greedy answers, or None; different lengths always fail.
 
     `subject` begins the evidence: "two greedy answers differ".
     """
@@ -146,7 +146,7 @@ def compare_ids(
 
 
 def differs(evidence: str, nondeterministic: Sequence[PlanWarning]) -> CheckOutcome:
-    """Return a failure, or a warning if a kernel of the plan adds in no fixed order; two greedy answers differ."""
+    """Return a failure for different greedy answers, or a warning if a kernel of the plan adds in no fixed order."""
     if not nondeterministic:
         return failed(evidence)
     return warning(f"{evidence}, as expected for this plan", causes=causes_of(nondeterministic))

@@ -75,9 +75,9 @@ def sample_ranks(
 ) -> str:
     """Send a sampled request to each data-parallel rank; return which ranks do not answer, or "".
 
-    sglang compiles kernels for the first such request, so that no check and no user waits for them. The requests are
-    sent in parallel, as the ranks compile in parallel. `fields` are added to each request. Only the checks read the
-    content of answers.
+    sglang compiles kernels for the first such request; after it, no check and no user waits for them. The requests are
+    sent in parallel, because the ranks compile in parallel. `fields` are added to each request. This function ignores
+    the content of answers, which the checks read.
     """
     answers = dict.fromkeys(range(target.dp), "")
 
@@ -100,8 +100,8 @@ def sample_ranks(
 def _sampled(server: EngineClient, body: Body, *, is_gateway: bool) -> str:
     """Send a sampled request; return why it is not answered, or "".
 
-    A server fails its health checks while it compiles kernels. A gateway then answers 503 until some seconds after the
-    compilation, so the request is repeated until it is answered at once. A gateway may also drop a connection: only
+    A server fails its health checks while it compiles kernels. Its gateway then answers 503 until seconds after the
+    compilation, so the request is repeated until the answer comes at once. A gateway may also drop a connection: only
     `_SAMPLE_TRIES` requests in a row without a response are a failure.
     """
     dropped: list[str] = []

@@ -1,4 +1,4 @@
-"""The soak: minutes of mixed load, for faults that a short test does not find.
+"""The soak: minutes of mixed load, for faults that a short test misses.
 
 Each rank gets clients that send one request at a time: half the requests in flight at the knee of the server's
 benchmark, or four if no benchmark has found the knee. Published faults appeared after 24 to 86 minutes of such load
@@ -36,7 +36,7 @@ _TICK: Final = 0.2  # seconds
 _INTERVAL: Final = 1.0  # seconds after a failed request
 _MAX_ERRORS: Final = 20  # then the soak ends early
 _DRAIN_SECONDS: Final = 30.0
-_MIN_ACCEPTANCE: Final = 0.8  # smallest share of the accept length at the beginning (our limit)
+_MIN_ACCEPTANCE: Final = 0.8  # minimum share of the accept length at the beginning (our limit)
 _Request: TypeAlias = Callable[[SmokeClient, int, random.Random], None]  # of a rank
 _QUESTION: Final = "Name the days of the week and what people do on each."
 
@@ -214,5 +214,5 @@ def _used_tokens(client: SmokeClient) -> float | None:
 
 
 def _await_tokens(client: SmokeClient, done: Callable[[float | None], bool]) -> float | None:
-    """Return the cache tokens in use once they are `done`, or at the timeout: aborted requests take a while to end."""
+    """Return the cache tokens in use once `done` accepts them, or at the timeout: aborted requests end late."""
     return poll_until(done, lambda: _used_tokens(client), timeout=_DRAIN_SECONDS, interval=1.0)

@@ -20,7 +20,7 @@ from orchestrator.verify.memory import MemoryGauge
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A server and the features of its plan; checks of features that are False here are skipped."""
+    """A server and the features of its plan; the checks of missing features are skipped."""
 
     url: str  # base URL as reached from this host
     served_name: str
@@ -38,7 +38,7 @@ class Target:
     # Known only from a plan, except `tiers`.
     on_gpu: bool = False
     soak_seconds: float = 0.0  # of mixed load; 0: none
-    soak_clients: int = 0  # of each rank, below the knee of the server; 0: the knee is unknown
+    soak_clients: int = 0  # for each rank, below the knee of the server; 0: the knee is unknown
     memory: tuple[MemoryGauge, ...] = ()  # watched in a soak; empty for a URL, whose host is unknown
     accept_length: float | None = None  # published, in tokens per verification step
     reasoning_parser: str | None = None
@@ -54,8 +54,8 @@ class Target:
 def describe(server: EngineClient, *, url: str, api_key: Secret | None, engine: str | None = None) -> Target:
     """Return the target of an endpoint without a plan; `engine` is the engine that the user names.
 
-    Raises NoResponseError; UnexpectedResponseError if the endpoint lists no model, or does not answer as the sglang
-    server that the user or its model list names.
+    Raises NoResponseError; UnexpectedResponseError if the endpoint lists no model, or if the user or its model list
+    names sglang and it does not answer as sglang.
     """
     models_document = server.get(endpoints.MODELS)
     engine = engine or other_engines.read_engine(models_document)
@@ -114,7 +114,7 @@ def target_of(plan: Plan, *, url: str, api_key: Secret | None) -> Target:
 
 
 def target_from_server_info(server: EngineClient, *, url: str, api_key: Secret | None) -> Target:
-    """Return the target of a server without a plan, from its server info; features it does not report are not checked.
+    """Return the target of a server without a plan, from its server info; the checks skip features it does not report.
 
     Raises NoResponseError; UnexpectedResponseError if the server is not an sglang server.
     """

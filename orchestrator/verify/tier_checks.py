@@ -10,7 +10,7 @@ from orchestrator.engine.responses import GenerateResponse
 from orchestrator.verify.client import TOKEN_IDS, SmokeClient
 from orchestrator.verify.report import CheckOutcome, compare_ids, failed, passed, skipped, warning
 
-_PROMPT: Final = 1024  # tokens; sglang reads no less than 256 from storage (0.5.14, managers/cache_controller.py)
+_PROMPT: Final = 1024  # tokens; sglang reads at least 256 from storage (0.5.14, managers/cache_controller.py)
 _ANSWER: Final = 16  # tokens
 _FILL_SECONDS: Final = 300.0  # to fill the device's pool
 _FILL_PROMPT: Final = 16_384  # tokens; a longer prompt may exceed the timeout of a request, or a small host tier
@@ -21,8 +21,8 @@ _INTERVAL: Final = 2.0
 def cache_tiers(client: SmokeClient) -> CheckOutcome:
     """Check that each cache tier returns evicted tokens and that answers do not change.
 
-    The device evicts nothing until its pool is full, so the check fills the pool. Storage is read after a flush of
-    device and host, as after a restart; its prompt is the same in each run, which shows that storage outlives a run.
+    The device evicts nothing until its pool is full, so the check fills the pool. It reads storage after a flush of
+    device and host, as after a restart, with the same prompt in each run, to show that storage outlives a run.
     """
     if not client.target.tiers:
         return skipped("the server has no cache tier beyond the device, or uses prefill and decode servers")

@@ -1,8 +1,8 @@
 """Workers of a running gateway: cordon, drain and uncordon a replica.
 
-A gateway accepts such changes with its control key. `up` makes the key and saves it beside the gateway's record,
-readable by its user alone, because later commands need it. On Kubernetes the gateway discovers its replicas by a label
-of their pods.
+A gateway accepts these changes only with its control key. `up` creates the key and saves it in the gateway's run
+directory, readable only by its user, because later commands need it. On Kubernetes, the gateway discovers its replicas
+by a label of their pods.
 """
 
 import secrets
@@ -42,7 +42,7 @@ _POLL_INTERVAL: Final = 0.1
 
 
 def make_control_key(run_dir: Path, home: Home) -> Secret:
-    """Make and save the control key of a new gateway. Raises HostError."""
+    """Create and save the control key of a new gateway. Raises HostError."""
     key = secrets.token_hex(32)
     try:
         atomic_write(run_dir / _FILE, key, mode=0o600)
@@ -54,7 +54,7 @@ def make_control_key(run_dir: Path, home: Home) -> Secret:
 def require_own_gateway(url: str, control_key: Secret) -> None:
     """Raise NotReadyError if another gateway answers at the URL: it rejects our control key.
 
-    On a node of a cluster, where no free port is chosen, it may have run before.
+    On a cluster's node, another gateway may already use the port, because `deploy` does not choose a free one there.
     """
     try:
         GatewayWorkers(url=url, control_key=control_key, key=None, drain_seconds=0).workers()
@@ -66,9 +66,9 @@ def require_own_gateway(url: str, control_key: Secret) -> None:
 def open_gateway_workers(
     gateway: RunningServer, runtime: ServerGroup, *, plan: Plan, key: Secret | None, grace: float
 ) -> "GatewayWorkers | DiscoveredWorkers":
-    """Open the workers of a running gateway; some may have exited.
+    """Return the workers of a running gateway, even if some have exited.
 
-    `key` is the API key of the replicas, `grace` the seconds that their requests may take. Raises StartError if the
+    `key` is the API key of the replicas, `grace` the time limit for their requests in seconds. Raises StartError if the
     gateway accepts no changes.
     """
     if runtime.runtime.gateway_discovery:
@@ -101,7 +101,7 @@ def saved_workers(
 
 
 def count_other_models(gateway: RunningServer) -> int:
-    """Return the number of ready workers of a gateway that serve another model than its replicas; 0 if unknown."""
+    """Return the number of ready workers of a gateway that serve a different model than its replicas; 0 if unknown."""
     if (plan := gateway.plan) is None or not (Path(gateway.log_dir) / _FILE).is_file():
         return 0
     with suppress(HostError):
@@ -129,7 +129,7 @@ class GatewayWorkers:
     url: str
     control_key: Secret
     key: Secret | None  # of the replicas
-    drain_seconds: int  # how long a worker stays listed without new requests
+    drain_seconds: int  # for which a worker without new requests stays listed
     roles: Mapping[int | None, Mapping[str, object]] = field(default_factory=dict)  # fields of a new worker, by port
 
     def workers(self) -> tuple[GatewayWorker, ...]:
@@ -144,7 +144,7 @@ class GatewayWorkers:
         """Do nothing: a new replica gets no requests until it is registered."""
 
     def drain(self, url: str, _: RunningServer | None, __: int = 0) -> None:
-        """Send a replica no new requests, wait for its running ones and remove it."""
+        """Stop sending requests to a replica, wait for its running ones and remove it."""
         for server in self._of(url):
             path = f"{WORKERS}/{server.identity}"
             self._change("PATCH", path, {"health": {"drain_settle_secs": self.drain_seconds}})
@@ -162,7 +162,7 @@ class GatewayWorkers:
     def uncordon(self, url: str, new: RunningServer, _: int = 0) -> None:
         """Register a healthy replica and wait until it is routed. Raises NotReadyError."""
         poll_until(
-            lambda workers: all(server.ready for server in workers),  # no earlier one still drains
+            lambda workers: all(server.ready for server in workers),  # no earlier worker on this port is still draining
             lambda: self._of(url),
             timeout=self.drain_seconds + _CHANGE_TIMEOUT,
             interval=_POLL_INTERVAL,

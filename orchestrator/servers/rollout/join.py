@@ -2,7 +2,7 @@
 
 `server.gateway` in a profile names the other server. smg registers a worker with its served name and routes each
 request by its `model`, without its option `--enable-igw` (tried with 1.13.0). Gateways do not discover such workers: a
-server joins after its own start, and again after a start of the gateway.
+server joins after its own start, and again after each start of the gateway.
 """
 
 from contextlib import suppress
@@ -51,7 +51,7 @@ def _open_gateway(servers: Servers, plan: Plan, gateway: str, name: str) -> Serv
 
 
 def join(server: RunningServer, servers: Servers) -> None:
-    """Register a verified server at the gateway that its plan names, unless it is registered.
+    """Register a verified server at the gateway that its plan names, unless it is already registered.
 
     Raises HostError, NotReadyError and StartError.
     """
@@ -59,12 +59,12 @@ def join(server: RunningServer, servers: Servers) -> None:
         return
     gateway = _open_gateway(servers, plan, name, server.name)
     saved_workers(gateway.handle, key=gateway.key).uncordon(plan.server.url, server)
-    url = gateway.handle.service_url or gateway.handle.url  # a tunnel of this command closes with it
+    url = gateway.handle.service_url or gateway.handle.url  # a tunnel closes with this command
     info(f"the gateway of `{name}` routes the model `{plan.model.served_name}` at {url}")
 
 
 def join_or_warn(server: RunningServer, servers: Servers) -> None:
-    """Register a server as `join` does; a failure is only a warning, because the server works without the gateway."""
+    """Register a server as `join` does; only warn of a failure, because the server works without the gateway."""
     try:
         join(server, servers)
     except DeployError as error:
@@ -81,7 +81,7 @@ def join_again(gateway: RunningServer, servers: Servers) -> None:
 
 
 def leave(server: RunningServer, servers: Servers, *, seconds: float) -> None:
-    """Remove a server from the gateway that it joined, when its requests have ended, at most after `seconds`."""
+    """Remove a server from the gateway that it joined, as soon as its requests have ended, or after `seconds`."""
     if (gateway := servers.gateway_of(server)) is None:
         return
     try:
@@ -91,9 +91,9 @@ def leave(server: RunningServer, servers: Servers, *, seconds: float) -> None:
 
 
 def unrouted(server: RunningServer, gateway: RunningServer | None) -> str:
-    """Return a message if the gateway that the plan of a server names does not route to it; else "".
+    """Return a message if the gateway that a server's plan names does not route to the server; otherwise "".
 
-    `gateway` is that of `Servers.gateway_of`.
+    `gateway` comes from `Servers.gateway_of`.
     """
     if (plan := server.plan) is None or plan.server.gateway is None:
         return ""

@@ -1,6 +1,6 @@
 """The start of replicas and their gateway.
 
-The replicas start in parallel and each is verified; then the gateway starts.
+The replicas start in parallel; after each is verified, the gateway starts.
 """
 
 from dataclasses import dataclass, field, replace
@@ -43,13 +43,13 @@ class ReplicatedStart:
 
     @property
     def report(self) -> SmokeReport:
-        """The results of the checks so far."""
+        """The check results so far."""
         return SmokeReport(url=self._plan.server.url, served_name=self._plan.model.served_name, checks=(*self._checks,))
 
     def start_servers(self) -> float:
-        """Start all replicas, wait for each and verify it; return the seconds until the last one was ready.
+        """Start all replicas, wait until each is ready and verify it; return the seconds until the last one was ready.
 
-        Raises NotReadyError as soon as one exits, SmokeError if one fails its smoke test.
+        Raises NotReadyError as soon as a replica exits, SmokeError if one fails its smoke test.
         """
         name, key, artifacts = self.start.name, self.start.key, self.start.artifacts
         for number, replica in enumerate(artifacts.replicas, start=1):
@@ -71,7 +71,7 @@ class ReplicatedStart:
                 timeout=self.start.request.timeout,
                 state=lambda server=server: self._state(server),  # type: ignore[misc]
             )
-            self._seconds += seconds  # the next one has started in the meantime
+            self._seconds += seconds  # the next replica starts in the meantime
             info(f"{self._plan.label_of(number)} is ready")
         for server, (folder_name, replica) in zip(self._servers, artifacts.named_replicas, strict=True):
             tested = run_smoke_test(server, self.runtime, plan=replica.plan, key=key)
@@ -84,7 +84,7 @@ class ReplicatedStart:
     def start_gateway(self) -> RunningServer:
         """Start the gateway of ready replicas, wait until it routes to all, and verify it. Raises NotReadyError."""
         gateway, secrets = replace(self.start.artifacts, replicas=()), self.start.secrets
-        if not self.runtime.runtime.gateway_discovery:  # otherwise the gateway finds the replicas
+        if not self.runtime.runtime.gateway_discovery:  # otherwise the gateway discovers the replicas
             secrets[CONTROL_KEY] = make_control_key(self.run.path, self.home)
         unit = self.runtime.start(gateway, name=self.start.name, run_dir=self.run.path, secrets=secrets)
         count = len(self._servers)

@@ -5,7 +5,7 @@
     cordon, drain, stop a replica ─▶ start its successor ─▶ wait until ready, verify ─▶ uncordon it ─▶ the next one
                                                             └─ the first failure ends the update
 
-However the update ends, every running replica is verified and routed, and the others keep serving.
+The other replicas keep serving during the update. However it ends, every running replica is verified and routed.
 """
 
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ _REPLACED = "replaced"
 
 
 def require_rollable(old: Plan, new: Plan, name: str, request: UpRequest) -> None:
-    """Raise NameTakenError if no rolling update from one plan to the other is possible, UsageError for its options."""
+    """Raise NameTakenError if no rolling update to the new plan is possible, UsageError if an option prevents it."""
     if new.roles and request.min_gsm8k is not None:
         message = "`--min-gsm8k` asks each server alone, and prefill and decode servers answer only together"
         raise UsageError(message, hint=f"`deploy eval {name} --suite gsm8k` measures them together")
@@ -59,10 +59,10 @@ def require_rollable(old: Plan, new: Plan, name: str, request: UpRequest) -> Non
 
 
 def rolling_update(start: StartSpec, servers: Servers, running: RunningServer, host_ref: HostRef) -> UpResult:
-    """Start the replicas that the plan adds, replace those that do not run it, and remove those that it lacks.
+    """Add, replace and remove replicas until all replicas of the plan run with it.
 
-    If all replicas already run the plan, each is replaced. Raises StartError before any change if the gateway accepts
-    no changes; afterwards a DeployError whose hint names the progress and the next commands.
+    If all replicas already run with the plan, replace each. Raises StartError before any change if the gateway accepts
+    no changes, and later a DeployError whose hint names the progress and the next commands.
     """
     plan, runtime = start.artifacts.plan, servers.runtime(running)
     seconds = _drain_seconds(start)
@@ -114,7 +114,7 @@ class _RollingUpdate:
     seconds: float = 0.0  # until the new replicas were ready
     surplus: list[RunningServer] = field(default_factory=list)  # replicas that the plan lacks
     _running: dict[int, RunningServer] = field(default_factory=dict)
-    _started: set[int] = field(default_factory=set)  # replicas that this update replaces or has replaced
+    _started: set[int] = field(default_factory=set)  # replicas that this update has replaced or is replacing
     _old_runs: set[Path] = field(default_factory=set)  # of replicas that ran at the beginning
     _checks: dict[int, list[CheckResult]] = field(default_factory=dict)
 
@@ -185,7 +185,7 @@ class _RollingUpdate:
             info(f"{self._plan.label_of(number)} is updated")
 
     def remove_replica(self, server: RunningServer) -> None:
-        """Remove a surplus replica when its requests have ended. An interrupt before its stop keeps it."""
+        """Remove a surplus replica as soon as its requests have ended; keep it after an interrupt before its stop."""
         folder = Path(server.run_dir).name
         name, url = folder.replace("-", " "), self._address(replica_number(folder), server)
         info(f"{name}: draining")
@@ -244,7 +244,7 @@ class _RollingUpdate:
         min_score = self.start.request.min_gsm8k
         if min_score is None:
             return
-        from orchestrator.bench.run import BenchTarget  # noqa: PLC0415 - and with it the whole load client
+        from orchestrator.bench.run import BenchTarget  # noqa: PLC0415 - imports the whole load client
         from orchestrator.evals.run import require_gsm8k  # noqa: PLC0415
 
         target = BenchTarget(
@@ -258,7 +258,7 @@ class _RollingUpdate:
         require_gsm8k(target, minimum=min_score, name=label, folder=folder, home=self.servers.home)
 
     def _undo(self, number: int, step: "_Step", failure: BaseException) -> None:
-        """Clean up after a failure: keep the old replica if it was not stopped, else leave neither."""
+        """Clean up after a failure: stop the new replica; keep the old one, unless its stop had begun."""
         old = self._running.get(number)
         if step.new is not None:
             detail = stop_after_failure(step.new, self.runtime, RunDir(self._folder(number)), failure_reason(failure))
@@ -280,7 +280,7 @@ class _RollingUpdate:
             failure.add_note(error.message)
 
     def _forget(self, number: int) -> None:
-        """Remove a stopped replica from the gateway, which may have added it in the meantime."""
+        """Remove a stopped replica from the gateway, which may have registered it in the meantime."""
         try:
             self.workers.drain(self._address(number), None, 0)
         except DeployError as error:
@@ -328,7 +328,7 @@ class _RollingUpdate:
             error.hint = "; ".join(filter(None, [error.hint, self.progress_summary(), self.next_commands()]))
 
     def progress_summary(self) -> str:
-        """Return a text that says which replicas have which plan."""
+        """Return a summary of the replicas with each plan."""
         plans = {number: self._artifacts(number).plan.digest for number in self._running}
         right = sum(server.plan_digest == plans[number] for number, server in self._running.items())
         old, down = len(self._running) - right, len(self._started - set(self._running))
@@ -341,14 +341,14 @@ class _RollingUpdate:
         return ", ".join(words)
 
     def next_commands(self) -> str:
-        """Return the commands that continue the update or undo it."""
+        """Return the commands that continue or undo the update."""
         name = self.start.name
         command = self.start.request.command(name)
         return f"`{command} --replace` continues, `deploy rollback {name}` returns to the last plan"
 
 
 def _drain_seconds(start: StartSpec) -> float:
-    """Return the seconds for the requests of each replica that is replaced."""
+    """Return the time limit for the requests of each replaced replica, in seconds."""
     drain = start.request.drain
     return start.artifacts.plan.timeouts.termination_grace if drain is None else drain
 

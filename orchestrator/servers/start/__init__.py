@@ -1,1 +1,1 @@
-"""`deploy up`: prepare, launch, verify, replay."""
+"""`deploy up`: decide, prepare, launch, verify."""

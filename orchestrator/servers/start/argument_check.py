@@ -1,4 +1,4 @@
-"""The check of the arguments by the engine's own parser, before the checkpoint is downloaded."""
+"""The check of server arguments by the engine's own parser, before the checkpoint is downloaded."""
 
 import hashlib
 import os
@@ -28,13 +28,13 @@ from orchestrator.runtimes.image import engine_in
 from orchestrator.servers.start.prepare import known_checkpoint
 
 Locate = Callable[[tuple[str, ...]], str]  # maps a key path of the profile to `file:line`
-_MAX_SHOWN: Final = 300  # characters of the error of a program
+_MAX_SHOWN: Final = 300  # characters of a program's error
 
 
 def engine_files(plan: Plan, host_ref: HostRef, *, fetch: bool) -> dict[str, str] | None:
     """Return the files from which the engine reads the model's shape; None if they are not available.
 
-    With `fetch`, files that no directory has are fetched from the hub.
+    With `fetch`, get the files from the hub if they are not on disk.
     """
     source = plan.model.checkpoint
     with suppress(HostError):  # later steps report a problem of the checkpoint
@@ -49,9 +49,9 @@ def engine_files(plan: Plan, host_ref: HostRef, *, fetch: bool) -> dict[str, str
 def require_accepted(
     artifacts: Artifacts, engine: EnginePython, home: Home, files: Mapping[str, str] | None, locate: Locate
 ) -> None:
-    """Check the arguments with the engine; equal arguments only once. Raises ProfileError if it rejects them.
+    """Check the arguments with the engine, equal ones only once. Raises ProfileError if it rejects them.
 
-    If the check is not possible, print a note and continue.
+    If the check is impossible, print a note and continue.
     """
     plan, question = artifacts.plan, argument_question(artifacts, files)
     env = next(iter(artifacts.replicas), artifacts).command.env
@@ -78,7 +78,7 @@ def require_accepted(
 def require_accepted_by_image(
     artifacts: Artifacts, docker: DockerCli, image: str, host_ref: HostRef, *, profile: str, overrides: Sequence[str]
 ) -> None:
-    """Check the arguments of a profile with the engine in a built image. Raises as `require_accepted`."""
+    """Check the arguments of a profile with the engine in a built image. Raises the errors of `require_accepted`."""
 
     def locate(path: tuple[str, ...]) -> str:
         return read_profile(profile, overrides=overrides, catalog=Catalog.of(home)).composed.location(path)
@@ -98,9 +98,9 @@ def _problem(rejection: ArgumentRejection, argv: Sequence[str], plan: Plan, loca
 def _check_arguments(
     question: str, engine: EnginePython, home: Home, env: Sequence[tuple[str, str]]
 ) -> tuple[ArgumentVerdict, ...]:
-    """Return the verdicts, from the cache if it has them; a verdict `unchecked` is not cached.
+    """Return the verdicts, from the cache if possible; do not cache `unchecked` verdicts.
 
-    Raises HostError or ValueError if the check is not possible.
+    Raises HostError or ValueError if the check is impossible.
     """
     program = argument_checker()
     cache_file = None

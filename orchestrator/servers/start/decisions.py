@@ -1,4 +1,4 @@
-"""The plans of one start: a first one from known facts, and the final one from the prepared files."""
+"""The plans of one start: the first from known facts, the final one from prepared files."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -38,7 +38,7 @@ from orchestrator.servers.start.request import UpRequest
 def decide_beforehand(request: UpRequest, source: PlanSource, host_ref: HostRef, *, offline: bool = False) -> Artifacts:
     """Return the first plan with its artifacts, without slow steps.
 
-    `offline` contacts no other host and uses the local image of a tag. Raises ProfileError, UsageError for a wrong
+    With `offline`, contact no other host and use the local image of a tag. Raises ProfileError; UsageError for a wrong
     number of hosts; BuildError or KernelsError for a prebuilt image that does not match the plan.
     """
     image = _known_image(source, host_ref, offline=offline)
@@ -50,7 +50,7 @@ def decide_beforehand(request: UpRequest, source: PlanSource, host_ref: HostRef,
 
 
 def _decide(source: PlanSource, host_ref: HostRef, image: PrebuiltImage | None) -> Artifacts:
-    """Decide the plan from the facts of checkpoint, tables and image."""
+    """Return the plan, with its artifacts, that follows from the known facts of checkpoint, tables and image."""
     files = source.files() if image is None and source.image is None else {}
     facts = Facts(
         experts=known_experts(source.model, host_ref) if source.might_fuse else None,
@@ -64,7 +64,7 @@ def _decide(source: PlanSource, host_ref: HostRef, image: PrebuiltImage | None) 
 
 
 def _known_image(source: PlanSource, host_ref: HostRef, *, offline: bool) -> PrebuiltImage | None:
-    """Return the prebuilt image of a profile without a pull; None if it is unknown."""
+    """Return the prebuilt image of a profile without pulling it; None if it is unknown."""
     if not isinstance(source, ProfileSource) or source.image is None:
         return None
     if source.image_is_on_nodes:
@@ -82,8 +82,8 @@ def _known_image(source: PlanSource, host_ref: HostRef, *, offline: bool) -> Pre
 def prepare_start(request: UpRequest, source: PlanSource, first: Artifacts, host_ref: HostRef) -> PreparedRun:
     """Prepare checkpoint, tables and engine, and return the final plan with its engine.
 
-    The engine checks the arguments before the checkpoint is downloaded. Without a kernel table, the image is built
-    first without and then with one.
+    The engine checks the arguments before the checkpoint is downloaded. If the kernel table is still missing, the image
+    is built first without a table, then with the new one.
     """
     host_ref = with_head_address(host_ref)
     plan, home, rows, image, prepared = first.plan, host_ref.home, NO_SOURCES, None, None
@@ -107,7 +107,7 @@ def prepare_start(request: UpRequest, source: PlanSource, first: Artifacts, host
     report_warnings(final.plan, before=plan)
     report_coverage(
         final.plan, home, rows, before=coverage
-    )  # now with the config of the checkpoint and the built table
+    )  # now with the checkpoint's config and the built table
     if not request.allow_untuned:
         require_tuned(final.plan, home, rows)
     if prepared is None or final != first:
@@ -119,7 +119,7 @@ def prepare_start(request: UpRequest, source: PlanSource, first: Artifacts, host
 def _prepare_checked(
     source: PlanSource, artifacts: Artifacts, host_ref: HostRef, files: Mapping[str, str] | None
 ) -> PreparedRun:
-    """Prepare the engine and check the arguments with it if it is on this host. Raises BuildError, ProfileError."""
+    """Prepare the engine; if it is on this host, check the arguments with it. Raises BuildError, ProfileError."""
     prepared = prepare_engine(artifacts, host_ref)
     if prepared.engine is not None:
         require_accepted(prepared.artifacts, prepared.engine, host_ref.home, files, source.location)

@@ -27,10 +27,10 @@ def preflight_fabric(
     save: Path | None,
     busy: Sequence[str] = (),
 ) -> PreflightReport:
-    """Run every check of the fabric, and save the figures as a baseline if none is missing.
+    """Run every check of the fabric; with `save`, save the figures as a baseline if none is missing.
 
-    If servers have nodes of their own, the largest server determines the GPUs of a node. Nothing is measured if the
-    GPUs of a node are `busy`. Raises HostError if a node does not answer, OSError if the file cannot be written.
+    If each server has its own nodes, the largest server determines the GPUs per node. Nothing is measured while GPUs
+    are `busy`. Raises HostError if a node does not answer, OSError if the file cannot be written.
     """
     if len(plan.gpus) > plan.hardware.gpus:
         plan = max((unit.plan for unit in plan.servers), key=lambda server: len(server.gpus))
@@ -55,15 +55,16 @@ def preflight_fabric(
 
 
 def compare_hosts(plan: Plan, runners: Mapping[str, Runner], home: Home) -> tuple[Finding, ...]:
-    """Compare the NICs of the hosts of a server, given by name, and measure nothing. Raises HostError."""
+    """Compare the NICs of a server's hosts, without a measurement; `runners` are by host name. Raises HostError."""
     nics, networks = read_fabric_nics(plan, runners), read_networks(Catalog.of(home))
     return tuple(compare_nics(Fabric(plan=plan, nodes=(), nics=nics, networks=networks, python=None, baseline=None)))
 
 
 def ssh_nodes(urls: Mapping[str, str]) -> list[FabricNode]:
-    """Return nodes by name and ssh URL, each with an address that the next node reaches; all nodes reach the first.
+    """Return the nodes of ssh URLs by name, each with an address that the next node reaches.
 
-    Raises UsageError for another URL, HostError if a node does not reach another.
+    All nodes reach the address of the first. Raises UsageError for a URL of another kind, HostError if a node does not
+    reach another.
     """
     names, hosts = list(urls), list(urls.values())
     addresses = [rank_network(hosts[0], hosts[1:]).address] if len(hosts) > 1 else []

@@ -1,4 +1,4 @@
-"""Preflight of the host of a plan, and waiting until its ports and VRAM are free."""
+"""Preflight of a plan's host, and the wait for its ports and VRAM."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,7 +30,7 @@ from orchestrator.runtimes.base import HostRef, Status
 from orchestrator.servers.servers import Servers, open_servers
 from orchestrator.servers.start.fabric import compare_hosts
 
-_PORT_LIMIT, _PORT_INTERVAL = 30.0, 0.2  # seconds until the port of a stopped server is free, and between two checks
+_PORT_LIMIT, _PORT_INTERVAL = 30.0, 0.2  # seconds: time limit for a stopped server's port, and between checks
 
 
 def resolve_host_ref(
@@ -41,7 +41,7 @@ def resolve_host_ref(
     *,
     rank_hosts: tuple[str, ...] = (),
 ) -> HostRef:
-    """Return the host of a runtime: this one, or the remote one from `host` or the environment.
+    """Return the host of a runtime: the remote host in `host` or the environment, otherwise this one.
 
     Raises UsageError if the runtime does not support remote hosts.
     """
@@ -49,8 +49,7 @@ def resolve_host_ref(
 
 
 def require_host_per_node(plan: Plan, host_ref: HostRef) -> None:
-    """Raise UsageError if the number of hosts differs from that of the server's nodes, for a runtime without a
-    scheduler."""
+    """Raise UsageError if a runtime without a scheduler has more or fewer hosts than the server has nodes."""
     nodes, hosts = plan.layout.nodes, len(host_ref.nodes) if host_ref.remote else 0
     if not runtime_class(plan.runtime).supports_ssh or hosts == nodes or nodes == len(host_ref.nodes) == 1:
         return
@@ -82,10 +81,10 @@ def preflight_host(
     freed: frozenset[int] = frozenset(),
     rank: int = 0,
 ) -> PreflightReport:
-    """Run all preflight checks of a plan on its host; the checkpoint is verified on this host only.
+    """Run all preflight checks of a plan on its host.
 
-    Without `checkpoint` it is not verified; without `stage` it needs no disk space. `freed` are the ports of a server
-    that is stopped first. `rank` is that of the host.
+    The checkpoint is verified only with `checkpoint`, and only on this host. It needs disk space only with `stage`.
+    `freed` are the ports of a server that stops first; `rank` is the rank of the host.
     """
     runner, kind = runner_for(host_ref), runtime_class(plan.runtime)
     if host_ref.rank_hosts:
@@ -115,10 +114,10 @@ def preflight_host(
 
 
 def require_host(plan: Plan, servers: Servers, name: str, host_ref: HostRef, *, stage: bool) -> PreflightReport:
-    """Run preflight before a build or download for a server of that name. Raises HostError.
+    """Run preflight before a build or download for the server `name`. Raises HostError.
 
-    The running server of that name is ignored: its ports and VRAM are free after its stop. With `stage` a missing
-    checkpoint will be downloaded.
+    A running server of this name does no harm: its stop frees its ports and VRAM. With `stage`, a missing checkpoint
+    will be downloaded.
     """
     report = preflight_host(plan, host_ref, checkpoint=False, stage=stage, freed=_ports_of(servers, name))
     _warn(report.findings)
@@ -129,7 +128,7 @@ def require_host(plan: Plan, servers: Servers, name: str, host_ref: HostRef, *, 
 def require_ready_host(plan: Plan, host_ref: HostRef, before: PreflightReport | None = None) -> PreflightReport:
     """Run preflight and wait until the VRAM is free. Raises HostError.
 
-    Warnings of the report `before` are not repeated.
+    Warnings in the earlier report `before` are not repeated.
     """
     report, text = preflight_host(plan, host_ref), set(before.findings) if before else set()
     _warn(finding for finding in report.findings if finding not in text)
@@ -145,7 +144,7 @@ def _warn(findings: Iterable[Finding]) -> None:
 
 
 def _ports_of(servers: Servers, name: str) -> frozenset[int]:
-    """Return the ports of this host that are free after the server of that name is stopped."""
+    """Return the ports of this host that the server `name` frees when it stops."""
     local_handles = [handle for handle in servers.find(name) if runtime_class(handle.runtime).is_local]
     plans = (read_plan(servers.run_of(handle)) for handle in local_handles)
     ports = {
@@ -159,7 +158,7 @@ def _ports_of(servers: Servers, name: str) -> frozenset[int]:
 
 
 def _server_on(host_ref: HostRef, port: int) -> str | None:
-    """Return the name of the server that listens on a port; None if it is not one of `deploy`."""
+    """Return the name of the server that listens on a port; None if `deploy` did not start it."""
     with open_servers(host_ref.home, host_ref.remote) as servers:
         for handle in servers.find():
             if handle.url.endswith(f":{port}") and servers.runtime(handle).state(handle).status is Status.RUNNING:
@@ -168,8 +167,9 @@ def _server_on(host_ref: HostRef, port: int) -> str | None:
 
 
 def wait_for_vram(plan: Plan, host_ref: HostRef) -> None:
-    """Wait until the VRAM of the plan's GPUs is free, and show the GPUs that still hold some. In a cluster, the
-    runtime's stop has already waited.
+    """Wait until the VRAM of the plan's GPUs is free, and show the GPUs with VRAM in use.
+
+    In a cluster, return at once, because the runtime's stop has already waited.
     """
     if plan.hardware.vendor == "cpu" or not runtime_class(plan.runtime).is_local:
         return
@@ -183,7 +183,7 @@ def wait_for_vram(plan: Plan, host_ref: HostRef) -> None:
 
 
 def wait_until_released(plan: Plan, host_ref: HostRef) -> None:
-    """Wait until the ports and the VRAM of a stopped server are free. Raises HostError with the holder."""
+    """Wait until the ports and the VRAM of a stopped server are free. Raises HostError with their holder."""
     if not runtime_class(plan.runtime).is_local:
         return
     several = bool(host_ref.rank_hosts)

@@ -1,6 +1,7 @@
 """The compiled kernels of a start: unpacked before it, saved after its smoke test.
 
-The archive is the one that the profile names, or that of the GPU, driver and build of the engine in the home directory.
+The profile may name their archive; otherwise it is the archive in the home directory for the GPU, driver and build of
+the engine.
 """
 
 import hashlib
@@ -43,7 +44,7 @@ from orchestrator.runtimes.base import HostRef, PreparedRun
 from orchestrator.servers.start.host import runner_for
 
 OCI: Final = "oci://"
-_LABEL: Final = "deploy.kernels"  # the digest of the archive whose kernels an image has
+_LABEL: Final = "deploy.kernels"  # digest of the archive whose kernels an image contains
 _WITHOUT: Final = "omit `engine.compiled_kernels`: the server then compiles its own"
 _DOWNLOAD: Final = 600.0  # seconds
 
@@ -62,7 +63,7 @@ class StartKernels:
     plan: Plan
     host_ref: HostRef
     store: KernelStore | None
-    in_image: str = ""  # the digest of the archive whose kernels the image has
+    in_image: str = ""  # digest of the archive whose kernels the image contains
     added: int = 0  # files that this start has unpacked
 
     @classmethod
@@ -75,7 +76,7 @@ class StartKernels:
     def unpack(self) -> None:
         """Unpack the missing kernels. Raises KernelsError if the archive that the profile names does not match.
 
-        A problem with an archive in the home directory is a warning: the server then compiles its kernels.
+        Only warn of a problem with an archive in the home directory: the server then compiles its kernels.
         """
         if self.plan.engine.compiled_kernels is not None:
             self._unpack_named(self.plan.engine.compiled_kernels)
@@ -85,10 +86,9 @@ class StartKernels:
                     self._add_archive(read_archive(self._path), self.store)
 
     def save(self) -> None:
-        """Save the kernels that a verified server has compiled. A failure is only a warning.
+        """Save the kernels that a verified server has compiled; only warn of a failure.
 
-        Kernels are saved once for each plan, and again after a start that unpacked some, because it may have compiled
-        more.
+        Save them once for each plan, and again after a start that unpacked some, because it may have compiled more.
         """
         if self.store is None:
             return
@@ -107,7 +107,7 @@ class StartKernels:
 
     @property
     def _knows_node(self) -> bool:
-        """Whether the node is known before the start; a cluster chooses it later."""
+        """Whether the node is known before the start; a cluster chooses its node later."""
         return runtime_class(self.plan.runtime).is_local
 
     @cached_property
@@ -154,7 +154,7 @@ def unpack_kernels(prepared: PreparedRun, host_ref: HostRef) -> StartKernels:
 def image_with_kernels(docker: DockerCli, built: BuiltImage, plan: Plan, host_ref: HostRef) -> BuiltImage:
     """Return the image with the kernels that the plan names. Raises KernelsError if they are for another image.
 
-    The driver is not compared, because a build does not know it.
+    A build cannot compare drivers, because it does not know the driver of the server's host.
     """
     reference = plan.engine.compiled_kernels or ""
     archive, digest = archive_of(reference, host_ref), reference.rpartition("@")[2]
@@ -184,9 +184,9 @@ def _require_match(archive: KernelArchive, use: KernelUse) -> None:
 def require_archive(plan: Plan, host_ref: HostRef, *, of_run: bool = False, offline: bool = False) -> None:
     """Raise KernelsError, before any build or download, if the named archive is missing, damaged or for another GPU.
 
-    An archive in a registry is not checked, nor one for a job in a container, whose image may have the kernels. The
-    image of a pod must have them; with the plan of an earlier run (`of_run`), missing ones cause only a warning.
-    `offline` checks only an image that is already known.
+    An archive in a registry is not checked, nor an archive for a job in a container, whose image may contain the
+    kernels. The image of a pod must contain them; with the plan of an earlier run (`of_run`), only warn if they are
+    missing. With `offline`, check only an image that is already known.
     """
     reference = plan.engine.compiled_kernels
     if reference is not None and runtime_class(plan.runtime).cluster_managed:
@@ -209,7 +209,7 @@ def require_archive(plan: Plan, host_ref: HostRef, *, of_run: bool = False, offl
 
 
 def _require_in_image(plan: Plan, reference: str, *, offline: bool) -> None:
-    """Raise KernelsError if the image of the pods lacks these kernels; warn if it cannot be read."""
+    """Raise KernelsError if the pods' image lacks the kernels that the plan names; warn if it is unreadable."""
     image = image_of(plan) or ""
     if plan.kubernetes is not None and plan.kubernetes.image_pull_policy == "Never":
         note(f"`{image}` is on the nodes only; its kernels are not compared with `{reference}`")
@@ -229,7 +229,7 @@ def _require_in_image(plan: Plan, reference: str, *, offline: bool) -> None:
 
 
 def archive_of(reference: str, host_ref: HostRef) -> KernelArchive:
-    """Return the archive of a reference with a digest; one in a registry is downloaded. Raises KernelsError."""
+    """Return the archive of a reference with a digest; download it if it is in a registry. Raises KernelsError."""
     name, _, digest = reference.rpartition("@")
     if name.startswith(OCI):
         return _downloaded(reference.removeprefix(OCI), host_ref.home)
@@ -244,7 +244,7 @@ def archive_of(reference: str, host_ref: HostRef) -> KernelArchive:
 
 
 def _downloaded(reference: str, home: Home) -> KernelArchive:
-    """Return an archive of a registry: the digest in `reference` pins its manifest, which pins the archive's digest.
+    """Download an archive from a registry; the digest in `reference` pins the manifest, which pins the archive.
 
     Raises KernelsError.
     """
@@ -265,7 +265,7 @@ def _downloaded(reference: str, home: Home) -> KernelArchive:
 
 @contextmanager
 def _warning(message: str) -> Iterator[None]:
-    """Turn an error of the block into a warning: missing kernels only cost time."""
+    """Turn an error in the block into a warning: missing kernels only cost time."""
     try:
         yield
     except (DeployError, OSError) as error:

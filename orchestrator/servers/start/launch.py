@@ -28,7 +28,7 @@ _NOTHING_LEFT: Final = "nothing is left running"
 
 
 def open_run_dir(start: StartSpec, home: Home) -> RunDir:
-    """Make the run directory and write its files. Raises HostError and then leaves no directory."""
+    """Create the run directory and write its files. Raises HostError, after it has removed the directory."""
     ignore_sigpipe()
     run = open_run(home, start.name, start.artifacts.plan)
     try:
@@ -104,7 +104,7 @@ def _log_location(request: UpRequest, run: RunDir, name: str) -> str:
 def _stop_and_explain(
     error: BaseException, handle: RunningServer | None, runtime: ServerGroup, *, run: RunDir, keep: bool
 ) -> None:
-    """Stop the server, and add to the error what still runs and the diagnosis of the log.
+    """Stop the server; add to the error its remaining processes, the next command and a diagnosis of the log.
 
     `Runtime.start` leaves no server if it fails.
     """
@@ -139,7 +139,7 @@ def _might_run(runtime: ServerGroup, handle: RunningServer) -> bool:
 def stop_after_failure(handle: RunningServer, runtime: ServerGroup, run: RunDir | None, reason: str) -> str:
     """Stop a server even if its state is unknown; return the detail of its state.
 
-    An error is printed at once, because the caller raises an earlier one.
+    Print an error instead of raising it, because the caller raises an earlier one.
     """
     detail = ""
     with suppress(DeployError):

@@ -32,7 +32,7 @@ from orchestrator.servers.start.host import resolve_host_ref
 def ensure_checkpoint(plan: Plan, host_ref: HostRef, *, stage: bool) -> None:
     """Ensure that the checkpoint is complete on the server's host: generate, verify or stage it.
 
-    It is staged only with `stage`; in a cluster it is not checked. Raises CheckpointError, HostError.
+    Stage it only with `stage`; in a cluster, do nothing. Raises CheckpointError, HostError.
     """
     if runtime_class(plan.runtime).cluster_managed:
         note(f"the checkpoint of `{plan.model.name}` is on the server's node; its files were not checked")
@@ -97,8 +97,8 @@ def plan_to_build(
 ) -> tuple[Plan, dict[str, bytes]]:
     """Return the plan of an image build and its input files, with the kernel table that `up` would make.
 
-    A table in `inputs` replaces it. `base` replaces the base image of the engine; `host` is where the image is built.
-    Raises as `make_table` and `check_table`.
+    A table in `input_paths` replaces that table. `base` replaces the base image of the engine; `host` builds the image.
+    Raises the errors of `make_table` and `check_table`.
     """
     overrides = (*overrides, *(base_overrides(base) if base else ()))
     source = profile_source(profile, overrides, home, inputs=input_paths)
@@ -114,7 +114,7 @@ def plan_to_build(
 
 
 def builtin_tables(plan: Plan, home: Home, host_ref: HostRef) -> RowSources:
-    """Return the tables that the engine of the plan ships with, on the host of `host_ref`."""
+    """Return the tables that the plan's engine ships with, read on the server's host."""
     return RowSources(tables=tuple(runtime_class(plan.runtime).builtin_tables(plan, home)), remote=host_ref.remote)
 
 
@@ -130,10 +130,10 @@ def prepare_engine(artifacts: Artifacts, host_ref: HostRef) -> PreparedRun:
 
 
 def prepare_overlay(prepared: PreparedRun, host_ref: HostRef) -> None:
-    """Write the overlay of the checkpoint with the config transforms that the sources need. Raises CheckpointError.
+    """Write the checkpoint's overlay with the config transforms that the engine's sources need. Raises CheckpointError.
 
-    The plan knows only the engine's version; a dated image may contain newer sources. For a remote host only the config
-    is written, from the local copy of the headers; the start copies it there.
+    The plan knows only the engine's version, but a dated image may contain newer sources. For a remote host, write only
+    the config, from the local copy of the headers; the start copies it to the host.
     """
     plan = prepared.artifacts.plan
     if (overlay := overlay_path(plan, prepared.detected_patches or NO_DETECTED_PATCHES)) is None:

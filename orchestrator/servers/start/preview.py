@@ -46,7 +46,7 @@ class Preview:
         return plan_warnings(self.plan, name=self.name, image=self.image)
 
     def report(self) -> None:
-        """Print what is known of kernels, image and capacity, then the warnings."""
+        """Print the known facts of kernels, image and capacity, then the warnings."""
         if not self.plan.prebuilt_image:
             report_coverage(self.plan, self.home)
         note_environment(self.plan, self.image)

@@ -1,4 +1,4 @@
-"""The request of `deploy up`, what is started for it, and the result."""
+"""The request of `deploy up`, the start that follows from it, and the result."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -27,7 +27,7 @@ class UpRequest:
     name: str | None
     overrides: tuple[str, ...]
     host: str | None  # with several nodes, the host of rank 0
-    image: str | None  # prebuilt; None: the image of the plan is built
+    image: str | None  # prebuilt; None: build the image of the plan
     replace: bool
     keep_failed: bool
     stage: bool  # download a missing checkpoint
@@ -35,12 +35,12 @@ class UpRequest:
     strict_kernels: bool
     timeout: float | None  # seconds; None waits while the start makes progress
     rank_hosts: tuple[str, ...] = ()  # of ranks 1, 2, …
-    run: str | None = None  # directory of a run whose plan is repeated
+    run: str | None = None  # directory of the run whose plan to repeat
     lock: str | None = None  # path of a lockfile
     by_watch: bool = False  # a restart by `deploy watch`
-    drain: float | None = None  # seconds for the requests of a server that is replaced; None: as its plan says
-    max_replicas: int | None = None  # for a rolling update: how many replicas are replaced
-    min_gsm8k: float | None = None  # for a rolling update: the minimum score of each new replica
+    drain: float | None = None  # seconds for the requests of a replaced server; None: its plan's grace
+    max_replicas: int | None = None  # for a rolling update: maximum number of replicas to replace
+    min_gsm8k: float | None = None  # for a rolling update: minimum score of each new replica
 
     def command(self, name: str) -> str:
         """Return the command that repeats the request."""
@@ -84,10 +84,10 @@ class UpRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class UpResult:
-    """A running server; `smoke` is None if it ran before."""
+    """A running server; `smoke` is None if it was already running."""
 
     handle: RunningServer
-    served_name: str  # the model of requests
+    served_name: str  # the `model` of requests
     smoke: SmokeReport | None
     seconds: float | None  # from start to ready
 

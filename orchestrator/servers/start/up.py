@@ -61,9 +61,9 @@ def up(
 ) -> UpResult:
     """Start the server of a profile and verify it. Raises a DeployError after stopping everything it started.
 
-    `recovery_command` restarts the server that this call stops; by default it is the command that started that server.
-    `on_locked` is called before any change, with the lock of the name, and may raise. `on_verified` is called at the
-    end; by default it ignores signals from then on. A caller with another one stops the server itself on a signal.
+    `recovery_command` restarts the server that this call stops; by default, it is the command that started that server.
+    `on_locked` is called before any change, while the name is locked, and may raise. `on_verified` is called at the
+    end; by default, it ignores all later signals. A caller that passes another function stops the server on a signal.
     """
     source = request.source(home)
     home = source.home
@@ -114,10 +114,10 @@ def up(
 
 
 def _server_to_roll(servers: Servers, name: str, *, plan: Plan, request: UpRequest) -> RunningServer | None:
-    """Return the running server whose replicas get a rolling update; None if there is none.
+    """Return the running server for a rolling update; None if no replicas of this name are running.
 
-    Raises NameTakenError if its plan allows none, UsageError for options that need one, and StartError if the plan
-    names a gateway that cannot route to it.
+    Raises NameTakenError if its plan does not allow the update, UsageError for options that need running replicas, and
+    StartError if the new plan names a gateway that cannot route to the server.
     """
     if request.run is None:  # a restart needs no gateway, which may start later
         require_gateway(servers, plan, name)
@@ -132,7 +132,7 @@ def _server_to_roll(servers: Servers, name: str, *, plan: Plan, request: UpReque
 
 
 def _replicated_server(servers: Servers, name: str, *, by_watch: bool) -> RunningServer | None:
-    """Return the server of that name with replicas behind a running gateway; None if there is none.
+    """Return the server `name` if it has replicas behind a running gateway; None otherwise.
 
     A hung gateway accepts no changes; for `deploy watch` (`by_watch`) it counts as dead, and all its replicas are
     stopped.
@@ -143,10 +143,10 @@ def _replicated_server(servers: Servers, name: str, *, by_watch: bool) -> Runnin
 
 
 def _already_up(servers: Servers, name: str, *, plan: Plan, request: UpRequest) -> UpResult | None:
-    """Return the result for a server that already runs this plan and is healthy; None if it has to be started.
+    """Return the result for a healthy server that already runs this plan; None if `up` must start one.
 
-    Raises NameTakenError if it has another plan, StartError if it does not become healthy in time or cannot join the
-    gateway of its plan; with `--replace` it raises neither.
+    Raises NameTakenError if the server has another plan, StartError if it does not become healthy in time or cannot
+    join the gateway of its plan. With `--replace`, raises neither.
     """
     for handle in () if request.replace else servers.find(name):
         state = servers.runtime(handle).state(handle)
@@ -183,8 +183,7 @@ def _already_up(servers: Servers, name: str, *, plan: Plan, request: UpRequest) 
 
 
 def _other_plan(old: Plan | None, new: Plan, handle: RunningServer, request: UpRequest, hint: str) -> NameTakenError:
-    """Return the error for a server with another plan; `hint` is replaced if a rolling update to the new one is
-    impossible."""
+    """Return the error for a server with another plan, with `hint` unless a rolling update is impossible."""
     name, running = handle.name, handle.state.status is Status.RUNNING
     if running and handle.replicas and old and rolling_update_blocker(old, new):
         hint = f"`deploy down {name}`, then `{request.command(name)}`; or choose another name with `--name`"
@@ -195,7 +194,7 @@ def _other_plan(old: Plan | None, new: Plan, handle: RunningServer, request: UpR
 
 @contextmanager
 def _reserved_space(home: Home, name: str, artifacts: Artifacts) -> Iterator[None]:
-    """Reserve the disk space of a start while the block stops the old server. Raises HostError before it."""
+    """Reserve the disk space of a start while the block stops the old server. Raises HostError before the block."""
     with reserved_space(home, name, replicas=artifacts.plan.replicas):
         run = open_run(home, name, artifacts.plan)
         try:
@@ -223,7 +222,7 @@ def _recovery_hint(servers: Servers, name: str, recovery_command: str = "") -> I
 
 
 def _stop_old(servers: Servers, name: str, request: UpRequest) -> None:
-    """Stop the servers of that name, when their requests have ended."""
+    """Stop the servers called `name` as soon as their requests have ended."""
     reason = STOPPED_FOR_RESTART if request.by_watch else "replaced"
     seconds = grace_of(servers, name) if request.drain is None else request.drain
     for handle in servers.find(name):

@@ -44,22 +44,22 @@ from orchestrator.verify.report import CheckResult, SmokeReport
 from orchestrator.verify.smoke import smoke_test
 from orchestrator.verify.target import Target, describe, target_from_server_info, target_of
 
-_INTERVAL: Final = 0.5  # seconds between two health checks of a server that is not healthy yet
-_MIN_TIMEOUT: Final = 1.0  # minimum timeout of a health check in seconds, also near the deadline
+_INTERVAL: Final = 0.5  # seconds between two health checks of a server that is not yet healthy
+_MIN_TIMEOUT: Final = 1.0  # minimum timeout of a health check in seconds, even near the deadline
 _BELOW_KNEE: Final = 0.5  # share of the requests at the knee that a soak sends (this project's choice)
 
 
 def is_healthy(handle: RunningServer) -> bool:
     """Return whether the server generates a token for a health check, which needs no API key.
 
-    With replicas, return whether the gateway counts all of them as healthy.
+    With replicas, return whether the gateway counts all as healthy.
     """
     return _healthy_replicas(handle) == (len(handle.replicas) or 1)
 
 
 def _healthy_replicas(handle: RunningServer, *, tries: int = 2, timeout: float = inf) -> int:
     """Return the number of healthy replicas (0 or 1 without a gateway); a try ends after `timeout` seconds."""
-    if handle.has_roles:  # the gateway still answers 200 after a server has died
+    if handle.has_roles:  # the gateway answers 200 even after a server has died
         roles = [_healthy_replicas(server, tries=tries, timeout=timeout) for server in handle.replicas]
         return min(sum(roles), count_workers(handle.url)) if generates(handle.url) else 0
     if handle.replicas:
@@ -113,7 +113,8 @@ def wait_for_server(
 ) -> float:
     """Wait until a server is ready, record its processes, and return the seconds that this took.
 
-    `state` replaces the state of the server. Raises NotReadyError when the server has exited or makes no progress.
+    `state` returns the state of the server, by default from `runtime`. Raises NotReadyError when the server has exited
+    or makes no progress.
     """
     state = state or partial(runtime.state, handle)
     starting = StartingServer(
@@ -137,8 +138,8 @@ def _wait_until_routed(
 ) -> float:
     """Wait until a healthy server may get requests, and return the seconds that this took.
 
-    A pod gets none before each rank has answered a sampled request. Raises NotReadyError after `limit` seconds, or at
-    once when the server has ended or was restarted.
+    A pod gets no requests before each rank has answered a sampled one. Raises NotReadyError after `limit` seconds, or
+    at once when the server has ended or was restarted.
     """
     began = time.monotonic()
 
@@ -169,10 +170,10 @@ def run_smoke_test(
     soak: float | None = None,
     knee: float | None = None,
 ) -> SmokeReport:
-    """Run the smoke test of a server, including the known faults in its log.
+    """Run the smoke test of a server, including the check of its log for known faults.
 
-    With replicas, each is tested with the plan of its own run, one after the other; the checks of the gateway follow.
-    `soak` is the minutes of mixed load, by default the plan's, `knee` the requests that the server sustains at a time.
+    Test replicas one at a time, each with the plan of its own run, then the gateway. `soak` is the duration of mixed
+    load in minutes, by default from the plan; `knee` is the number of requests in flight at the knee of a benchmark.
     """
     if plan.role is not Role.SERVER:
         return role_report(target_of(plan, url=handle.url, api_key=key))
@@ -242,19 +243,19 @@ def _with_soak(target: Target, minutes: float | None, knee: float | None = None)
 
 
 def _of_pair(target: Target, decode: Sequence[str]) -> Target:
-    """Return the target behind a gateway of prefill and decode: the first decode server describes the others."""
+    """Return the target behind a gateway of prefill and decode servers; the first decode server describes it."""
     return replace(target, dp=1, engine_url=decode[0], metrics=target.metrics and len(decode) == 1)
 
 
 def prefix_replica(name: str, report: SmokeReport) -> list[CheckResult]:
-    """Return the checks of a server behind a gateway, each with the server's name before its own."""
+    """Return the checks of a server behind a gateway, with the server's name before the name of each."""
     return [replace(check, name=f"{name.replace('-', ' ')}: {check.name}") for check in report.checks]
 
 
 def smoke_server(servers: Servers, name: str, *, strict_kernels: bool, soak: float | None = None) -> SmokeReport:
     """Run the smoke test of a running server with its plan, and check its kernels again.
 
-    `soak` is the minutes of mixed load, by default the plan's.
+    `soak` is the duration of the mixed load in minutes, by default from the plan.
 
     Raises StartError if the plan is not in this home or the server has exited, KernelsError for an untuned kernel with
     `strict_kernels`.
@@ -277,11 +278,12 @@ def smoke_server(servers: Servers, name: str, *, strict_kernels: bool, soak: flo
 def smoke_url(
     url: str, *, plan: Plan | None, key: Secret | None, engine: str | None = None, soak: float | None = None
 ) -> SmokeReport:
-    """Run the smoke test of any endpoint, with a plan or with the facts that it reports; `engine` is the user's choice.
+    """Run the smoke test of any endpoint, with a plan or with the facts that the endpoint reports.
 
-    `soak` is the minutes of mixed load, by default those of the plan.
+    `engine` is the engine that the user names. `soak` is the duration of the mixed load in minutes, by default from the
+    plan.
 
-    Raises UsageError for an invalid URL or an unknown engine, SmokeError if no model is served there.
+    Raises UsageError for an invalid URL or an unknown engine, SmokeError if the endpoint serves no model.
     """
     url, engine = Address.from_url(url).url, require_engine(engine)
     try:
@@ -305,7 +307,7 @@ def smoke_url(
 
 
 def _workers_with_roles(gateway: EngineClient) -> tuple[GatewayWorker, ...]:
-    """Return the workers of a gateway in disaggregation mode; none for any other server, or if listing needs a key."""
+    """Return the workers of a gateway in disaggregation mode; () for any other server, or if listing needs a key."""
     try:
         return tuple(worker for worker in parse_workers(gateway.get(WORKERS)) if worker.role)
     except UnexpectedResponseError:
@@ -337,7 +339,7 @@ def _listed_engine(server: EngineClient) -> str:
 def unidentified_server(
     url: str, error: NoResponseError | UnexpectedResponseError, *, key: Secret | None
 ) -> SmokeError:
-    """Return the error for a URL without the server info of sglang, with a hint."""
+    """Return the error, with a hint, for a URL without the server info of sglang."""
     hint = (
         "another engine or a gateway does not: give the URL of an sglang server, or the name of a server of "
         "`deploy status`"

@@ -1,7 +1,7 @@
 """Alerts of `deploy watch`: a command reads the event, or a webhook receives it.
 
-Each delivery is a program with a timeout, so no receiver delays the watcher, and it ends with the watcher. It gets
-nothing but the event: no secret of this process is in its environment or its input.
+Each delivery is a program with a timeout, so no receiver delays the watcher. It ends with the watcher, and it receives
+only the event: neither its environment nor its input contains a secret of this process.
 """
 
 import json
@@ -49,7 +49,7 @@ class Receiver:
         try:
             parts = urlsplit(url)
             host = parts.hostname if parts.scheme in {"http", "https"} and parts.port != 0 else None
-        except ValueError:  # brackets without an address, a port that is no number
+        except ValueError:  # brackets without an address, a port that is not a number
             host = None
         if not host or not url.isprintable() or " " in url:
             raise UsageError("the webhook is not a URL", hint="write it as `https://HOST/PATH`")
@@ -86,7 +86,7 @@ class Alerts:
     _running: list["_Delivery"] = field(default_factory=list)
 
     def send(self, event: Mapping[str, object]) -> Iterator[str]:
-        """Begin a delivery to every receiver; yield the reason for each that could not begin."""
+        """Start a delivery to every receiver; yield the reason for each failed start."""
         for receiver in self.receivers:
             try:
                 program = receiver.deliver(event)
@@ -96,7 +96,7 @@ class Alerts:
                 yield f"{receiver.label}: {error}"
 
     def failed(self) -> Iterator[tuple[str, str]]:
-        """Yield server and reason of each delivery that failed since the last call; end those that take too long."""
+        """End overdue deliveries; yield server and reason of each delivery that failed since the last call."""
         running, self._running = self._running, []
         for delivery in running:
             is_late = self.clock() - delivery.started_at >= TIMEOUT
@@ -111,7 +111,7 @@ class Alerts:
                 delivery.program.end(signal.SIGKILL)  # its children, if any
 
     def close(self) -> list[tuple[str, str]]:
-        """End every delivery after a short wait; return server and reason of each that failed."""
+        """End every delivery after a short wait; return server and reason of each failure."""
         end = self.clock() + _CLOSE_TIMEOUT
         deliveries, failures = list(self._running), list[tuple[str, str]]()
         try:

@@ -1,4 +1,4 @@
-"""Events of `deploy watch`, and the rule that decides which events are alerts."""
+"""Events of `deploy watch`, and the rule for alerts."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -49,7 +49,7 @@ class WatchEvent:
 
 
 class PendingEvent(NamedTuple):
-    """An event without its server and time; `seconds` since a death was detected."""
+    """An event without its server and time; `seconds` is the time since a death was detected."""
 
     kind: EventKind
     detail: str
@@ -59,11 +59,11 @@ class PendingEvent(NamedTuple):
 
 @dataclass
 class EventLog:
-    """The last event of one server; times are those of the monotonic clock.
+    """The last event of one server; times are monotonic.
 
-    `emit` holds the rule of alerts. Every event alerts at once, with two exceptions: `unhealthy` alerts once, and only
-    after it has lasted; `recovered` alerts only after such an alert. A long queue, a long prefill and a slow Docker
-    daemon end without a restart: 14 times in 27 minutes of full load.
+    `emit` decides which events are alerts. Every event is an alert at once, with two exceptions: `unhealthy` is an
+    alert once, after it has lasted for a while, and `recovered` only after such an alert. A long queue, a long prefill
+    or a slow Docker daemon passes without a restart: 14 times in 27 minutes of full load.
     """
 
     last: EventKind | None = None
@@ -72,7 +72,7 @@ class EventLog:
     _alerted: bool = False  # of the current `unhealthy`
 
     def emit(self, kind: EventKind, detail: str, seconds: float | None = None, *, lasted: bool = False) -> PendingEvent:
-        """Return the event. `lasted`: the server has been unhealthy long enough for an alert."""
+        """Return the event. `lasted` means that the server has been unhealthy long enough for an alert."""
         emit_unhealthy = kind is EventKind.UNHEALTHY
         alert = {
             EventKind.WATCHING: False,
@@ -84,7 +84,7 @@ class EventLog:
         return PendingEvent(kind, detail, seconds, alert)
 
     def emit_once(self, kind: EventKind, detail: str, now: float) -> Iterator[PendingEvent]:
-        """Return the event unless it equals the last one."""
+        """Yield the event unless it equals the last one."""
         if (self.last, self._detail) != (kind, detail):
             self._since = now
             yield self.emit(kind, detail)
@@ -92,7 +92,7 @@ class EventLog:
     def emit_unhealthy(
         self, detail: str, now: float, *, since: float | None, unhealthy_after: float
     ) -> Iterator[PendingEvent]:
-        """Return `unhealthy` if its detail is new, or once when it has lasted. `since`: when it began, if known."""
+        """Yield `unhealthy` if its detail is new, or once after it has lasted. `since` is its beginning, if known."""
         if self.last is not EventKind.UNHEALTHY:
             self._since = now
         lasted = now - (self._since if since is None else since) >= _ALERT_AFTER * unhealthy_after

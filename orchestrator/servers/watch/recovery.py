@@ -1,4 +1,4 @@
-"""Snapshots for `deploy watch`, taken without the imports of a start, which cost half of the CPU time.
+"""Snapshots for `deploy watch`, without the imports of a start, which took half of the CPU time.
 
 Run directories hold the state that must outlive the watcher: who stopped a run (`exit.json`), who started it
 (`request.json`), and when it was restarted (`restarts.json`, in the run that died).
@@ -42,7 +42,7 @@ from orchestrator.servers.watch.snapshot import ServerSnapshot, SnapshotFailure
 def snapshot_of(servers: Servers, name: str, host: str | None = None) -> ServerSnapshot:
     """Take a snapshot of the newest server of a name. `host` is the host that its newest run names.
 
-    Raises StartError if none was started from this home, HostError if a runtime does not answer.
+    Raises StartError if this home has not started one, HostError if a runtime does not answer.
     """
     require_name(name)
     run, handle = newest(servers, name)
@@ -84,12 +84,12 @@ def snapshot_of(servers: Servers, name: str, host: str | None = None) -> ServerS
 
 
 def other_host(runtime: str, host: str | None) -> str:
-    """Return the ssh URL of the host that `host` or the environment names for a runtime; "" for this host."""
+    """Return the ssh URL of a runtime's host, from `host` or the environment; "" for this host."""
     return runtime_class(runtime).resolve_host(host, os.environ) or ""
 
 
 def _replica_urls(plan: Plan, handle: RunningServer | None) -> Iterator[str]:
-    """Yield the URLs of the replicas: those of running replicas, else the planned ones."""
+    """Yield the URL of each replica, or its planned URL if it is not running."""
     replicas = handle.replicas if handle else ()
     urls = {Path(server.run_dir).name: server.service_url or server.url for server in replicas}
     for unit in plan.servers:
@@ -99,9 +99,9 @@ def _replica_urls(plan: Plan, handle: RunningServer | None) -> Iterator[str]:
 def require_watchable(home: Home, names: Sequence[str]) -> None:
     """Raise StartError for an unknown name, UsageError for a server that cannot be watched.
 
-    Such a server has an API key that is not set here, or a cluster that restarts it.
+    A server cannot be watched if its API key is not set here, or if a cluster restarts it.
     """
-    for name in names:  # works without an answer from the cluster
+    for name in names:  # needs no answer from the cluster
         if (plan := read_plan(latest_run(home, name))) is not None:
             require_not_cluster_managed(plan, name)
     for name in names:
@@ -118,7 +118,7 @@ def require_not_cluster_managed(plan: Plan, name: str) -> None:
 
 
 def newest(servers: Servers, name: str) -> tuple[RunDir | None, RunningServer | None]:
-    """Return the newest run of a name with its server; if it has none, an older run that has one."""
+    """Return the newest run of a name with its server; if it has no server, an older run that does."""
     run, handles = latest_run(servers.home, name), servers.find(name)
     of_run = (handle for handle in handles if run is not None and Path(handle.run_dir).name == run.path.name)
     handle = next(of_run, next(iter(handles), None))
@@ -128,7 +128,7 @@ def newest(servers: Servers, name: str) -> tuple[RunDir | None, RunningServer | 
 
 
 def is_wanted(run: RunDir, handle: RunningServer | None) -> bool:
-    """Return whether no person has stopped this run. If no record of a server's end exists, a person removed it."""
+    """Return whether no person has stopped this run. If a server has no exit record, a person removed it."""
     ended = run.read(EXIT_FILE)
     if not ended:  # with a full disk, only the runtime may have recorded the end
         state = saved_state(run)
@@ -142,7 +142,7 @@ def _started_by_watch(run: RunDir) -> bool:
 
 
 def _restart_times(home: Home, name: str) -> Iterator[float]:
-    """Yield the Unix times of restarts since a person started the server."""
+    """Yield the Unix times of the restarts since a person last started the server."""
     for run in runs_of(home, name):
         for saved_restart in saved_restarts(run):
             moment = datetime.fromisoformat(str(saved_restart.get("at")))

@@ -54,7 +54,7 @@ def restart_dead(home: Home, name: str, dead: str, reason: str) -> RestartResult
 
 
 def _disk_full(home: Home, name: str) -> str:
-    """Return the reason why the disk is too full for a start of `name`; "" if it is not."""
+    """Return the reason why the disk is too full to start `name`; "" if it has enough space."""
     plan = read_plan(latest_run(home, name))
     try:
         with name_lock(home, name), reserved_space(home, name, replicas=plan.replicas if plan else 1):

@@ -5,7 +5,7 @@ from enum import StrEnum
 
 
 def describe_location(url: str, host: str) -> str:
-    """Return the URL of a server and the host on which the URL is valid; an empty `host` is this one."""
+    """Return the URL of a server and the host on which the URL is valid; `host` is "" for this host."""
     return f"{url} on {host}" if host else url
 
 
@@ -21,7 +21,7 @@ class ServerSnapshot:
     processes: tuple[str, ...]  # their `procfs.process_identity`; only those on this machine
     status: str  # `runtimes.Status`
     exit_reason: str  # "" while it runs
-    dead: str  # text that names the processes that have exited while the server runs
+    dead: str  # names the processes that have exited while the server runs
     restarts: int  # by its runtime
     busy: bool  # another command holds the lock of this name
     wanted: bool  # no person has stopped it
@@ -33,13 +33,13 @@ class ServerSnapshot:
     unhealthy_after: float
     max_attempts: int  # in `window`
     window: float  # seconds
-    restarted_at: tuple[float, ...]  # Unix times of restarts since a person started the server
+    restarted_at: tuple[float, ...]  # Unix times of the restarts since a person last started the server
     is_remote: bool = False  # it runs on another host
     has_roles: bool = False  # prefill and decode are separate; each server then counts as one rank
 
     @property
     def location(self) -> str:
-        """The URL, and its host if that is another one."""
+        """The URL, with its host if that is not this host."""
         return describe_location(self.url, self.host)
 
 

@@ -16,7 +16,7 @@ from orchestrator.plan.plan import Plan
 from orchestrator.runs.run_dir import latest_run, not_started, read_plan, require_name, require_plan, runs_of
 from orchestrator.servers.watch.recovery import require_not_cluster_managed
 
-WEBHOOK: Final = "DEPLOY_WEBHOOK"  # the variable for its URL
+WEBHOOK: Final = "DEPLOY_WEBHOOK"  # the variable with the webhook's URL
 # Paths and addresses; a URL may contain a password.
 _PASSED_ON: Final = ("DOCKER_HOST", "DOCKER_CONTEXT", "HF_HOME", "HF_ENDPOINT", "KUBECONFIG", "SLURM_CONF")
 _NEEDS_QUOTES: Final = re.compile(r"[^\w@+=:,./-]")
@@ -49,7 +49,7 @@ WantedBy=multi-user.target
 
 
 def unit_text(names: Sequence[str], home: Home, *, command: str | None) -> str:
-    """Return the text of the unit. It reads possible secrets, keys and a webhook's URL, from a file.
+    """Return the text of the unit, which reads secrets, such as keys and a webhook's URL, from a file.
 
     Raises UsageError if the command contains a secret, StartError if a name has no run.
     """
@@ -83,15 +83,14 @@ def secrets_file(names: Sequence[str], home: Home) -> Path:
 
 
 def secret_variables(names: Sequence[str], home: Home) -> tuple[str, ...]:
-    """Return the variables that the watch needs and that the unit does not contain."""
+    """Return the variables that the watch needs but the unit does not contain."""
     keys = (_watched_plan(home, name).server.api_key_env for name in names)
     secret = (name for name in _PASSED_ON if looks_secret(os.environ.get(name, "")))
     return tuple(dict.fromkeys(filter(None, (*keys, WEBHOOK if os.environ.get(WEBHOOK) else None, *secret))))
 
 
 def _holds_secret(command: str) -> bool:
-    """Return whether a command looks like a secret, or has an option with a secret's name or the value of such a
-    variable."""
+    """Return whether a command contains a likely secret, an option named like one, or the value of such a variable."""
     words = re.split(r"[\s=:'\"]+", command)
     options = (word.lstrip("-").replace("-", "_") for word in words if word.startswith("-"))
     values = (value for name, value in os.environ.items() if is_secret_name(name) and len(value) >= SAFE_LENGTH)

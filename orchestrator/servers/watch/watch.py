@@ -1,7 +1,7 @@
 """`deploy watch`: restart servers that die or hang, until Ctrl-C.
 
-This process imports no runtime. Separate programs (`worker.py`) take snapshots and restart servers. So the watcher
-needs less than 30 MB, and its death changes no server and interrupts no restart.
+This process imports no runtime: separate programs (`worker.py`) take snapshots and restart servers. The watcher
+therefore needs less than 30 MB, and its death neither changes a server nor interrupts a restart.
 """
 
 import json
@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 class _Request(Generic[T]):
-    """A request whose answer a thread awaits. See `Pending`."""
+    """A request, with a thread that awaits the answer. See `Pending`."""
 
     def __init__(self, ask: Callable[[], T]) -> None:
         self._outcome: T | None = None
@@ -164,7 +164,7 @@ class LiveBackend:
     def _client(self, snapshot: ServerSnapshot, server: int | None = None) -> HealthClient:
         """Return a client of the server, or of one replica behind its gateway."""
         key = None
-        # A later start may use another key: its server rejects requests, and the others stay watched.
+        # A later start may use another key. Its server then rejects requests, but the other servers stay watched.
         with suppress(UsageError):
             key = self.api_key_for(snapshot.api_key_env)
         url = snapshot.url if server is None or not snapshot.replica_urls else snapshot.replica_urls[server]
@@ -175,8 +175,8 @@ class LiveBackend:
     def _forward(self, url: str, snapshot: ServerSnapshot) -> SshForward | None:
         """Return the forward to a URL of a remote host; None on this host.
 
-        A new snapshot ends the forwards that are no longer needed. It has reached the host, so an ssh that ended is
-        restarted.
+        After a new snapshot, end the forwards that are no longer needed and replace each whose ssh has ended: the
+        snapshot shows that the host is reachable.
         """
         forwards = self._forwards.get(snapshot.name, _Forwards())
         if forwards.snapshot is not snapshot:
@@ -204,7 +204,7 @@ def _work_of(client: HealthClient) -> RankProgress:
 
 
 def _combine(works: Sequence[RankProgress], ranks: int) -> RankProgress:
-    """Combine the progress of replicas: ranks are numbered through, outputs are added."""
+    """Combine the progress of replicas: number their ranks consecutively and add their outputs."""
     item = ranks // len(works)
     emitted = [work.emitted for work in works if work.emitted is not None]
 
@@ -296,7 +296,7 @@ def _first_snapshot(backend: LiveBackend, name: str) -> ServerSnapshot:
 
 
 def _only_watch(home: Home, name: str) -> AbstractContextManager[object]:
-    """Hold the watch lock of a name; the kernel releases it. Raises NameTakenError."""
+    """Hold the watch lock of a name, which the kernel releases if the process dies. Raises NameTakenError."""
     try:
         return hold(home.runs / FileName(name) / ".watch")
     except LockHeldError as error:
@@ -321,8 +321,10 @@ def _parse_snapshot(data: dict[str, Any]) -> ServerSnapshot | SnapshotFailure:
 
 
 def _parse_restart(data: dict[str, Any]) -> RestartResult:
-    """Parse a result; an outcome that only a newer version has is a failure. The next snapshot shows the actual
-    state."""
+    """Parse a result; an unknown outcome, from a newer version, is a failure.
+
+    The next snapshot shows the actual state.
+    """
     is_known = data["outcome"] in [*RestartOutcome]
     outcome = RestartOutcome(data["outcome"]) if is_known else RestartOutcome.FAILED
     return _parse(RestartResult, {**data, "outcome": outcome})

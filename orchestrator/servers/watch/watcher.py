@@ -1,8 +1,8 @@
 """The state machine behind `deploy watch`; pure, with an injected clock.
 
-No state here outlives the process. Each snapshot (`snapshot.py`) reads the state of a server again, who stopped it and
-how often it was restarted. Only the last progress of each rank is kept, because it is measured with the clock of this
-process.
+No state here needs to outlive the process: each snapshot (`snapshot.py`) reads again the state of a server, who stopped
+it and how often it was restarted. Only the last progress of each rank stays in memory, because its times are those of
+this process's clock.
 
 ::
 
@@ -33,7 +33,7 @@ _SLOW_RECHECK: Final = 30.0  # seconds between two snapshots because of a slow a
 _REPORT_AFTER: Final = 20.0  # seconds without an answer and without progress before an event
 _MIN_BACKOFF, _MAX_BACKOFF = 5.0, 60.0  # seconds, doubled each time, while no restart is allowed
 _OK: Final = 200
-GATEWAY: Final = -1  # probed like a rank, but it has no progress of its own
+GATEWAY: Final = -1  # probed like a rank, but without progress of its own
 # After one of these, a healthy server is reported as watched.
 _NOT_WATCHING: Final = {
     EventKind.WAITING,
@@ -62,8 +62,7 @@ class WatchBackend(Protocol):
         """
 
     def probe_rank(self, snapshot: ServerSnapshot, rank: int) -> Pending[int | str]:
-        """Request a token from a rank, or the health of `GATEWAY`: returns the HTTP status, or the reason without
-        one."""
+        """Request a token from a rank, or the health of `GATEWAY`; the outcome is the HTTP status or an error."""
 
     def work(self, snapshot: ServerSnapshot) -> Pending[RankProgress]:
         """Read the progress of each rank."""
@@ -77,13 +76,13 @@ class WatchBackend(Protocol):
 
 @dataclass
 class _Rank:
-    """The probes of a rank; times are those of the monotonic clock."""
+    """The probes of a rank; times are monotonic."""
 
     number: int
     probed_at: float
     probe: Pending[int | str] | None = None
-    problem: str = ""  # the reason without an answer; "" while it answers
-    stalled_since: float = 0.0  # the time since which a rank with a problem makes no progress
+    problem: str = ""  # why the rank does not answer; "" while it does
+    stalled_since: float = 0.0  # since when a rank with a problem has made no progress
     rejection: str = ""
 
 
@@ -94,13 +93,13 @@ class Watcher:
     name: str
     backend: WatchBackend
     snapshot: ServerSnapshot
-    ended: str = ""  # the reason why it gave up
+    ended: str = ""  # why it gave up
     _ranks: list[_Rank] = field(default_factory=list)
     _events: EventLog = field(default_factory=EventLog)
-    _known_restarts: int = 0  # restarts by the runtime that were reported
+    _known_restarts: int = 0  # reported restarts by the runtime
     _dead: str = ""  # dead processes in the last snapshot
     _died_at: float = 0.0
-    _restarts_on_record: int = -1  # when the last restart began
+    _restarts_on_record: int = -1  # their number when the last restart began
     _failed_restarts: int = 0  # since the server was last verified
     _stepped: float = 0.0
     _snapshot_at: float = 0.0
@@ -111,11 +110,11 @@ class Watcher:
     _backoff: float = _MIN_BACKOFF
     _snapshot_task: Pending[ServerSnapshot | SnapshotFailure] | None = None
     _work: Pending[RankProgress] | None = None
-    _before: RankProgress | None = None  # the last one read
-    _output_stalled: bool = False  # the ranks decode, and no output leaves the server
+    _before: RankProgress | None = None  # the last progress read
+    _output_stalled: bool = False  # the ranks decode, but no output leaves the server
     _work_read_at: float = -inf
     _restarting: Pending[RestartResult] | None = None
-    _retry_at: float = -inf  # the time to retry a restart that this machine prevented; -inf: none
+    _retry_at: float = -inf  # when to retry a restart that this machine prevented; -inf: no retry
 
     def begin(self, now: float, wall: float) -> Iterator[PendingEvent]:
         """Evaluate the first snapshot."""
@@ -147,7 +146,7 @@ class Watcher:
         return may_run and _hold_reason(self.snapshot) is None and self.snapshot.status == "running"
 
     def _discount_gap(self, gap: float) -> None:
-        """Exclude time in which this process did not run, as on a suspended host, from the stall of a rank."""
+        """Exclude from stalls the time in which this process did not run, as on a suspended host."""
         if gap > PROBE_INTERVAL:
             for rank in self._ranks:
                 rank.stalled_since += gap
@@ -290,7 +289,7 @@ class Watcher:
             yield self._give_up(f"{reason}; {restarts}, and {limit}", now)
             return
         if self._events.last is EventKind.RESTART_FAILED:
-            if len(snapshot.restarted_at) <= self._restarts_on_record:  # otherwise it would be retried forever
+            if len(snapshot.restarted_at) <= self._restarts_on_record:  # otherwise the watcher would retry it forever
                 yield self._give_up(f"{reason}; the restart left no record", now)
                 return
         elif self._retry_at == -inf:
@@ -337,7 +336,7 @@ class Watcher:
         rank.problem = problem
 
     def _read_work(self, now: float) -> None:
-        """Read whether a rank without an answer makes progress, as in a long prefill or behind a long queue."""
+        """Check whether a rank without an answer makes progress, as in a long prefill or behind a long queue."""
         if self._work is not None and (work := self._work.outcome()) is not None:
             self._work, before, self._before = None, self._before, work
             self._output_stalled = output_stalled(before, work)

@@ -19,7 +19,7 @@ _INTERRUPTED: Final = 130  # `core.errors.Interrupted`
 
 
 def main() -> int:
-    """Run one program, see the module. During imports, Ctrl-C ends it at once."""
+    """Run one of the module's programs. During imports, Ctrl-C ends it at once."""
     install_streams()
     ignore_sigpipe()
     drop_when_stalled()
