@@ -54,7 +54,7 @@ def parse_older_than(text: str, now: datetime) -> datetime:
 
 @dataclass(frozen=True, kw_only=True)
 class OldRun:
-    """A run that is old enough to be removed; `keep_reason` is the reason to keep it, or "" if there is none."""
+    """A run that is old enough to be removed; `keep_reason` says why it is kept, "" if it is removed."""
 
     name: str
     run_dir: str

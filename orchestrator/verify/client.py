@@ -37,7 +37,7 @@ class NotOfferedError(Exception):
 
 
 class SmokeClient:
-    """A client of one target. Its requests are greedy and pinned to a data-parallel rank; each rank has its own cache."""
+    """A client of one target. Requests are greedy and pinned to a data-parallel rank; each rank has its own cache."""
 
     def __init__(
         self,

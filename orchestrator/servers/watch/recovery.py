@@ -128,7 +128,7 @@ def newest(servers: Servers, name: str) -> tuple[RunDir | None, RunningServer | 
 
 
 def is_wanted(run: RunDir, handle: RunningServer | None) -> bool:
-    """Return whether no person has stopped this run. If a server has no exit record, a person removed it."""
+    """Return whether no person has stopped this run. A person removed a server that left no exit record."""
     ended = run.read(EXIT_FILE)
     if not ended:  # with a full disk, only the runtime may have recorded the end
         state = saved_state(run)
