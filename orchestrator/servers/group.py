@@ -1,7 +1,7 @@
 """The servers of one runtime: a single unit, or a gateway and its replicas.
 
-Replicas start before their gateway and stop after it. A server has one log, joined from those of its units. After a
-rolling update, a server consists of the newest run of each replica number.
+Replicas start before their gateway and stop after it. The logs of all units are joined. After a rolling update, a
+server consists of the newest run of each replica number.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The state machine behind `deploy watch`; pure, with an injected clock.
 
 No state here needs to outlive the process: each snapshot (`snapshot.py`) reads again the state of a server, who stopped
-it and how often it was restarted. Only the last progress of each rank stays in memory, because its times are those of
+it and how often it was restarted. Only the last progress of each rank stays in memory, because its times come from
 this process's clock.
 
 ::
