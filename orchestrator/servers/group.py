@@ -191,7 +191,7 @@ class ServerGroup:
 def _lines_if_reachable(unit: Unit, lines: Iterator[str], unreachable: set[Unit]) -> Iterator[str]:
     """Yield the lines of a unit. If the host of a rank other than 0 does not answer, warn once.
 
-    `unreachable` are the units with such a host. Raises HostError if the host of rank 0 does not answer.
+    Record such ranks in `unreachable`. Raises HostError if the host of rank 0 does not answer.
     """
     try:
         yield from lines

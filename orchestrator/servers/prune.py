@@ -1,7 +1,7 @@
 """`deploy prune`: remove old run directories by count and by age.
 
 A run is removed if it has exited, is old enough, is not among the newest of its name, and is not needed by a later
-command. Old runs that do not meet the other conditions are reported.
+command. Any other old run is kept and reported.
 """
 
 import os

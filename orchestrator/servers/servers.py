@@ -216,8 +216,8 @@ def requested(run: RunDir, key: str) -> object:
 def resolve_server_name(target: str, home: Home, *others: object) -> str:
     """Return the name of the server with prefill and decode servers at the URL `target`; otherwise `target`.
 
-    Its gateway lists its workers only with the control key, which the name leads to. `others` are options for a URL;
-    with any of them, return `target`.
+    The gateway of such a server lists its workers only with the control key, which is found by name. `others` are
+    options for a URL; with any of them, return `target`.
     """
     if "://" not in target or any(others):
         return target

@@ -129,7 +129,7 @@ class GatewayWorkers:
     url: str
     control_key: Secret
     key: Secret | None  # of the replicas
-    drain_seconds: int  # for which a worker without new requests stays listed
+    drain_seconds: int  # how long a worker without new requests stays listed
     roles: Mapping[int | None, Mapping[str, object]] = field(default_factory=dict)  # fields of a new worker, by port
 
     def workers(self) -> tuple[GatewayWorker, ...]:
