@@ -28,7 +28,7 @@ _MAX_NAME: Final = 400  # characters of a name, including its folders
 
 
 class EntryKind(Enum):
-    """The kinds of catalog entries, with the path of their files; `*` stands for the name."""
+    """The kinds of catalog entries, each with the path of its files; `*` stands for the name."""
 
     PROFILE = "profiles/*.yaml"
     HARDWARE = "profiles/hardware/*.yaml"
@@ -51,7 +51,7 @@ class EntryKind(Enum):
 
 
 def is_valid_name(name: str) -> bool:
-    """Return whether a catalog entry may have this name, which appears in paths and messages."""
+    """Return whether a catalog entry may have this name; names appear in paths and messages."""
     return len(name) <= _MAX_NAME and _NAME.fullmatch(name) is not None
 
 
@@ -73,11 +73,11 @@ class Catalog:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> "Catalog":
-        """Return the catalog `of` the home that the environment names. Raises HostError as `Home.from_environment`."""
+        """Return the catalog of the home in the environment. Raises HostError as `Home.from_environment` does."""
         return cls.of(Home.from_environment(environ))
 
     def find(self, kind: EntryKind, name: str) -> Path | None:
-        """Return the file of an entry, None if there is none. Raises ProfileError if it is no file, or is too large.
+        """Return the file of an entry, None if there is none. Raises ProfileError if it is not a file, or too large.
 
         An unusable entry in the user's home is an error; the shipped file does not silently replace it.
         """
@@ -89,7 +89,7 @@ class Catalog:
         return paths[0] if paths else None
 
     def path(self, kind: EntryKind, name: str, *, location: str = "") -> Path:
-        """Return the file of an entry, as `find`. Raises ProfileError, with the nearest name, if there is none."""
+        """Return the file of an entry as `find` does. Raises ProfileError, with the nearest name, if there is none."""
         if path := self.find(kind, name):
             return path
         what = kind.name.lower().replace("_", " ")
@@ -111,7 +111,7 @@ class Catalog:
 
 
 def _is_entry(root: Path, path: Path) -> bool:
-    """Return whether `path`, below `root`, exists. Raises ProfileError if it is no file, or is too large."""
+    """Return whether `path`, below `root`, exists. Raises ProfileError if it is not a file, or too large."""
     for folder in (parent for parent in path.parents if parent.is_relative_to(root)):
         if os.path.lexists(folder) and not folder.is_dir():
             raise ProfileError(f"`{folder}` is not a directory", hint=_AWAY)
@@ -134,5 +134,5 @@ def _names(root: Path, kind: EntryKind) -> Iterator[str]:
 
 @cache
 def _note_override(used: Path, hidden: Path) -> None:
-    """Print the note once per process: one command may look up the same file several times."""
+    """Print the note once per process, because a command may look up the same file several times."""
     note(f"using `{used}` instead of `{hidden}`")

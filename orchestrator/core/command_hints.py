@@ -1,4 +1,4 @@
-"""Hints with complete commands: the user's own profile, `--set` and `--host` are filled in.
+"""Hints with complete commands, which repeat the user's own profile, `--set` and `--host`.
 
 The code that writes a hint does not know the options of the user's command. It writes `deploy stage PROFILE`; the
 command line registers the user's options here, and the console expands every hint that it shows.
@@ -22,7 +22,7 @@ class Invocation:
     profile: str | None = None  # as the user wrote it
     overrides: tuple[str, ...] = ()  # the values of `--set`
     host: str | None = None
-    has_option: Callable[[str, str], bool] = lambda _verb, _option: False  # by the words of a command
+    has_option: Callable[[str, str], bool] = lambda _verb, _option: False  # for a command, given as its words
 
 
 _invocation = Invocation()
@@ -43,14 +43,14 @@ def set_invocation(
 
 
 def set_profile(profile: str, overrides: Sequence[str]) -> None:
-    """Register the profile of the server that the user named, unless the user named a profile."""
+    """Register the profile of the user's server, unless the user named a profile."""
     if _invocation.profile is None:
         _invocation.profile, _invocation.overrides = profile, tuple(overrides)
 
 
 @contextmanager
 def hints_for(profile: str, overrides: Sequence[str]) -> Iterator[None]:
-    """Fill in this profile in the hints of a block, and in that of an error which ends it."""
+    """Use this profile in the hints of a block, and in the hint of an error that ends the block."""
     before = _invocation.profile, _invocation.overrides
     _invocation.profile, _invocation.overrides = profile, tuple(overrides)
     yield
@@ -58,7 +58,7 @@ def hints_for(profile: str, overrides: Sequence[str]) -> Iterator[None]:
 
 
 def profile_words(name: str) -> str:
-    """Return the profile and `--set` of a command on the user's profile, or on `name` if the user named none."""
+    """Return the words for a command's profile and `--set`: the user's, or `name` if the user named no profile."""
     return shlex.join(
         [_invocation.profile or name, *(word for override in _invocation.overrides for word in ("--set", override))]
     )

@@ -1,4 +1,4 @@
-"""Output for people (stderr) and for programs (stdout). Understandable without color; `NO_COLOR` is honored."""
+"""Output for people (stderr) and for programs (stdout). No meaning depends on color; `NO_COLOR` turns color off."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from orchestrator.core.secrets import redact, redact_data, redact_known
 from orchestrator.core.streams import write
 from orchestrator.core.text import printable, printable_json
 
-LOG_INTERVAL_SECONDS: Final = 30.0  # between two lines about the same stage, if stderr is no terminal
+LOG_INTERVAL_SECONDS: Final = 30.0  # between two lines about the same stage, if stderr is not a terminal
 _COLORS: Final = {"red": "31", "yellow": "33", "cyan": "36"}
 
 
@@ -30,7 +30,7 @@ class _Muted:
 
 @contextmanager
 def muted() -> Iterator[list[tuple[str, str]]]:
-    """Print no lines for people in the block; yield a list that receives its warnings with their hints."""
+    """Suppress lines for people in the block; yield a list that collects its warnings with their hints."""
     before, _Muted.warnings = _Muted.warnings, []
     try:
         yield _Muted.warnings
@@ -55,19 +55,19 @@ def print_data(text: str, *, colors: bool = False, end: str = "\n") -> None:
 
 
 class _JsonOutput:
-    """The JSON state of this command: whether it prints JSON, and what it has printed."""
+    """The JSON state of this command: whether it prints JSON, and whether it has printed its document."""
 
     expected: bool = False
-    document: bool = False  # the one document of the command; streams of lines have none
+    document: bool = False  # stays false for a stream of lines
 
 
 def expect_json(expected: bool) -> None:  # noqa: FBT001 - the option of a command
-    """Set whether an error of this command is printed as JSON too."""
+    """Set whether an error of this command is also printed as JSON."""
     _JsonOutput.expected, _JsonOutput.document = expected, False
 
 
 def print_json(data: object, *, one_line: bool = False) -> None:
-    """Print a JSON document for programs. Redacts the values and not the document, so that it stays valid JSON."""
+    """Print a JSON document for programs. Redacts each value, not the document, so that it stays valid JSON."""
     _JsonOutput.document = not one_line
     text = printable_json(json.dumps(redact_data(data), indent=None if one_line else 2, ensure_ascii=False))
     write(sys.stdout, f"{text}\n")
@@ -90,7 +90,7 @@ def warn(text: str, *, hint: str = "") -> None:
 def show_error(error: DeployError) -> None:
     """Print an error with its location, problems, details, and hint.
 
-    A command with `--json` also prints it as JSON, unless it has printed its document: standard output holds one.
+    With `--json`, the error is also printed as JSON, unless standard output already has the command's document.
     """
     if _JsonOutput.expected and not _JsonOutput.document:
         print_json(asdict(ErrorOutput.of(error)), one_line=True)
@@ -145,14 +145,14 @@ def _show_location(problem: Problem, indent: str = "  ") -> None:
 
 
 def _lead(word: str, color: str) -> str:
-    """Return a word, colored if stderr is a terminal that supports it, and a space."""
+    """Return a word and a space; the word is colored if stderr is a terminal that supports color."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not sys.stderr.isatty():
         return f"{word} "
     return f"\x1b[{_COLORS[color]}m{word}\x1b[0m "
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, width: int | None = None) -> str:
-    """Return a plain-text table, columns padded to their widest cell, no trailing spaces.
+    """Return a plain-text table: columns as wide as their widest cell, no trailing spaces.
 
     With a `width` in characters, cells are wrapped between words, the widest columns first. If the longest words do not
     fit, each row becomes a paragraph, so that a name or a path can still be copied.
@@ -215,7 +215,7 @@ def live_screen() -> Iterator[Callable[[str], None]]:
 
 
 class Progress:
-    """A progress line, updated in place on a terminal; in a log, a line per stage and every 30 s of a long stage."""
+    """A progress line, updated in place on a terminal; a log gets a line per stage, and every 30 s in a long one."""
 
     def __init__(self, stream: TextIO | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Write to `stream`, by default stderr; `clock` gives seconds."""

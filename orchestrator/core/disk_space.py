@@ -1,4 +1,4 @@
-"""Free disk space, looked at before a long download or build."""
+"""Free disk space, checked before a long download or build."""
 
 import shutil
 from pathlib import Path
@@ -15,6 +15,6 @@ def require_disk_space(directory: Path, needed: int, *, hint: str) -> None:
 
 
 def disk_full_error(location: str, *, needed: int, free: int, hint: str) -> HostError:
-    """Return the error for a disk without space; sizes in bytes."""
+    """Return the error for a full disk; sizes are in bytes."""
     message = f"not enough disk space: {gb(needed)} needed, {gb(free)} free"
     return HostError(message, location=location, hint=f"free up space, or {hint}")

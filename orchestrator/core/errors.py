@@ -19,9 +19,9 @@ _MAX_PROBLEMS: Final = 100  # problems shown in one message
 
 
 def truncate_problems(problems: Iterable[Problem]) -> tuple[Problem, ...]:
-    """Return the first 100 distinct problems, and a last one that says so if there are more.
+    """Return the first 100 distinct problems; if there are more, a last one says so.
 
-    The iterator is not read further than that.
+    The rest of the iterator is not read.
     """
     unique: dict[Problem, None] = {}
     for problem in problems:
@@ -39,9 +39,9 @@ class DeployError(Exception):
     def __init__(
         self, message: str, *, location: str = "", hint: str = "", problems: Iterable[Problem] = (), details: str = ""
     ) -> None:
-        """Create an error with everything that the user is shown.
+        """Create an error with everything that the user sees.
 
-        `details` is text that is shown unchanged below the message: log lines, a table, a diff.
+        `details` is text to show unchanged below the message: log lines, a table, a diff.
         """
         super().__init__(message)
         self.message = message
@@ -57,7 +57,7 @@ class DeployError(Exception):
 
 @contextmanager
 def naming_host(url: str) -> Iterator[None]:
-    """Name the host, one of several, in an error of the block that does not; "" changes no error."""
+    """Add the host, one of several, to an error of the block that does not name it; "" leaves errors unchanged."""
     try:
         yield
     except DeployError as error:
@@ -69,7 +69,7 @@ def naming_host(url: str) -> Iterator[None]:
 
 @contextmanager
 def interrupts_as_errors() -> Iterator[None]:
-    """Raise Interrupted for Ctrl-C in the block, so that it can get a hint as other errors do."""
+    """Turn Ctrl-C in the block into Interrupted, which can have a hint like other errors."""
     try:
         yield
     except KeyboardInterrupt as error:
@@ -187,9 +187,9 @@ class ReaderGone(SystemExit):
 
 
 def require_all(message: str, checks: Iterable[Callable[[], object]], error: DeployError | None = None) -> None:
-    """Run every check. Raises the error of one, or a ProfileError with the problems of all.
+    """Run every check. Raises the only error, or a ProfileError with the problems of all errors.
 
-    Checks raise UsageError or ProfileError; `error` is that of another check.
+    Checks raise UsageError or ProfileError; `error` is the error of another check.
     """
     errors: list[DeployError] = []
     for check in checks:

@@ -1,7 +1,7 @@
 """Atomic writes, and private files and directories of this user.
 
-Writing or removing a file cannot be undone, so SIGPIPE does not end the command from then on. Writing a cache is
-different: the next command would write the file again.
+Writing or removing a file cannot be undone, so SIGPIPE no longer ends the command afterwards. A cache is different:
+the next command would write it again.
 """
 
 import errno
@@ -75,7 +75,7 @@ def write_sparse(path: Path, content: bytes, *, size: int, time_ns: int) -> None
 
 
 def write_stamped(path: Path, content: bytes, *, mode: int, time_ns: int) -> None:
-    """Write a new file with its time, in directories that only this user can read. Raises OSError if it exists."""
+    """Write a new file with a given time, in directories that only this user can read. Raises OSError if it exists."""
     for folder in reversed([parent for parent in path.parents if not parent.exists()]):
         folder.mkdir(mode=0o700, exist_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
@@ -85,7 +85,7 @@ def write_stamped(path: Path, content: bytes, *, mode: int, time_ns: int) -> Non
 
 
 def add_missing(fresh: Path, target: Path) -> int:
-    """Move the files that `target` lacks out of `fresh`, on the same disk; return their number. Raises OSError."""
+    """Move the files that `target` lacks from `fresh`, on the same disk; return their number. Raises OSError."""
     ignore_sigpipe()
     if not os.path.lexists(target):
         count = sum(len(names) for _, _, names in os.walk(fresh)) if fresh.is_dir() else 1
@@ -103,7 +103,7 @@ def open_new(path: Path) -> BinaryIO:
 
 
 def open_unbuffered(path: Path, opener: Callable[[str, int], int]) -> FileIO:
-    """Open a file for unbuffered writing at its end, with a descriptor of the `opener`. Raises OSError."""
+    """Open a file for unbuffered writing at its end, with a descriptor from `opener`. Raises OSError."""
     return NamedFile(path, "ab", opener=opener)
 
 
@@ -157,7 +157,7 @@ def _link_or_copy(source: str, target: str) -> None:
 def private_dir(path: Path) -> Path:
     """Create a directory that only this user can read, or make an existing one private; return its path.
 
-    Its parent must exist. Raises PermissionError if it belongs to another user, OSError if it is no directory.
+    Its parent must exist. Raises PermissionError if it belongs to another user, OSError if it is not a directory.
     """
     try:
         path.mkdir(mode=0o700)
@@ -172,19 +172,19 @@ def private_dir(path: Path) -> Path:
 
 
 def read_private(path: Path) -> bytes:
-    """Read a file of this user. Raises OSError for another user's file, a link, a FIFO or device, and above 4 MiB."""
+    """Read a file of this user. Raises OSError for another user's file, a link, a FIFO, a device, or over 4 MiB."""
     return _read(_open_file(path, private=True), path, max_bytes=_MAX_RECORD)
 
 
 def read_file(path: Path, *, max_bytes: int) -> bytes:
-    """Read a file of any user. Raises OSError if it has more than `max_bytes` bytes or is no regular file."""
+    """Read a file of any user. Raises OSError if it has more than `max_bytes` bytes or is not a regular file."""
     return _read(_open_file(path), path, max_bytes=max_bytes)
 
 
 def open_lines(path: Path, *, max_characters: int) -> Iterator[str]:
     """Yield the lines of a file of any user, with their line ends.
 
-    Raises OSError if a line has more than `max_characters` characters, or if `path` is no regular file.
+    Raises OSError if a line has more than `max_characters` characters, or if `path` is not a regular file.
     """
     with open(_open_file(path), encoding="utf-8", errors="replace", newline="") as stream:
         while line := stream.readline(max_characters + 1):
@@ -211,7 +211,7 @@ def replace_folder(fresh: Path, target: Path) -> None:
 
 
 def open_private(path: Path) -> BinaryIO:
-    """Open a file of this user for reading. Raises OSError for another user's file, a link, a FIFO or device."""
+    """Open a file of this user for reading. Raises OSError for another user's file, a link, a FIFO or a device."""
     return open(_open_file(path, private=True), "rb")
 
 
@@ -230,7 +230,7 @@ def open_lock(path: Path) -> FileIO:
 
 
 def _open_file(path: Path, flags: int = os.O_RDONLY, *, private: bool = False) -> int:
-    """Open a regular file; a `private` one belongs to this user, and is no link."""
+    """Open a regular file; a `private` one must belong to this user and must not be a link."""
     flags |= os.O_NOFOLLOW if private else 0
     number = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     try:

@@ -36,7 +36,7 @@ class Deadline:
         self._timer.cancel()
 
     def watch(self, event: str, info: Mapping[str, Any]) -> None:
-        """Record the socket of a new connection; a trace function of httpcore."""
+        """Record the socket of a new connection; httpcore calls this as its trace function."""
         if event in {"connection.connect_tcp.complete", "connection.start_tls.complete"}:
             self._sockets.append(info["return_value"].get_extra_info("socket"))
             if self.reached:
@@ -55,7 +55,7 @@ class Deadline:
 def iter_capped(response: httpx.Response, max_bytes: int) -> Iterator[bytes]:
     """Yield the body of a response as it arrives; the request must send `Accept-Encoding: identity`.
 
-    Raises httpx.DecodingError if the body has more than `max_bytes` bytes or is compressed, as the unpacked size of a
+    Raises httpx.DecodingError if the body has more than `max_bytes` bytes or is compressed: the unpacked size of a
     compressed body has no limit.
     """
     from httpx import DecodingError  # noqa: PLC0415 - takes 0.2 s; few commands send requests

@@ -1,8 +1,8 @@
-"""Lazy imports: attributes named as `module:attribute`, and whole modules.
+"""Lazy imports of attributes, named `module:attribute`, and of whole modules.
 
-All other imports are at the top of a module. Lazy are: commands (`cli/commands.py`); the parts of a runtime that
-`deploy status` does not need; the Docker SDK (`runtimes/docker/sdk.py`); httpx in `images/registry.py`; and imports
-inside functions, each with its reason (`noqa: PLC0415`).
+The lazy imports are: commands (`cli/commands.py`); the parts of a runtime that `deploy status` does not need; the
+Docker SDK (`runtimes/docker/sdk.py`); httpx in `images/registry.py`; and imports inside functions, each with its
+reason (`noqa: PLC0415`). All others are at the top of a module.
 """
 
 from functools import cache
@@ -12,19 +12,19 @@ from typing import Any
 
 @cache
 def import_attribute(path: str) -> Any:  # noqa: ANN401 - of any type
-    """Return the attribute of a module, `module:attribute`. Raises ImportError, AttributeError."""
+    """Return the attribute at `module:attribute`. Raises ImportError, AttributeError."""
     module, _, attribute = path.partition(":")
     return getattr(import_module(module), attribute)
 
 
 class Imported:
-    """An attribute of a class that is imported when it is first used: a constant, or a function without `self`.
+    """A class attribute that is imported at its first use: a constant, or a function without `self`.
 
-    It must not replace an abstract method: `ABCMeta` would import it with the class.
+    It must not replace an abstract method: `ABCMeta` would import it when the class is defined.
     """
 
     def __init__(self, path: str) -> None:
-        """Defer the import of the attribute of a module, `module:attribute`."""
+        """Defer the import of the attribute at `module:attribute`."""
         self.path = path
 
     def __get__(self, _instance: object, _owner: type) -> Any:  # noqa: ANN401 - of any type
@@ -32,7 +32,7 @@ class Imported:
 
 
 class ImportedModule:
-    """A module that is imported when one of its attributes is first used."""
+    """A module that is imported at the first use of one of its attributes."""
 
     def __init__(self, name: str) -> None:
         """Defer the import of the module `name`."""

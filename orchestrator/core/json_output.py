@@ -21,11 +21,11 @@ Value = TypeVar("Value")
 class JsonOutput(Generic[Value]):
     """The output of a command: a value of one of `forms`, as one document or (with `lines`) on each line.
 
-    With `omits_null`, a field without a value is left out.
+    With `omits_null`, null fields are omitted.
     """
 
     def __init__(self, *forms: type[Value], lines: bool = False, omits_null: bool = False) -> None:
-        """Declare the output; its serializer is built when it is used."""
+        """Declare the output; its serializer is built at its first use."""
         self.forms, self.lines, self.omits_null = forms, lines, omits_null
 
     def show(self, value: Value) -> None:
@@ -46,14 +46,14 @@ class JsonOutput(Generic[Value]):
 
     @cached_property
     def schema(self) -> dict[str, Any]:
-        """The JSON Schema of the document, or of each line; it includes the form of an error."""
+        """The JSON Schema of the document, or of each line, including the form of an error."""
         forms = [(form, "serialization", type_adapter(form)) for form in (*self.forms, ErrorOutput)]
         schemas, shared = TypeAdapter.json_schemas(forms)  # type: ignore[arg-type]
         definitions = {name: self._required(item) for name, item in shared["$defs"].items()}
         return {"$schema": DRAFT, "anyOf": [*schemas.values()], "$defs": definitions}
 
     def _required(self, definition: dict[str, Any]) -> dict[str, Any]:
-        """Require each field of a class that is always printed; drop the titles, which repeat the names."""
+        """Mark fields that are always printed as required; drop titles, which repeat the names."""
         if "properties" not in definition:
             return definition
         fields = {name: {**item} for name, item in definition["properties"].items()}
@@ -65,5 +65,5 @@ class JsonOutput(Generic[Value]):
 
 
 def fields_of(value: "DataclassInstance") -> dict[str, Any]:
-    """Return the fields of a dataclass by name, as they are: to create an output that has more."""
+    """Return the fields of a dataclass by name, unconverted, to create an output with additional fields."""
     return {field.name: getattr(value, field.name) for field in fields(value)}

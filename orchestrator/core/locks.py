@@ -26,10 +26,10 @@ class LockHeldError(Exception):
 
 
 def hold(path: Path, *, wait: bool = False) -> FileIO:
-    """Take the exclusive lock at `path`; it is held until the returned file, and all copies in children, are closed.
+    """Take the exclusive lock at `path`. Closing the returned file, and all its copies in children, releases it.
 
-    Raises LockHeldError if another process holds the lock and `wait` is false, OSError if `path` is no file of this
-    user.
+    Raises LockHeldError if another process holds the lock and `wait` is false, OSError if `path` is not a file of
+    this user.
     """
     lock = open_lock(path)
     try:
@@ -43,7 +43,7 @@ def hold(path: Path, *, wait: bool = False) -> FileIO:
 
 
 def file_lock(path: Path, progress: Progress) -> FileIO:
-    """Take the exclusive lock at `path`, creating its directory; show in `progress` a wait for another holder."""
+    """Take the exclusive lock at `path`, creating its directory; show a wait for another holder in `progress`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         return hold(path)

@@ -40,7 +40,7 @@ def data_root() -> Path:
 
 
 class _Folder:
-    """A directory below a home; the module's docstring says what each holds."""
+    """A directory below a home; the module's docstring lists their contents."""
 
     def __init__(self, name: str) -> None:
         self._name = FileName(name)
@@ -63,8 +63,8 @@ class Home:
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> "Home":
         """Return the home at `$DEPLOY_HOME`, or in the XDG data directory.
 
-        Raises HostError if the path cannot be a directory, or if another user can write profiles and templates there,
-        which determine the commands that are run.
+        Raises HostError if the path cannot be a directory, or if another user can write there, because profiles and
+        templates determine the commands that `deploy` runs.
         """
         root = _root(environ)
         ancestor = next(path for path in (root, *root.parents) if os.path.lexists(path))
@@ -86,7 +86,7 @@ class Home:
     argument_checks = _Folder("argument-checks")
 
     def for_remote(self, host_url: str | None) -> Path:
-        """Return the local directory for files made for a host, by the URL `host_url`; this home itself for None.
+        """Return the local directory for files made for the host at `host_url`; this home itself for None.
 
         Each remote host has a separate directory, so that files for one host are never used for another.
         """
@@ -101,7 +101,7 @@ class Home:
     def make_runs(self, name: str) -> Path:
         """Create the private directory of a name's runs if missing, and return it. Raises OSError.
 
-        `runs` may be a link to another disk. The directory of a name must not be a link, as it could lead to the runs
+        `runs` may be a link to another disk. The directory of a name must not be a link, which could lead to the runs
         of another home.
         """
         self.root.mkdir(mode=0o755, parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ def poll_until(
 ) -> T:
     """Call `probe` until its result is `done` or `timeout` seconds have passed; return its last result.
 
-    The first call is immediate, the others follow every `interval` seconds, after `on_tick` got the result.
+    The first call is immediate; the others follow every `interval` seconds. Before each wait, `on_tick` gets the result.
     """
     with (
         defer_signals()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import Self
 
-_SHOWN = 80  # characters of a refused value in a message
+_SHOWN = 80  # characters of an invalid value in a message
 _MAX_SIZE = (1 << 63) - 1  # bytes of a file (off_t)
 _COMMIT = re.compile("[0-9a-f]{40}")
 _CONTENT = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
@@ -282,7 +282,7 @@ def atomic_write_all(files: Iterable[tuple[Path, str | bytes | Iterable[bytes], 
     old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     try:
         for path, content, mode in files:
-            # A failed write names no file or the temporary one, which the user does not know.
+            # The error of a failed write names no file, or the temporary file, which the user does not know.
             with _naming_only(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 temporary = complete[path] = path.with_name(f".{path.name}.{os.getpid()}")

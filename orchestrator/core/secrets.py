@@ -1,4 +1,4 @@
-"""Secrets: values that are never shown, and the redaction of every text that is shown or stored.
+"""Secrets, which are never shown, and the redaction of every text that is shown or stored.
 
 Two kinds of secrets are replaced by `[REDACTED]`. Known secrets are found in every spelling that programs use: plain,
 base64 at its three alignments and in both alphabets, hexadecimal, percent-encoded, JSON, `repr`, and each of these
@@ -147,7 +147,7 @@ def redact(text: str) -> str:
 
 
 def redact_known(text: str) -> str:
-    """Return `text` with only known secrets redacted: for the tool's own text, where nothing just looks secret."""
+    """Return `text` with only known secrets redacted: for the tool's own text, which contains no unknown secrets."""
     return _replaced(text, _merged(_known_spans(text)))
 
 
@@ -177,10 +177,10 @@ def looks_secret(text: str) -> bool:
 
 
 class StreamRedactor:
-    """A redactor for text in chunks, which holds back an end that may begin a known secret."""
+    """A redactor for text in chunks; it holds back the end of the text while that may begin a known secret."""
 
     def __init__(self) -> None:
-        """Begin before the first chunk."""
+        """Start with no text held back."""
         self._buffer = ""
 
     def feed(self, chunk: str) -> str:
@@ -263,7 +263,7 @@ def _replaced(text: str, spans: Sequence[Span]) -> str:
 
 
 def _partial_start(text: str) -> int:
-    """Return the start of an end of `text` that may begin a known secret; the length of `text` if there is none."""
+    """Return the index from which `text` may begin a known secret; the length of `text` if there is none."""
     spellings = _all_spellings()
     longest = max(map(len, spellings), default=0)
     starts = range(max(len(text) - longest, 0), len(text))

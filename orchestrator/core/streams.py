@@ -70,12 +70,12 @@ def install_streams() -> None:
 
 
 def ignore_sigpipe() -> None:
-    """Continue if the reader of standard output exits: the next step cannot be undone."""
+    """From now on, continue if the reader of standard output exits: the next step cannot be undone."""
     _State.sigpipe_ignored = True
 
 
 def drop_when_stalled() -> None:
-    """Drop output from now on that is not read within a second: a terminal stopped by Ctrl-S, a hung ssh.
+    """From now on, drop output that nobody reads within a second (a terminal stopped by Ctrl-S, a hung ssh).
 
     Only `deploy watch` calls this, because it must act even if nobody reads its output.
     """

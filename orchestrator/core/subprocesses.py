@@ -222,9 +222,9 @@ def start(
 
 
 def run_concurrently(argvs: Sequence[Sequence[str]], *, timeout: float) -> list[CompletedProgram]:
-    """Run programs at the same time and wait for all; the exit code of one that takes longer than `timeout` s is 124.
+    """Run programs at the same time and wait for all; a program that exceeds `timeout` seconds gets exit code 124.
 
-    An interruption ends all of them; if this process is killed, the kernel kills them. Raises ProgramMissingError.
+    An interruption ends them all; if this process is killed, the kernel kills them. Raises ProgramMissingError.
     """
     with ExitStack() as stack:
         started = list[tuple[Program, IO[bytes], IO[bytes]]]()

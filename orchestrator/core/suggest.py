@@ -15,7 +15,7 @@ def closest_match(name: str, names: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Return a hint with the most similar name, or with all names if they are few; else an empty one."""
+    """Return a hint with the most similar name, else with all names if they are few, else an empty hint."""
     candidates = sorted(set(names))
     if closest := closest_match(name, candidates):
         return f"did you mean `{closest}`?"

@@ -1,4 +1,4 @@
-"""Jinja templates without access to Python: undefined names are errors, and values are inserted as they are."""
+"""Jinja templates without access to Python. Undefined names are errors; values are inserted unescaped."""
 
 from collections.abc import Callable, Mapping
 from functools import cache

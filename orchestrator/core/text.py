@@ -1,4 +1,4 @@
-"""Untrusted text: control and invisible characters, JSON, and shapes of lines."""
+"""Untrusted text: control and invisible characters, JSON, and the shapes of lines."""
 
 import json
 import re
@@ -33,7 +33,7 @@ def first_control_char(text: str, *, lines: bool = False) -> str | None:
 
 
 def parse_json(text: str | bytes) -> Any:  # noqa: ANN401 - of any shape
-    """Parse an untrusted JSON document. Raises ValueError, also if it is nested too deep."""
+    """Parse an untrusted JSON document. Raises ValueError, also if it is nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -41,13 +41,13 @@ def parse_json(text: str | bytes) -> Any:  # noqa: ANN401 - of any shape
 
 
 def objects_in(document: Mapping[str, object] | None, key: str) -> list[dict[str, Any]]:
-    """Return the objects in a list of a document of any version; none if it has no such list."""
+    """Return the objects in the list at `key` of a document of any version; none if it has no such list."""
     items = (document or {}).get(key)
     return [item for item in items if isinstance(item, dict)] if isinstance(items, list | tuple) else []
 
 
 def gb(size: float) -> str:
-    """Return a number of bytes as `62.5 GB`, in MB or kB if it is less than one of the next unit."""
+    """Return a number of bytes as `62.5 GB`, or in MB or kB below one of the larger unit."""
     divisor, unit = next((unit for unit in _UNITS if abs(size) >= unit[0]), (1, "B"))
     return f"{size / divisor:.{int(divisor > 1)}f} {unit}"
 

@@ -29,7 +29,7 @@ _EXPECTED: Final[Mapping[str, str]] = {
     "model_type": "a mapping",
     "model_attributes_type": "a mapping",
 }
-# New names of renamed keys by their old names: a search by spelling would often suggest another key.
+# Old names of renamed keys, with the new ones: a search by spelling would often suggest another key.
 RENAMED_KEYS: Final[Mapping[str, str]] = {
     "about": "context",
     "accept_known_bad": "allow_known_issues",
@@ -137,9 +137,9 @@ def read_model(path: Path, kind: type[Model], name: str) -> Model:
 
 
 def read_entry(catalog: Catalog, kind: EntryKind, name: str, model: type[Model], *, location: str = "") -> Model:
-    """Read the entry of a catalog that is named at `location`.
+    """Read the catalog entry of a name that the user wrote at `location`.
 
-    Raises ProfileError if there is none, or with every problem and its line.
+    Raises ProfileError if there is none, or if it is invalid, with every problem and its line.
     """
     path = catalog.path(kind, name, location=location)
     return read_model(path, model, catalog.display_path(path))
@@ -206,7 +206,7 @@ def validation_problems(
     """Return the problems of a validation error; `location` returns the location of a key path.
 
     With the validated `data`, messages show the key path that the user wrote: pydantic's own path also names members of
-    a union, which are no keys. With the model `kind`, an unknown key gets a hint with the most similar known one.
+    a union, which are not keys. With the model `kind`, an unknown key gets a hint with the most similar known one.
     """
     return truncate_problems(_problems(error, location, data, kind))
 
@@ -223,7 +223,7 @@ def _problems(
 
 
 def _written(details: ErrorDetails, data: Any) -> KeyPath:  # noqa: ANN401
-    """Return the steps of an error's location that are keys or indexes of `data`, and the missing key if it is one."""
+    """Return the steps of an error's location that are keys or indexes of `data`, and the missing key, if any."""
     path: KeyPath = ()
     for step in details["loc"]:
         is_inside = isinstance(data, dict) and step in data
@@ -269,7 +269,7 @@ def _hint(details: ErrorDetails, kind: type[BaseModel] | None) -> str:
 def _known_keys(kind: type[BaseModel], parents: Sequence[int | str]) -> dict[str, str | None]:
     """Return the keys that are valid below `parents`, each with its description.
 
-    A step that is no field is an index, or the name of a union member, and is skipped.
+    A step that is not a field is skipped: it is an index, or the name of a union member.
     """
     kinds = {kind}
     for step in parents:

@@ -1,4 +1,4 @@
-"""Strict reading of YAML, with the location of every key; and writing of YAML for other programs.
+"""Strict reading of YAML, with the location of every key, and writing of YAML for other programs.
 
 PyYAML keeps the last of two equal keys, and reads `no`, `012` and `22:30` as surprising types. Here a duplicate key is
 an error, and every plain value is text, except `true`, `false`, `null`, decimal integers and decimal fractions.
@@ -76,7 +76,7 @@ def read_scalar(text: str) -> Data:
 
 
 def dump_yaml(data: object, *comments: str, width: int = _WIDTH) -> str:
-    """Return YAML: comments, then data in the order of its keys; text of several lines as blocks; no aliases."""
+    """Return YAML: comments, then data in the order of its keys; multi-line text as blocks; no aliases."""
     head = "".join(f"# {comment}\n" for comment in comments)
     return head + yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=width, allow_unicode=True)
 

@@ -30,7 +30,7 @@ class LogTail:
     """
 
     def __init__(self, path: Path, *, single_file: bool = False) -> None:
-        """Begin at the start of `path`; `single_file` ignores full segments next to it, as of another log."""
+        """Begin at the start of `path`; `single_file` ignores full segments next to it, which are of another log."""
         self._path, self._single_file = path, single_file
         self._number = 1  # of the current segment, see `logs/rotation.py`
         self._offset = 0
