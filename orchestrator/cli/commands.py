@@ -13,7 +13,7 @@ from typing import Final
 
 PROGRAM: Final = "deploy"
 
-# By section of the help, in the order of the sections.
+# The commands by section of the help, in the order of the sections.
 COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
     "Common commands": {
         "up": "Start a server from a profile and verify it",
@@ -85,7 +85,7 @@ RENAMED: Final[Mapping[str, str]] = {
     "probe": "logprobs",
     "quantise": "quantize",
 }
-# By command: renamed options, old name to new name.
+# Renamed options by command, old name to new name.
 _ON: Final = {"--on": "--runtime"}
 _UNTUNED: Final = {"--accept-untuned": "--allow-untuned"}
 # Keys of a profile that a user may take for options.
@@ -98,7 +98,7 @@ PROFILE_KEYS: Final[Mapping[str, str]] = {
     "--workload": "workload",
 }
 ENDED_BY_HAND: Final = frozenset({"ask", "logs", "status", "top", "watch"})  # Ctrl-C ends them without a message
-# By command: message and hint of an error after Ctrl-C, "interrupted" by default.
+# Message and hint of the error after Ctrl-C, by command; the default message is "interrupted".
 INTERRUPTED: Final[Mapping[str, tuple[str, str]]] = {
     "build": ("interrupted; the build was stopped", "nothing is left running; the same command builds what is missing"),
     "down": ("interrupted", "`deploy status` shows what runs"),

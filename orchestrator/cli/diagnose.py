@@ -69,9 +69,9 @@ def _is_healthy(subject: str, home: Home, host: str | None) -> bool:
 
 @contextmanager
 def _log_of(subject: str, home: Home, host: str | None) -> Iterator[tuple[Iterator[str], str]]:
-    """Yield the lines of a file, of stdin, of a server, or of the last run of a name; and how the server ended.
+    """Yield the lines of a file, stdin, a server, or the last run of a name, and the server's exit summary.
 
-    The exit summary is needed because a killed server logs nothing about its end; it is "" for a running server.
+    The summary is needed because a killed server does not log its end. It is "" for a running server.
     """
     if subject == "-":
         yield Lines(complete_lines(iter(lambda: sys.stdin.buffer.read(1 << 16), b""))), ""

@@ -41,9 +41,8 @@ def run_and_exit(command: Callable[[], object]) -> None:
     os.umask(os.umask(0o022) | 0o022)
     try:
         _answer(signal.default_int_handler, _interrupt)
-        signal.pthread_sigmask(
-            signal.SIG_UNBLOCK, TERMINATION_SIGNALS
-        )  # a command blocks signals while it starts other programs
+        # A `deploy` that starts this one blocks the signals at that moment.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, TERMINATION_SIGNALS)
         sys.unraisablehook = _interrupt_again
         _run(command)
     except KeyboardInterrupt:
@@ -102,7 +101,7 @@ def _exit_with(error: DeployError) -> NoReturn:
 def _is_interrupt(error: BaseException | None) -> bool:
     """Return whether Ctrl-C caused an error: a library may catch KeyboardInterrupt and raise its own exception.
 
-    pydantic-core chains none; the text of its SchemaError ends with the name of the exception that it caught.
+    pydantic-core does not chain it, but the text of its SchemaError ends with the name of the caught exception.
     """
     if "KeyboardInterrupt" in str(error):
         return True
@@ -114,7 +113,7 @@ def _is_interrupt(error: BaseException | None) -> bool:
 def _is_of_the_machine(error: Exception) -> TypeGuard[OSError]:
     """Return whether a system call failed for a reason that the user can change, such as a full disk.
 
-    `tempfile` raises ENOENT if no directory takes a file.
+    `tempfile` raises ENOENT if it finds no writable directory.
     """
     return isinstance(error, OSError) and (
         error.errno in _OF_THE_MACHINE or str(error.strerror).startswith("No usable temporary directory")
@@ -128,7 +127,7 @@ def _of_the_machine(error: OSError) -> HostError:
 
 
 def _of_this_tool(error: Exception) -> DeployError:
-    """Return the error for a bug of this tool; the traceback goes into a file."""
+    """Return the error for a bug in this tool; the traceback is written to a file."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     text = redact("".join(traceback.format_exception(error)))
     try:

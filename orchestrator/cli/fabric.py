@@ -70,14 +70,14 @@ def fabric_of_cluster(plan: Plan, home: Home, baseline: Path | None, save: Path 
 
 
 def _crosses_nodes(plan: Plan) -> bool:
-    """Return whether a server is on several nodes, or roles on nodes of their own send the KV cache by RDMA."""
+    """Return whether a server spans several nodes, or roles on separate nodes send the KV cache by RDMA."""
     in_cluster = runtime_class(plan.runtime).cluster_managed  # its nodes are unknown
     separate_roles = bool(plan.roles) and plan.gateway is not None and not plan.gateway.one_node and not in_cluster
     return any(unit.plan.layout.nodes > 1 for unit in plan.servers) or (separate_roles and transfer_uses_rdma(plan))
 
 
 def _failed(error: DeployError) -> tuple[Finding, ...]:
-    """Return an error as findings, so that the findings of the other checks are shown too."""
+    """Return an error as findings, so that the findings of other checks are still shown."""
     return tuple(
         fail("fabric", f"{item.location}: {item.message}".removeprefix(": "), _NEEDED, item.hint or error.hint)
         for item in error.problems_or_self()

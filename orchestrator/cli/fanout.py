@@ -43,12 +43,12 @@ class HostResult:
 
     @property
     def exit_code(self) -> int:
-        """Return the exit code as a shell reports it: 128 plus the number of a signal."""
+        """The exit code as a shell reports it: 128 plus the number of a signal."""
         return self.code if self.code >= 0 else 128 - self.code
 
     @property
     def data(self) -> Any:  # noqa: ANN401 - JSON
-        """Return the JSON that the command printed; None if it failed before."""
+        """The JSON that the command printed; None if it failed before printing any."""
         try:
             return json.loads(self.output)
         except ValueError:
@@ -127,9 +127,9 @@ class _Running:
 def run_on_hosts(
     nodes: Sequence[Node], words: Callable[[Node], Sequence[str]], *, parallel: int | None = None
 ) -> tuple[HostResult, ...]:
-    """Run `deploy` with these words on each host, on `parallel` at a time; a failure does not stop the others.
+    """Run `deploy` with these words on each host, `parallel` at a time; a failure does not stop the others.
 
-    Ctrl-C interrupts all of them and waits for their cleanup.
+    Ctrl-C interrupts them all and waits for their cleanup.
     """
     waiting, running, done = list(nodes), list[_Running](), dict[Node, HostResult]()
     try:
@@ -154,7 +154,7 @@ def run_on_hosts(
 
 
 def _start(node: Node, words: Sequence[str]) -> _Running:
-    """Start the command with this environment, secrets included; it ends with this process."""
+    """Start the command with this environment, including secrets; it ends with this process."""
     output = tempfile.TemporaryFile()  # noqa: SIM115 - read after the program has ended
     argv = subprocesses.python_module_argv("orchestrator", *words, "--host", node.url)
     program = subprocesses.start(argv, env=environ, output=output, errors=subprocesses.PIPE, tied=True)

@@ -19,7 +19,7 @@ _WORD: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+@-]*")
 
 
 def complete_names(kind: str) -> Callable[[str], list[str]]:
-    """Complete the names of an `EntryKind`; none if the catalog is unreadable, because a shell shows no error."""
+    """Complete the names of an `EntryKind`; none if the catalog is unreadable, because a shell shows no errors."""
 
     def offer(incomplete: str) -> list[str]:
         with suppress(Exception):
@@ -30,7 +30,7 @@ def complete_names(kind: str) -> Callable[[str], list[str]]:
 
 
 def entry_option(kind: str, *words: str, help: str, metavar: str | None = None) -> Any:  # noqa: A002, ANN401 - typer's
-    """Return the option `words` that takes an entry of an `EntryKind`, with its completion."""
+    """Return the option `words`, which takes an entry of an `EntryKind`, with completion."""
     return typer.Option(*words, metavar=metavar or kind, help=help, autocompletion=complete_names(kind))
 
 

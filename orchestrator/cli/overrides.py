@@ -9,13 +9,13 @@ from orchestrator.core.errors import DeployError
 def overridden(
     overrides: Sequence[str] | None, *, revision: str | None = None, runtime: str | None = None
 ) -> tuple[str, ...]:
-    """Return the `--set` options, with those for `--revision` and `--runtime`."""
+    """Return the `--set` options, including those that `--revision` and `--runtime` stand for."""
     from_options = {"model.checkpoint.revision": revision, "runtime": runtime}
     return (*(overrides or ()), *(f"{key}={value}" for key, value in from_options.items() if value))
 
 
 def name_options(error: DeployError, *, revision: str | None, runtime: str | None) -> None:
-    """Make the locations and hints of an error name the options that were given instead of `--set`."""
+    """Change the locations and hints of an error to name the options given instead of `--set`."""
     option_of = {"--set model.checkpoint.revision": revision and "--revision", "--set runtime": runtime and "--runtime"}
     error.location = option_of.get(error.location) or error.location
     error.hint = _option_of(error.hint, runtime)

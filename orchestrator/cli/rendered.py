@@ -1,4 +1,4 @@
-"""Output of rendered files: written to a folder, printed, or as JSON."""
+"""Output of rendered files: into a folder, to standard output, or as JSON."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -154,7 +154,7 @@ def command(
 
 
 def _check(*, tune: bool, host: str | None, running: bool, needs_start: bool) -> None:
-    """Raise UsageError for options that exclude each other; `others` apply to servers that are not started yet."""
+    """Raise UsageError for conflicting options; `needs_start` means that some apply only to servers it starts."""
     if tune and host is not None:
         raise UsageError(
             "cannot use `--tune` with `--host`: it measures kernels on this host",
@@ -188,7 +188,7 @@ def _unmeasured(planned: ReproducePlan, bill: CostEstimate, name: str) -> Iterat
 
 
 def _gated(planned: ReproducePlan, dataset: Path | None) -> Iterator[str]:
-    """Yield the suites whose questions need access on the hub, and how to get it."""
+    """Yield the suites with questions that require access on the hub, and how to get it."""
     suites = dict.fromkeys(suite for server in planned.servers for suite in server.suites)
     for suite in map(find_suite, suites if dataset is None else ()):
         if suite.gated is not None:
@@ -206,7 +206,7 @@ def _model(
     overrides: Sequence[str],
     checkpoint: Path | None,
 ) -> PublishedModel | None:
-    """Return the published model if the running server has it, or if the user chose none and the host has it."""
+    """Return the published model if the running server has it, or if the user chose no model and the host has it."""
     model = published.reproduce.published_model
     if model is not None and running is not None:
         return model if model.name == running[1].model.name else None

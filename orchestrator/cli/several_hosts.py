@@ -23,7 +23,7 @@ _OF_ALL: Final = ("--baseline", "--save-baseline")  # options for all hosts toge
 
 
 def split_hosts(args: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split the words into the values of `--host` and all other words."""
+    """Split words into the values of `--host` and all other words."""
     hosts, rest, words = list[str](), list[str](), iter(args)
     for word in words:
         if word == "--":
@@ -57,7 +57,7 @@ def accepted_nodes(verb: str, hosts: Sequence[str]) -> tuple[Node, ...]:
 
 
 def is_one_server(verb: str, params: Mapping[str, Any]) -> bool:
-    """Return whether the hosts are the nodes of one server: `up` starts a plan with several nodes."""
+    """Return whether the hosts are the nodes of one server, because `up` starts a plan with several nodes."""
     if verb != "up" or params["model"]:
         return False
     from orchestrator.cli.planned_nodes import planned_nodes  # noqa: PLC0415 - slow, and for one command
@@ -101,7 +101,7 @@ def on_all(
 def _words(
     verb: str, args: Sequence[str], params: Mapping[str, Any], location: Callable[[str], int]
 ) -> Callable[[Node], list[str]]:
-    """Return the words of the command for one host: a server's name gets the label of the host."""
+    """Return a function from a host to the words of its command; a server's name gets the label of the host."""
     if verb == "preflight":
         options = [
             word

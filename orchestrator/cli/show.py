@@ -31,7 +31,7 @@ from orchestrator.planner.summary import plan_summary
 class PlanOutput(Plan):
     """A plan and its digest."""
 
-    @computed_field  # type: ignore[prop-decorator]  # mypy knows no decorator of a property
+    @computed_field  # type: ignore[prop-decorator]  # mypy does not support decorators of a property
     @property
     def digest(self) -> str:
         """The sha256 of the plan, in hex."""

@@ -170,7 +170,7 @@ class Group(TyperGroup):
     def __init__(self, **attributes: Any) -> None:  # noqa: ANN401 - click's own
         super().__init__(**attributes)
         self._words = "" if self.name == PROGRAM else self.name or ""
-        self.commands = LazyCommands(self._words)  # type: ignore[assignment]  # nothing adds to it
+        self.commands = LazyCommands(self._words)  # type: ignore[assignment]  # never modified
 
     def get_params(self, ctx: "Context") -> "list[Parameter]":
         """Return the parameters without `--install-completion`, which would edit files of the shell."""

@@ -154,7 +154,7 @@ def _require_one_source(model: str | None, other_sources: Sequence[object], gpus
 def profile_of_model(model: str, home: Home, *, gpus: int | None, host: str | None, runtime: str | None) -> str:
     """Return the name of the profile of a checkpoint on the GPUs of this host, or of `--host`.
 
-    Raises UsageError for a runtime whose GPUs are not those of one host, and what `profile_on_host` raises.
+    Raises UsageError for a runtime that chooses its host later, and errors as `profile_on_host` does.
     """
     if runtime is not None and runtime in REGISTRY and runtime_class(runtime).cluster_managed:
         hint = "`deploy add model`, then `deploy add profile` with `--hardware`"

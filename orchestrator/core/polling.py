@@ -24,11 +24,10 @@ def poll_until(
 ) -> T:
     """Call `probe` until its result is `done` or `timeout` seconds have passed; return its last result.
 
-    The first call is immediate; the others follow every `interval` seconds. Before each wait, `on_tick` gets the result.
+    The first call is immediate; the others follow every `interval` seconds. `on_tick` gets the result before each wait.
     """
-    with (
-        defer_signals()
-    ):  # an interrupted import could not be repeated, although the cleanup after Ctrl-C needs this package
+    # An interrupted import could not be repeated, although the cleanup after Ctrl-C needs this package.
+    with defer_signals():
         from tenacity import Retrying, retry_if_result, wait_fixed  # noqa: PLC0415 - 60 ms that few commands need
 
     began = clock()

@@ -17,7 +17,7 @@ _EXITED = "ZX"  # zombie and dead: the process has exited
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """A running process. `started`, in clock ticks since boot, distinguishes it from a later process with the same pid."""
+    """A running process. `started`, in clock ticks since boot, distinguishes it from a later process with its pid."""
 
     pid: int
     parent: int

@@ -98,7 +98,7 @@ class ImageReference(str):
 
     @property
     def parts(self) -> dict[str, str | None]:
-        """Return `host`, `path`, `tag` and `digest`; None for a missing part."""
+        """The values of `host`, `path`, `tag` and `digest`; None for a missing part."""
         return self._parse(self).groupdict()
 
     @staticmethod

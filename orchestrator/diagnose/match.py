@@ -58,7 +58,7 @@ class _SignatureState:
         self.evidence.append(_evidence(number, line))
 
     def match(self, *, other_engine: bool) -> Match | None:
-        """Return the match; None if the log is of another engine (`other_engine`) and only sglang has this failure."""
+        """Return the match; None if `other_engine` wrote the log and only sglang has this failure."""
         signature = self.signature
         if other_engine and signature.other_engine_hint is None:
             return None
@@ -77,7 +77,7 @@ class _Search:
                 self._watches.setdefault(line_shapes(clause.text), []).append(watch)
 
     def see(self, text: str, *, before: int) -> int:
-        """Match each line against its candidate signatures; `before` and the result are numbers of lines so far."""
+        """Match each line against its candidate signatures; `before` and the result count the lines so far."""
         of_lines = line_shapes(text).split(b"\n")
         after = before + len(of_lines)
         if not (concerned := self._concerned(b"\n".join(dict.fromkeys(of_lines)))):

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from orchestrator.core.validation import StrictModel, read_model
 
-OTHER_ENGINE: Final = "other-engine"  # the signature of a log that is not of sglang
+OTHER_ENGINE: Final = "other-engine"  # the signature of a log that sglang did not write
 CATALOG: Final = Path(__file__).with_name("signatures.yaml")
 
 
@@ -44,7 +44,7 @@ class LinePattern(StrictModel):
 
     @property
     def numbered(self) -> bool:
-        """Whether the pattern contains digits, so that lines that differ in numbers only may match differently."""
+        """Whether the pattern contains digits, so that lines that differ only in numbers may match differently."""
         pattern = self.regex.pattern if self.regex else ""
         return any(character.isdigit() for character in "".join((self.text, pattern, *self.unless)))
 
@@ -58,9 +58,9 @@ class LinePattern(StrictModel):
 
 
 class Signature(StrictModel):
-    """A known failure: any of `lines`, with any of `near` (if set) and none of `unless_near` `within` lines before.
+    """A known failure: any of `lines`, with any of `near` (if set) and none of `unless_near` in the lines before.
 
-    A line of `until` ends what is `near`.
+    Up to `within` lines before count; a line of `until` cancels an earlier line of `near`.
     """
 
     id: str = Field(pattern=r"^[a-z0-9-]+$")
@@ -72,9 +72,8 @@ class Signature(StrictModel):
     within: int = Field(default=80, gt=0)
     cause: str
     hint: str
-    other_engine_hint: str | None = Field(
-        default=None
-    )  # hint for another engine, "" for the same; None: of sglang alone
+    # The hint for another engine; "": the same hint; None: only sglang has this failure.
+    other_engine_hint: str | None = Field(default=None)
     source: str
 
 

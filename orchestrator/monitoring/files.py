@@ -49,7 +49,7 @@ def monitoring_files(server: MonitoredServer) -> tuple[RenderedFile, ...]:
 
 
 def _dashboard(server: MonitoredServer, recorded: frozenset[str]) -> str:
-    """Return the Grafana dashboard as JSON, without unrecorded series and without empty panels."""
+    """Return the Grafana dashboard as JSON, without unrecorded series or empty panels."""
     dashboard = json.loads(rendered("dashboard.json.j2", server))
     panels: list[dict[str, Any]] = []
     for panel in dashboard["panels"]:

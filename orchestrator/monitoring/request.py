@@ -1,4 +1,4 @@
-"""`deploy monitoring`: the request, resolved to a server with targets and expected values."""
+"""The request of `deploy monitoring`, resolved to a server with targets and expected values."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -122,7 +122,7 @@ def _profile_of_run(run: RunDir, catalog: Catalog) -> LoadedProfile | None:
 
 
 def _of_workload(name: str | None, catalog: Catalog) -> Mapping[str, Expected]:
-    """Return the expected values of a workload: the TTFT p95 limit, and the cache hit rate if not 0."""
+    """Return the expected values of a workload: the TTFT p95 limit, and the cache hit rate unless it is 0."""
     if name is None:
         return {}
     load = load_workload(name, catalog=catalog)

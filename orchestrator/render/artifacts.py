@@ -43,7 +43,7 @@ class BuildContext:
     """A Dockerfile and the files that it copies, sorted by path."""
 
     files: tuple[RenderedFile, ...]
-    missing_inputs: tuple[str, ...] = ()  # files of patches that were not given: a plain `docker build` stops
+    missing_inputs: tuple[str, ...] = ()  # missing files of patches: a plain `docker build` fails
 
     @property
     def digest(self) -> str:
@@ -59,8 +59,8 @@ class BuildContext:
 class Artifacts:
     """The artifacts of one plan; `spec` is the input of the runtime, in the runtime's own type.
 
-    With `command.runs_in_home`, the command runs in the home directory of `deploy`, with relative paths, equal on
-    every host. In a container, its paths are those inside the container.
+    With `command.runs_in_home`, the command runs in the home directory of `deploy`, with relative paths that are equal
+    on every host. In a container, its paths are those inside the container.
     """
 
     plan: Plan
@@ -71,12 +71,12 @@ class Artifacts:
 
     @property
     def named_replicas(self) -> tuple[tuple[str, "Artifacts"], ...]:
-        """The replicas with their names, which their folders have too; empty for a single server."""
+        """The replicas, each with its name, which its folder also has; empty for a single server."""
         return tuple(zip(self.plan.server_names, self.replicas, strict=True)) if self.replicas else ()
 
 
 def render_units(plan: Plan, server: Callable[[Plan], Artifacts], gateway: Callable[[Gateway], Artifacts]) -> Artifacts:
-    """Render the units of a plan one by one: its only server, or each replica and their gateway, which holds them."""
+    """Render each unit of a plan: return its only server, or the gateway, which contains the replicas."""
     servers = tuple(server(unit.plan) for unit in plan.servers)
     return servers[0] if plan.gateway is None else replace(gateway(plan.gateway), replicas=servers)
 
@@ -93,7 +93,7 @@ def server_command(
     """Return the command that starts a server.
 
     The runtime chooses `model_path`, the bind address `host` and the interpreter `python`. The environment variables of
-    the detected patches `detected` are added; variables of the plan have precedence.
+    the patches `detected` are added; variables of the plan take precedence.
     """
     launch = Launch(
         model_path=model_path,
@@ -125,9 +125,9 @@ def gateway_command(
 ) -> Command:
     """Return the command that starts the gateway of a plan, which routes to the replicas or to discovered `pods`.
 
-    `in_image` means that the launcher and the gateway's packages are those of the plan's image.
-    By default, metrics are served on the loopback interface only, because the gateway's metrics port needs no API key.
-    Raises ValueError if the plan has no gateway.
+    With `in_image`, the launcher and the gateway's packages are those of the plan's image. By default, the gateway
+    serves metrics on the loopback interface only, because its metrics port needs no API key. Raises ValueError if the
+    plan has no gateway.
     """
     if plan.gateway is None:
         raise ValueError(f"the plan of `{plan.profile}` has no gateway")
@@ -147,7 +147,7 @@ def gateway_command(
 
 
 def _workers(plan: Plan) -> tuple[str, ...]:
-    """Return the gateway's options for its workers: equal servers, or those of each role."""
+    """Return the gateway's options for its workers: equal servers, or the servers of each role."""
     servers = replica_plans(plan)
     if not plan.roles:
         return ("--worker-urls", *(server.server.url for server in servers))

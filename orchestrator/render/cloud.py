@@ -16,7 +16,7 @@ from orchestrator.render.artifacts import RenderedFile, container_options
 from orchestrator.render.scripts import text_file
 
 _CPUS: Final = 4  # minimum of a host without GPUs: a server on a CPU has three busy processes
-_IDLE: Final = "15m"  # until dstack gives an unused machine back
+_IDLE: Final = "15m"  # until dstack releases an unused host
 _SLACK: Final = 2  # factor on the estimated startup time, before a broker gives up on a replica
 _UV: Final = "curl -LsSf https://astral.sh/uv/install.sh | sh"  # docs.astral.sh/uv, "Installation"
 _REMOTE_PATH: Final = 'export PATH="$HOME/.local/bin:$PATH"'  # uv installs itself and its tools there
@@ -25,7 +25,7 @@ _GIB: Final = 1 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class CloudTask:
-    """A server on a rented host, in the container of the broker; `plan` has to use the process runtime.
+    """A server on a rented host, in the container of the broker; `plan` must use the process runtime.
 
     `tool` is the package that `uv tool install` installs there. `files` maps paths on the rented host to the local
     files that are uploaded.
@@ -43,28 +43,28 @@ class CloudTask:
 
     @property
     def name(self) -> str:
-        """Profile name as brokers accept it: a letter, then letters, digits and dashes, at most 40 characters."""
+        """The profile's name as brokers accept it: a letter, then letters, digits, dashes, at most 40 characters."""
         name = re.sub(r"[^a-z0-9]+", "-", self.plan.profile)
         return (name if name[0].isalpha() else f"p-{name}")[:40].rstrip("-")
 
     @property
     def gpus(self) -> int:
-        """Number of GPUs that the host needs."""
+        """The number of GPUs that the host needs."""
         return 1 + max(self.plan.gpus, default=-1)
 
     @property
     def disk_gib(self) -> int:
-        """Size of the disk in GiB, rounded up."""
+        """The size of the disk in GiB, rounded up."""
         return -(-self.disk_bytes // _GIB)
 
     @property
     def setup_commands(self) -> tuple[str, ...]:
-        """Shell lines that install `deploy`."""
+        """The shell lines that install `deploy`."""
         return (f"command -v uv || {_UV}", _REMOTE_PATH, shlex.join(["uv", "tool", "install", self.tool]))
 
     @property
     def run_commands(self) -> tuple[str, ...]:
-        """Shell lines that start the server and then watch it, until it stops."""
+        """The shell lines that start the server and watch it until it stops."""
         return (shlex.join(self.up_argv), shlex.join(["exec", "deploy", "watch", self.plan.profile]))
 
 
@@ -158,7 +158,7 @@ def _script(*lines: str) -> str:
 
 
 def _file(path: str, data: Mapping[str, object], command: str) -> RenderedFile:
-    """Return a file for a broker: the command that uses it as a comment, then `data` in the order of its keys."""
+    """Return a file for a broker: a comment with the command that uses it, then `data` in the order of its keys."""
     return text_file(path, dump_yaml(data, command))
 
 

@@ -23,14 +23,14 @@ from orchestrator.plan.plan import Engine, EnvVar, Plan, PlannedPatch
 from orchestrator.render.artifacts import BuildContext, RenderedFile
 
 GATEWAY_LABEL: Final = "deploy.gateway"  # the version of smg in an image
-PATCH_LABEL: Final = "deploy.patch."  # and the id: the state that the step of the patch leaves, as far as it is known
-RECEIPT_FILE: Final = "/opt/deploy/receipt.json"  # in an image: the state of each patch, as its sources decided
+PATCH_LABEL: Final = "deploy.patch."  # followed by the patch's id; the value is its state after its step, if known
+RECEIPT_FILE: Final = "/opt/deploy/receipt.json"  # in an image: the state of each patch, determined from the sources
 GATEWAY_FOLDER: Final = "gateway"  # in the build context
 _WORD: Final = re.compile(r"[A-Za-z0-9_./@][A-Za-z0-9_.+:/@-]*", re.ASCII)
 
 
 def quoted(text: str) -> str:
-    """Quote a value for ENV and LABEL, so that docker neither splits nor expands it. Raises BuildError as `comment`."""
+    """Quote a value for ENV and LABEL: docker neither splits nor expands it. Raises BuildError as `comment` does."""
     return '"' + re.sub(r'(["\\$])', r"\\\1", comment(text)) + '"'
 
 
@@ -117,7 +117,7 @@ def _manifest(plan: Plan, sources: ImageSources) -> str:
 
 
 def _patch_steps(plan: Plan, sources: ImageSources) -> tuple[PatchStep, ...]:
-    """Return the steps of the plan's patches: those that a publication documents first, in its order.
+    """Return the steps of the plan's patches: first the patches of a publication, in its order, then the others.
 
     Raises BuildError for the sources of another plan.
     """
@@ -145,9 +145,9 @@ def _patch_step(plan: Plan, patch: Patch, use: PlannedPatch, sources: ImageSourc
 
 
 def _state(plan: Plan, patch: Patch, use: PlannedPatch, sources: ImageSources) -> str:
-    """Return the state of a patch that its step leaves; two words where only the sources tell which.
+    """Return the state of a patch after its step; `… or …` if it depends on the sources in the image.
 
-    A build stops where an expected diff is neither applied nor upstream.
+    A build stops if an expected diff is neither applied nor upstream.
     """
     if isinstance(patch.apply, AddedFile):
         if use.input_sha256 is None:
@@ -159,7 +159,7 @@ def _state(plan: Plan, patch: Patch, use: PlannedPatch, sources: ImageSources) -
 
 
 def _is_upstream(plan: Plan, patch: Patch) -> bool:
-    """Return whether the plan's version has the patch; False for a text that is no version."""
+    """Return whether the plan's version includes the patch; False for text that is not a version."""
     released = patch.upstream.released
     try:
         return released is not None and Version(plan.engine.version) >= Version(released)
@@ -198,7 +198,7 @@ def _tables(plan: Plan, sources: ImageSources) -> dict[str, bytes]:
 
 
 def _gateway_instructions(plan: Plan) -> str:
-    """Return the instructions that add the gateway as last layers, so that the gateway needs no image of its own."""
+    """Return the instructions that add the gateway as the last layers, so that it needs no separate image."""
     if plan.gateway is None:
         return ""
     words = ["pip", "install", "--no-cache-dir", "--no-deps", "--only-binary", ":all:"]
@@ -214,7 +214,7 @@ LABEL {GATEWAY_LABEL}={quoted(plan.gateway.version)}
 def _label_instruction(plan: Plan, steps: Sequence[PatchStep]) -> str:
     """Return the LABEL instruction known before the build; the receipt's labels are added after the build.
 
-    A plain `docker build` ends here, so each patch has a label, with what is known of its state.
+    A plain `docker build` adds no others, so each patch has a label with its state, as far as known.
     """
     labels = {
         "org.opencontainers.image.title": f"sglang for {plan.profile}",

@@ -65,7 +65,7 @@ def server_script(artifacts: Artifacts) -> str:
 
 
 def per_node(text: str) -> str:
-    """Return a script with shell variables for what differs between the nodes of a server: all nodes run it."""
+    """Return a script that all nodes of a server can run, with shell variables for values that differ."""
     for word, variable in ((NODE_RANK, _RANK), (HEAD_ADDRESS, _HEAD)):
         text = re.sub(rf"'{re.escape(word)}([^']*)'", rf'"{variable}\1"', text)
     return text
@@ -117,7 +117,7 @@ def _origins(settings: Sequence[tuple[str, Flag | EnvVar]]) -> Iterator[str]:
 
 
 def _comment(text: str) -> str:
-    """Format text as a shell comment of a single line, whatever the text contains."""
+    """Format text as a single-line shell comment, whatever it contains."""
     return f"# {' '.join(printable(text).splitlines())}"
 
 

@@ -2,7 +2,7 @@
 
 ::
 
-    runs/<name>/.lock                 held by the command that works on this name; freed by the kernel when it dies
+    runs/<name>/.lock                 locked by the command that works on this name; freed by the kernel at its exit
     runs/<name>/<time>-<digest>/      one start: plan.json, server.sh, image/, server.log, reports
 
 `request.json` holds the version of the run's files. A run of another version is listed, but not read.
@@ -38,24 +38,24 @@ from orchestrator.plan.lock import Lock, parse_lock
 from orchestrator.plan.plan import NAME, Plan
 from orchestrator.render.artifacts import RenderedFile
 
-REQUEST_FILE: Final = "request.json"  # what was asked for
+REQUEST_FILE: Final = "request.json"  # the user's request, and the version of the run's files
 SMOKE_FILE: Final = "smoke.json"
-SOAKED: Final = "soaked"  # its key with the seconds of the last soak that passed, and when it ended
+SOAKED: Final = "soaked"  # key of SMOKE_FILE: the seconds of the last soak that passed, and its end
 STARTUP: Final = "startup"  # key of SMOKE_FILE: the seconds of the first sampled request and of the first smoke test
 FIRST_SAMPLE: Final = "first sampled request"  # a stage of the start
-RESULTS_FILE: Final = "results.json"  # the directories of its measurements
+RESULTS_FILE: Final = "results.json"  # the directories of the run's measurements
 _REPLACE_HINT: Final = "`deploy up PROFILE --replace` starts it from this home; or use the home that started it"
-MAX_BYTES: Final = 16 << 20  # of a result; one with a hundred points has 1 MB
-_RESERVED_BYTES: Final = 1 << 20  # bytes that a start writes into its run directory before the server runs, and a bit
+MAX_BYTES: Final = 16 << 20  # of a result; a result with a hundred points has 1 MB
+_RESERVED_BYTES: Final = 1 << 20  # slightly more than a start writes to its run directory before the server runs
 _RESERVED: Final = ".reserved-"
-_FILES: Final = 16  # that a start writes for itself, and for each replica, and a few more
+_FILES: Final = 16  # slightly more than a start writes for itself, and for each replica
 _TIME: Final = "%Y%m%dT%H%M%SZ"
-_RUN: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z-([0-9a-f]{8})(?:-[0-9]{1,4})?")  # as `open_run` calls it
+_RUN: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z-([0-9a-f]{8})(?:-[0-9]{1,4})?")  # as `open_run` names it
 
 
 @dataclass(frozen=True)
 class RunDir:
-    """One start of a server, on disk."""
+    """The directory of one start of a server."""
 
     path: Path
 
@@ -103,13 +103,14 @@ class RunDir:
         return data if isinstance(data, dict) else {}
 
     def save(self, name: str, data: object) -> Path:
-        """Write a report for people as JSON, secrets removed from its texts, and return its path."""
+        """Write a report for people as JSON, with secrets redacted in its texts, and return its path."""
         return self.save_state(name, redact_data(data))
 
     def save_state(self, name: str, data: object) -> Path:
-        """Write what later commands act on as JSON, as it is: it holds no text from outside. Return its path.
+        """Write state for later commands as JSON, unredacted, because it has no external text. Return its path.
 
-        A key may be a word of a command or the name of a profile: with that removed, the command could not be repeated.
+        An API key may equal a word of a command or the name of a profile; after its redaction, the command could not
+        be repeated.
         """
         text = printable_json(json.dumps(data, indent=2, ensure_ascii=False)) + "\n"
         self.write([RenderedFile(path=name, content=text.encode(), executable=False)])
@@ -164,7 +165,7 @@ def is_locked(home: Home, name: str) -> bool:
 
 
 def open_run(home: Home, name: str, plan: Plan) -> RunDir:
-    """Make a new run directory, also if two starts happen in one second. Raises HostError if it cannot be made."""
+    """Create a new run directory, even for a second start within one second. Raises HostError if that fails."""
     try:
         first = home.make_runs(name) / FileName(f"{datetime.now(UTC).strftime(_TIME)}-{plan.digest[:8]}")
         return RunDir(_make_folder(first))
@@ -176,11 +177,11 @@ def open_run(home: Home, name: str, plan: Plan) -> RunDir:
 def reserved_space(home: Home, name: str, *, replicas: int = 1) -> Iterator[None]:
     """Reserve the disk space and the files that a start needs before its server runs, until the block ends.
 
-    The free space that a file system reports leaves out quotas and inodes, so files are written, with bytes that cannot
-    be compressed. Raises HostError if they cannot be written. The caller holds the lock of the name.
+    The free space that a file system reports ignores quotas and inodes, so this writes files of incompressible bytes.
+    Raises HostError if it cannot write them. The caller holds the lock of the name.
     """
     folder = home.runs / FileName(name)
-    for leftover in folder.glob(f"{_RESERVED}*"):  # by a command that was killed
+    for leftover in folder.glob(f"{_RESERVED}*"):  # of a killed command
         remove_tree(leftover, within=folder)
     try:
         reserved = TemporaryDirectory(prefix=_RESERVED, dir=home.make_runs(name))
@@ -197,7 +198,7 @@ def reserved_space(home: Home, name: str, *, replicas: int = 1) -> Iterator[None
 
 
 def _make_folder(first: Path) -> Path:
-    """Make the folder `first`; if it exists, `first-2` and so on. Return its path."""
+    """Create the folder `first`; if it exists, `first-2` and so on. Return its path."""
     path = first
     for number in count(2):
         with contextlib.suppress(FileExistsError):
@@ -219,7 +220,7 @@ def latest_run(home: Home, name: str) -> RunDir | None:
 
 
 def runs_of(home: Home, name: str) -> tuple[RunDir, ...]:
-    """Return the run directories of a name, newest first. Links are left out: they lead to folders of others.
+    """Return the run directories of a name, newest first. Links are skipped: they lead to other homes or names.
 
     Raises HostError if the folder of the name cannot be listed.
     """
@@ -298,7 +299,7 @@ def require_plan(run: RunDir | None, name: str) -> Plan:
 
 
 def no_plan(run: RunDir | None, name: str) -> StartError:
-    """Return the error for a plan that is not in this home, damaged, or of another version."""
+    """Return the error for a plan that is missing in this home, damaged, or of another version."""
     if run is None:
         return StartError(f"the plan of `{name}` is not in this home", hint=_REPLACE_HINT)
     if run.other_version:
@@ -313,7 +314,7 @@ def require_version(run: RunDir) -> None:
 
 
 def version_error(run: RunDir) -> StartError:
-    """Return the error for a run of another version, with what to do."""
+    """Return the error for a run of another version, with a hint."""
     hint = version_hint(run)
     return StartError(f"cannot read the run `{run}`: {run.other_version}", location=str(run.path), hint=hint)
 
@@ -335,7 +336,7 @@ def find_run(home: Home, text: str) -> RunDir | None:
 
 
 def note_request(run: RunDir) -> None:
-    """Let the commands in messages repeat the profile and the overrides of the run's request."""
+    """Make the commands in messages repeat the profile and the overrides of the run's request."""
     request = run.read(REQUEST_FILE).get("request")
     if isinstance(request, dict) and isinstance(request.get("overrides"), list):
         set_profile(str(request.get("profile")), [str(override) for override in request["overrides"]])

@@ -14,7 +14,7 @@ from orchestrator.core.json_output import JsonOutput
 from orchestrator.kernels.log_gate import GateReport, gate_report
 
 OUTPUT: Final = JsonOutput(GateReport)
-_MAX_LINE_BYTES: Final = 1 << 20  # longer lines are no log lines
+_MAX_LINE_BYTES: Final = 1 << 20  # a longer line is not a log line
 
 
 def command(
