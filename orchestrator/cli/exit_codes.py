@@ -41,7 +41,7 @@ def run_and_exit(command: Callable[[], object]) -> None:
     os.umask(os.umask(0o022) | 0o022)
     try:
         _answer(signal.default_int_handler, _interrupt)
-        # A `deploy` that starts this one blocks the signals at that moment.
+        # This process may inherit blocked signals: a command blocks them while it starts other programs.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, TERMINATION_SIGNALS)
         sys.unraisablehook = _interrupt_again
         _run(command)

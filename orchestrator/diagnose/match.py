@@ -58,7 +58,7 @@ class _SignatureState:
         self.evidence.append(_evidence(number, line))
 
     def match(self, *, other_engine: bool) -> Match | None:
-        """Return the match; None if `other_engine` wrote the log and only sglang has this failure."""
+        """Return the match; None if another engine wrote the log (`other_engine`) and only sglang has this failure."""
         signature = self.signature
         if other_engine and signature.other_engine_hint is None:
             return None

@@ -210,7 +210,7 @@ def system_name(result: BenchResult) -> str:
 def layout_name(result: BenchResult) -> str:
     """Return the layout, such as `TP8` or `TP4×DP2`, from the user or the plan.
 
-    Of a URL only the number of data-parallel ranks may be known: `DP2`.
+    For a URL, only the number of data-parallel ranks may be known: `DP2`.
     """
     if (provenance_layout := result.run.provenance.layout) is not None:
         return provenance_layout
@@ -244,7 +244,7 @@ class ComparisonTerms:
         exact: bool = False,
         note: str = "",
     ) -> ComparedMetric:
-        """Compare a measured with a published value; `exact` sets the tolerance to 0."""
+        """Compare a measured value with a published one; `exact` sets the tolerance to 0."""
         tolerance = 0.0 if exact else self.tolerance
         if measured is None:
             agreement = Agreement.NOT_MEASURED
@@ -260,7 +260,7 @@ class ComparisonTerms:
 
 
 def _caveats(result: BenchResult, published: Published | None) -> tuple[str, ...]:
-    """Return a caveat if system or layout differ from the published table, whose rates then do not apply."""
+    """Return a caveat if system or layout differ from the published table: its rates then do not apply."""
     if published is None:
         return ()
     main = f"{published.rates_layout} on {published.rates_system}"
@@ -271,7 +271,7 @@ def _caveats(result: BenchResult, published: Published | None) -> tuple[str, ...
 
 
 def _checkpoint_caveat(result: BenchResult, published: Published | None) -> Iterator[str]:
-    """Yield which checkpoint was measured, and whether it is like the published one."""
+    """Yield a caveat: the measured checkpoint, and whether it is like the published one."""
     model = (result.run.provenance.plan or {}).get("model")
     name = model.get("name") if isinstance(model, dict) else None
     published_model = published.reproduce.published_model if published else None

@@ -30,7 +30,7 @@ _GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "Quantization": ("model.quantization", *(f"flags.{subject}" for subject in SUBJECTS["quantization"])),
     "Speculation": ("endpoint.speculative", *(f"flags.{subject}" for subject in SUBJECTS["speculation"])),
 }
-_SHOWN: Final = 5  # rows; the other values are folded
+_SHOWN: Final = 5  # rows; the others are folded
 _DIGEST: Final = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{20,}")
 # Keys that are derived from other keys of a plan.
 DERIVED: Final = (
@@ -72,7 +72,7 @@ class Fact:
 def differing(comparisons: tuple[Comparison, ...]) -> tuple[Difference, ...]:
     """Return the differences between the results: plan, workload, host, image and reported endpoint properties.
 
-    Beside an endpoint without a plan, the settings of a plan are counted and not listed: nothing is known to differ.
+    If an endpoint has no plan, the settings of the other plans are counted but not listed: they may not differ.
     """
     planned = [comparison.result.run.provenance.plan is not None for comparison in comparisons]
     if len({*planned}) <= 1:
@@ -88,7 +88,7 @@ def differing(comparisons: tuple[Comparison, ...]) -> tuple[Difference, ...]:
 
 
 def grouped(entries: Sequence[Difference]) -> tuple[tuple[Difference, ...], tuple[Difference, ...]]:
-    """Return the most important groups of differences, one row each, and the others, if they are too many to show."""
+    """Return the most important groups of differences, one row each, and the rest if there are too many to show."""
     groups: dict[str, list[tuple[str, Difference]]] = {name: [] for name in _GROUPS}
     for entry in entries:
         matches = ((name, pat) for name, pats in _GROUPS.items() for pat in pats if fnmatchcase(entry.key, pat))
@@ -121,7 +121,7 @@ def _telling(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def _reported_settings(comparison: Comparison) -> dict[str, str]:
-    """Return what the endpoint of a result reports, its workload, and its layout and hardware if known."""
+    """Return the properties that a result's endpoint reports, its workload, and its layout and hardware if known."""
     values = _telling(flat_known({**_endpoint(comparison.result), "workload": comparison.result.run.workload}))
     values["prompts_sent_as"] = comparison.result.run.endpoint.prompts_as
     if comparison.result.run.client is not None:
@@ -144,7 +144,7 @@ def same_configuration(comparison: Comparison) -> frozenset[tuple[str, str]] | N
 
 
 def same_load(one: Comparison, other: Comparison) -> bool:
-    """Return whether two results have the same load, so that a change between them comes from the server."""
+    """Return whether two results have the same load, so that a change between them is due to the server."""
     return _sent(one) == _sent(other)
 
 
@@ -193,7 +193,7 @@ def started_with(provenance: ServerProvenance) -> dict[str, str]:
 
 
 def tiers_of(provenance: ServerProvenance) -> str | None:
-    """Return the tiers behind the device's KV cache in words; None without one."""
+    """Describe the cache tiers behind the device's KV cache; None if there are none."""
     facts = recorded_facts(provenance.plan or {})
     return facts.tiers.describe() if facts and facts.tiers else None
 

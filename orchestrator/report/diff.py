@@ -1,4 +1,4 @@
-"""`deploy diff`: the differences between two runs, profiles, locks or results, and in their metrics."""
+"""`deploy diff`: the differences between two runs, profiles, locks or results, including their metrics."""
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -223,7 +223,7 @@ def _reason_lines(item: DifferentReason, width: int | None) -> Iterator[str]:
 
 
 def _explanation(output: DiffOutput) -> str:
-    """Describe the noise of the metrics, and which of the known differences can have caused their changes."""
+    """Describe the noise of the metrics, and the known differences that may have caused their changes."""
     if output.same_configuration:
         return ONE_CONFIGURATION
     causes = [difference.key for difference in output.differences if difference.area in _CAUSES]
@@ -260,7 +260,7 @@ def _area(key: str) -> str:
 
 
 def _of_settings(plan: Mapping[str, object]) -> dict[str, str]:
-    """Return origin and source of the flags and variables of a plan, which may come from another version."""
+    """Return the origin and source of each flag and variable of a plan, which another version may have written."""
     return {
         f"{section}.{setting.get('name')}": _origin_text(str(setting["origin"]), str(setting.get("source", "")))
         for section in ("flags", "env")
@@ -270,7 +270,7 @@ def _of_settings(plan: Mapping[str, object]) -> dict[str, str]:
 
 
 def _entry_origins(loaded: "ResolvedProfile") -> dict[str, str]:
-    """Return origin and source of the other keys of a profile, and the source of each catalog entry."""
+    """Return the origin and source of the other keys of a profile, and the source of each catalog entry."""
     rows = explained(loaded)
     parts = {part: loaded.composed.data.get(part) for part in ENTRY_KEYS}
     sources = {part: str(data["source"]) for part, data in parts.items() if isinstance(data, dict) and "source" in data}
@@ -312,7 +312,7 @@ def _of_run(run: RunDir) -> DiffSide:
 
 
 def _locked(run: RunDir) -> dict[str, str]:
-    """Return the summary of the lock of a run; empty if it has none, as in older versions."""
+    """Return the summary of a run's lock; empty if the run has none, as in older versions."""
     try:
         return load_lock(run.path / LOCK_FILE)[0].summary
     except DeployError:

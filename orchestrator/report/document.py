@@ -79,8 +79,8 @@ def build_report(
 ) -> Report:
     """Build a report from results and published measurements.
 
-    `directories` name the results without a label; `watts` are those of a node under load by GPU in lower case; "" is
-    any GPU.
+    `directories` name the results without a label. `watts` is the power of a node under load, by GPU in lower case; ""
+    is any GPU.
     """
     comparisons = with_names(tuple(compare(result, published, prices) for result in results), directories)
     together = side_by_side(comparisons)
@@ -136,7 +136,7 @@ def _ablations(published: Published, comparisons: tuple[Comparison, ...]) -> Ite
 
 
 def _answers(comparison: Comparison) -> dict[str, float | None]:
-    """Return the metrics that show the effect of an ablation: of a single stream, else at the knee."""
+    """Return the metrics that show the effect of an ablation: from a single stream, else from the knee."""
     if comparison.single_stream_tok_s is not None:
         return {"single stream, tok/s": comparison.single_stream_tok_s.measured}
     best = comparison.best
@@ -147,7 +147,7 @@ def _answers(comparison: Comparison) -> dict[str, float | None]:
 def _price_notes(
     published: Published | None, comparisons: tuple[Comparison, ...], prices: PriceBook
 ) -> tuple[str, ...]:
-    """Return the prices used for costs, with sources, and what the publication claims of prices and power."""
+    """Return the prices used for costs, with sources, and the publication's claims about prices and power."""
     notes: dict[str, str] = {}
     for line in published.layouts if published else ():
         gpu = line.system.partition("×")[2]
@@ -175,7 +175,7 @@ def _power_notes(comparisons: tuple[Comparison, ...], watts: Mapping[str, float]
 
 
 def _price_claims(published: Published, prices: PriceBook) -> Iterator[str]:
-    """Yield the published price ratios beside those of the known prices."""
+    """Yield the published price ratios, each with the ratio of the known prices."""
     for claim in (claim.price for claim in published.claims if claim.price is not None):
         (cheap, _), (expensive, _) = (prices.price_of(gpu) for gpu in (claim.gpu, claim.than))
         stated = f"the post says that {claim.gpu} is {claim.times:g} times cheaper per GPU than {claim.than}"
@@ -223,7 +223,7 @@ def _layouts(published: Published, comparisons: tuple[Comparison, ...], prices: 
 
 
 def _match(row: LayoutRow, published: Published) -> tuple[str, str]:
-    """Return system and layout of the matching published row; it may be the "not published" layout of the system."""
+    """Return system and layout of the matching published row, which may be the system's "not published" layout."""
     rows_published = {(line.system, line.layout) for line in published.layouts}
     unnamed = (row.system, "not published")
     return (

@@ -101,10 +101,10 @@ def _result_words(comparison: Comparison) -> str:
 
 
 def verdict(table: SideBySide, comparisons: tuple[Comparison, ...]) -> Iterator[str]:
-    """Yield which configuration is better at what, by how much, and whether that is more than the noise.
+    """Yield a sentence about the better configuration at each metric, with the change and whether it exceeds the noise.
 
-    Configurations are compared at the highest load of all. Those with different comparability issues are not; but a
-    hit rate off its target is what other cache tiers are for.
+    Configurations are compared at the highest load of all, unless their comparability issues differ. With different
+    cache tiers, a hit rate off its target is no obstacle, because such tiers are meant to change it.
     """
     names = _names(table, comparisons)
     tiers = {tiers_of(comparison.result.run.provenance) for comparison in comparisons}
@@ -136,7 +136,7 @@ def verdict(table: SideBySide, comparisons: tuple[Comparison, ...]) -> Iterator[
 
 
 def without_verdict(table: SideBySide, comparisons: tuple[Comparison, ...]) -> Iterator[str]:
-    """Yield why there is no verdict on a configuration whose throughput has no change from the first."""
+    """Yield the reason for a missing verdict on each configuration without a change of throughput from the first."""
     names = _names(table, comparisons)
     output = [row for row in table.rows if row.metric == metrics.OUTPUT.key]
     firsts = [comparisons[side.runs[0]] for side in table.groups]
@@ -194,7 +194,7 @@ def _better(at: Mapping[str, SideRow], compared: list[int], names: list[str]) ->
 
 
 def _differing(at: Mapping[str, SideRow], compared: list[int], names: list[str]) -> str:
-    """Describe the noise, from two runs of one configuration."""
+    """Describe the noise between two runs of one configuration."""
     moved = ((metric, at[metric.key].changes[1]) for metric in _VERDICT_METRICS if metric.key in at)
     text = ", ".join(f"{metric.inline_title} {change_text(item)}" for metric, item in moved if item is not None)
     both = " and ".join(names[index] for index in compared)
@@ -203,7 +203,7 @@ def _differing(at: Mapping[str, SideRow], compared: list[int], names: list[str])
 
 
 def _cached(at: Mapping[str, SideRow], compared: list[int], names: list[str]) -> str:
-    """Name the share of prompt tokens from the prefix cache, if it differs or only some sides report it."""
+    """State the share of prompt tokens from the prefix cache, if it differs or only some sides report it."""
     if (row := at.get(metrics.CACHED.key)) is None:
         return ""
     shares = {names[index]: estimate_text(metrics.CACHED, row.estimates[index], "not reported") for index in compared}

@@ -184,7 +184,7 @@ def _load(point: Point) -> str:
 
 
 def _soak_of(smoke: Mapping[str, object]) -> tuple[float, str]:
-    """Return the seconds of the last soak that passed, and when it ended; 0 if there was none."""
+    """Return the seconds and the end of the last soak that passed; 0 and "" if there was none."""
     soaked = smoke.get(SOAKED)
     seconds, ended = (soaked.get("seconds"), soaked.get("ended_at")) if isinstance(soaked, dict) else (None, None)
     return (float(seconds), str(ended)) if isinstance(seconds, int | float) else (0.0, "")

@@ -14,11 +14,11 @@ WIDTH: Final = 440
 HEIGHT: Final = 300
 _LEFT, _TOP, _BOTTOM = 46, 16, 46
 _LABEL_GAP: Final = 14.0
-_TICKS: Final = 5  # at most, above 0
+_TICKS: Final = 5  # maximum number of ticks above 0
 _TAG: Final = 48.0  # maximum width of a tag, in units
 _MAX_LABEL: Final = 22  # characters of a label at the right edge
 _DESCRIBED: Final = 12  # maximum number of points listed in the description
-_TIP_CHAR: Final = 7.4  # units of a character in the bold text of a tip, at most
+_TIP_CHAR: Final = 7.4  # maximum width of a character in the bold text of a tip, in units
 _MARKERS: Final = ("circle", "square", "triangle", "diamond")
 
 
@@ -121,7 +121,7 @@ def line_chart(chart: Chart) -> Markup:
     parts += [_series(line, x_scale, y_scale) for line in chart.lines]
     parts += _end_labels(chart.lines, y_scale, edge)
     tagged = [line for line in chart.lines if line.tags]
-    if len(tagged) == 1:  # those of several lines overlap
+    if len(tagged) == 1:  # tags of several lines would overlap
         points = zip(_locations(tagged[0], x_scale, y_scale), tagged[0].tags, strict=True)
         parts += [_tag(x, y, tag, x_scale) for (x, y), tag in points]
     parts += [_spots(line, x_scale, y_scale) for line in chart.lines]
@@ -147,7 +147,7 @@ def _describe(chart: Chart) -> str:
 
 
 def _values(line: Line) -> str:
-    """Describe the points of a series for screen readers; only number and maximum if there are many."""
+    """Describe the points of a series for screen readers; of many points, only their number and maximum."""
     if len(line.points) > _DESCRIBED:
         return f"{len(line.points)} points, at most {max(y for _, y in line.points):.4g}"
     return ", ".join(f"{number(x)} → {_exact(y)}" for x, y in line.points)
@@ -201,7 +201,7 @@ def _locations(line: Line, x_scale: _Scale, y_scale: _Scale) -> list[tuple[float
 
 
 def _spots(line: Line, x_scale: _Scale, y_scale: _Scale) -> Markup:
-    """Return the markers of a series; hover and keyboard focus show the exact values of one."""
+    """Return the markers of a series; hover and keyboard focus show the exact values of a marker."""
     drawn = Markup("")
     tags = line.tags or ("",) * len(line.points)
     for (x, y), values, tag in zip(_locations(line, x_scale, y_scale), line.points, tags, strict=True):
@@ -224,7 +224,7 @@ def _exact(value: float) -> str:
 
 
 def _tag(x: float, y: float, tag: str, x_scale: _Scale) -> Markup:
-    """Return the label of a point, to its left near the right edge, which has the series labels."""
+    """Return the label of a point; near the right edge, where the series labels are, it is left of the point."""
     if x > x_scale.end - _TAG:
         return _text(x - 8, y - 4, tag, "tag end")
     return _text(x + 8, y + 4, tag, "tag")

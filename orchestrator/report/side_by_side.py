@@ -88,7 +88,7 @@ def side_by_side(comparisons: tuple[Comparison, ...]) -> SideBySide:
 
 
 def compare_two(one: BenchResult, other: BenchResult) -> SideBySide:
-    """Compare two results, without published figures."""
+    """Compare two results, without published metrics."""
     prices = PriceBook(user_prices={}, published=())
     return side_by_side((compare(one, None, prices), compare(other, None, prices)))
 
@@ -137,7 +137,7 @@ def _estimate(runs: list[dict[str, RateRow]], load: str, metric: ReportMetric) -
 
 
 def _changes(estimates: tuple[Estimate | None, ...], members: list[list[Comparison]]) -> tuple[Change | None, ...]:
-    """Return the change of each estimate from the first; None for the first and for a different load."""
+    """Return the change of each estimate from the first; None for the first, and for another load."""
     base = estimates[0]
     return tuple(
         change(base, other) if index and base and other and same_load(members[0][0], group[0]) else None

@@ -1,4 +1,4 @@
-"""The report of `deploy compare` and `deploy report`, built from result directories and written to files."""
+"""The report of `deploy compare` and `deploy report`: built from result directories, written to files."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from orchestrator.report.render import render_html, render_json
 
 
 def find_results(paths: Sequence[Path], *, required: bool = True) -> tuple[Path, ...]:
-    """Return the result files given by path, and those in or below the directories given.
+    """Return the result files among the given paths, and those in or below the given directories.
 
     Raises UsageError if a path has no result and `required` is set.
     """
@@ -59,7 +59,7 @@ def make_report(
     evals: EvalPairs = (),
     watts: Mapping[str, float] | None = None,
 ) -> Report:
-    """Read results and build a report, with a comparison with published metrics.
+    """Read results and build a report that compares them with published metrics.
 
     `published` is a name or a file, or "none" for no comparison. None selects the published measurement of the same
     workload and hardware, if there is one. Without a published measurement, several results are named after their
@@ -98,7 +98,7 @@ def _directories(results: Sequence[Path]) -> tuple[str, ...]:
 
 
 def _matching(measured: Sequence[BenchResult], evals: EvalPairs) -> Published | None:
-    """Return the published measurement of the same workload and hardware; without results, that of a suite."""
+    """Return the published measurement of the same workload and hardware; without results, of the same suite."""
     without_baseline = {outcome.suite for baseline, outcome in evals if baseline is None}
     for item in all_published(Published):
         if any(not [*mismatch_reasons(result, item)] for result in measured):
