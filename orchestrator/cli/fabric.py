@@ -25,7 +25,7 @@ _NEEDED: Final = "the network between the nodes"
 
 
 def fabric_of_hosts(results: Sequence[HostResult], params: Mapping[str, Any]) -> PreflightReport | None:
-    """Check the network between the hosts of these results; None if the plan is for one node, without a baseline.
+    """Check the network between the hosts of these results; return None for a plan with one node and no baseline.
 
     `params` are the parameters of the command. Nothing is measured if the GPUs of a host are busy.
     """

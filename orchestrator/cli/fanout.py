@@ -21,7 +21,7 @@ from orchestrator.core.suggest import closest_match
 
 FROM_FILE: Final = "@"  # before the name of a file with one host per line
 _INTERVAL: Final = 0.05  # seconds
-_SCHEMES: Final = ("ssh", "unix", "tcp", "http", "https")  # those of the Docker SDK (7.1, docker/utils/utils.py)
+_SCHEMES: Final = ("ssh", "unix", "tcp", "http", "https")  # of the Docker SDK (7.1, docker/utils/utils.py)
 
 
 @dataclass(frozen=True, kw_only=True)

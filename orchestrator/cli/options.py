@@ -52,7 +52,7 @@ def sides_to_compare(incomplete: str) -> list[str]:
 
 
 def image_name(text: str | None) -> str | None:
-    """Check an option that names an image. Raises UsageError."""
+    """Check that an option is the name of an image, and return it. Raises UsageError."""
     if text is not None:
         try:
             ImageReference(text)

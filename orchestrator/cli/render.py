@@ -111,7 +111,7 @@ def command(
 
 
 def _check_kernels(plan: Plan, home: Home, missing: Sequence[str], table: bytes | None, *, allow_untuned: bool) -> None:
-    """Check the table in the build context, or report the patches whose file the context lacks."""
+    """Check the kernel table in the build context; without one, warn of untuned kernels and missing patch files."""
     if table is not None and needs_table(plan):
         check_table(plan, table, home, allow_untuned=allow_untuned)
         return

@@ -154,7 +154,7 @@ def command(
 
 
 def _check(*, tune: bool, host: str | None, running: bool, needs_start: bool) -> None:
-    """Raise UsageError for conflicting options; `needs_start` means that some apply only to servers it starts."""
+    """Raise UsageError for conflicting options; with `needs_start`, some apply only to servers not yet started."""
     if tune and host is not None:
         raise UsageError(
             "cannot use `--tune` with `--host`: it measures kernels on this host",
@@ -253,7 +253,7 @@ def _estimates(steps: Sequence[Step]) -> list[StepOutput]:
 
 
 def _require_runnable(planned: ReproducePlan, host: str | None, *, covered: bool, tune: bool) -> None:
-    """Check host and kernel coverage of each plan. Raises a DeployError if a plan cannot run."""
+    """Check that host and kernel coverage allow each plan to run. Raises a DeployError if not."""
     home = Home.from_environment()
     for server in planned.servers:
         with hints_for(server.profile, server.overrides):

@@ -57,7 +57,7 @@ def accepted_nodes(verb: str, hosts: Sequence[str]) -> tuple[Node, ...]:
 
 
 def is_one_server(verb: str, params: Mapping[str, Any]) -> bool:
-    """Return whether the hosts are the nodes of one server, because `up` starts a plan with several nodes."""
+    """Return whether the hosts are the nodes of one server: for `up` of a plan with several nodes."""
     if verb != "up" or params["model"]:
         return False
     from orchestrator.cli.planned_nodes import planned_nodes  # noqa: PLC0415 - slow, and for one command

@@ -227,7 +227,7 @@ def _is_inside(path: Path, root: Path, *, strictly: bool) -> bool:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add `path` to an OSError without a file name, such as that of a full disk; convert shutil.Error to OSError."""
+    """Add `path` to an OSError without a file name, for example on a full disk; convert shutil.Error to OSError."""
     try:
         yield
     except shutil.Error as error:

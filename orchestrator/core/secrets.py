@@ -263,7 +263,7 @@ def _replaced(text: str, spans: Sequence[Span]) -> str:
 
 
 def _partial_start(text: str) -> int:
-    """Return the index from which `text` may begin a known secret; the length of `text` if there is none."""
+    """Return the index from which the rest of `text` may begin a known secret; the length of `text` if none does."""
     spellings = _all_spellings()
     longest = max(map(len, spellings), default=0)
     starts = range(max(len(text) - longest, 0), len(text))

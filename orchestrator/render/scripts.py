@@ -26,7 +26,7 @@ SHELL_HOME: Final = (
 def files(artifacts: Artifacts) -> tuple[RenderedFile, ...]:
     """Return the files of a plan: `plan.json`, the start script and the build context; runtimes add their own files.
 
-    With replicas, the start script is that of the gateway, and each replica has a folder with its files.
+    With replicas, the start script starts the gateway, and each replica has a folder with its files.
     """
     written = [text_file("plan.json", artifacts.plan.to_json())]
     if artifacts.replicas:

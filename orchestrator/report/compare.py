@@ -339,7 +339,7 @@ def _row(
 
 
 def _against_load(metric: ComparedMetric, load_tok_s: float | None, tolerance: float) -> ComparedMetric:
-    """Mark a published throughput that differs from the steady-state output of its own load as not testable."""
+    """Mark a published throughput as not testable if it differs from the steady-state output of its own load."""
     if metric.published is None or load_tok_s is None or abs(metric.published / load_tok_s - 1) <= tolerance:
         return metric
     note = f"published {metric.published:,.0f} is {metric.published / load_tok_s:.2f} times the load of this rate"

@@ -101,7 +101,7 @@ def _result_words(comparison: Comparison) -> str:
 
 
 def verdict(table: SideBySide, comparisons: tuple[Comparison, ...]) -> Iterator[str]:
-    """Yield a sentence about the better configuration at each metric, with the change and whether it exceeds the noise.
+    """Yield sentences: which configuration is better, at which metric, by how much, and whether beyond the noise.
 
     Configurations are compared at the highest load of all, unless their comparability issues differ. With different
     cache tiers, a hit rate off its target is no obstacle, because such tiers are meant to change it.

@@ -61,7 +61,7 @@ class LogTail:
             yield block
 
     def _read(self) -> bytes:
-        """Return the next bytes of the current segment, or at its end of the next one; empty if there are none."""
+        """Return the next bytes of the current segment or, at its end, of the next one; empty if there are none."""
         while True:
             try:
                 file, full = self._open()
