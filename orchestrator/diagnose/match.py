@@ -14,7 +14,7 @@ from orchestrator.engine.log import echoes_user_input
 
 MAX_EVIDENCE: Final = 3
 MAX_EVIDENCE_CHARACTERS: Final = 400
-_MAX_LINE_CHARACTERS: Final = 8192  # of a line: enough to detect a secret at the cut
+_MAX_LINE_CHARACTERS: Final = 8192  # enough to detect a secret at the cut
 
 
 _Matched: TypeAlias = tuple[bool, ...]  # whether a line matches `near`, `lines`, `unless_near` and `until`

@@ -58,9 +58,9 @@ class LinePattern(StrictModel):
 
 
 class Signature(StrictModel):
-    """A known failure: any of `lines`, with any of `near` (if set) and none of `unless_near` in the lines before.
+    """A known failure: any of `lines`, with any of `near` (if set) and none of `unless_near` `within` lines before.
 
-    Up to `within` lines before count; a line of `until` cancels an earlier line of `near`.
+    A line of `until` cancels an earlier line of `near`.
     """
 
     id: str = Field(pattern=r"^[a-z0-9-]+$")

@@ -32,14 +32,14 @@ class CloudTask:
     """
 
     plan: Plan
-    up_argv: Sequence[str]  # argv of `deploy up`
+    up_argv: Sequence[str]
     tool: str
     files: Mapping[str, str]
     image: str | None  # of the container; None: the broker's own
     secrets: Sequence[str]  # names of environment variables
     disk_bytes: int
     offers: Mapping[str, Sequence[str]]  # instance types by dstack backend; empty: any with the GPUs
-    ready_seconds: float  # estimated seconds from start to ready
+    ready_seconds: float  # estimated, from start to ready
 
     @property
     def name(self) -> str:

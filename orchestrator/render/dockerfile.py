@@ -54,7 +54,7 @@ class ImageSources:
 
     template: str  # text of images/<template>.Dockerfile.j2
     programs: Mapping[str, bytes]  # images/apply_patches.py and its imports, by file name
-    patches: tuple[Patch, ...]  # the patches of the plan
+    patches: tuple[Patch, ...]
     diffs: Mapping[str, str]  # text of the diff, by patch id
     inputs: Mapping[str, bytes]  # content of the inputs of patches, by input name
     files: Mapping[str, bytes]  # all other files that the template copies, by path in the context

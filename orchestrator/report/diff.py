@@ -45,7 +45,7 @@ _AREAS: Final[Mapping[str, str]] = {
 }
 _ORDER: Final = ("configuration", "image", "weights", "host", "load", "outcome")
 _OBSERVED: Final = ("image", "patched", "weights", "host", "workload", "outcome", "locked")  # not in a plan
-_LABELS: Final = {"layout": "plan", "patched": "detected patches", "workload": "load", "locked": "lock"}  # of groups
+_LABELS: Final = {"layout": "plan", "patched": "detected patches", "workload": "load", "locked": "lock"}  # by group
 _MAX_NAMED: Final = 4
 _CAUSES: Final = ("configuration", "image", "weights", "host")
 

@@ -48,7 +48,7 @@ _REPLACE_HINT: Final = "`deploy up PROFILE --replace` starts it from this home; 
 MAX_BYTES: Final = 16 << 20  # of a result; a result with a hundred points has 1 MB
 _RESERVED_BYTES: Final = 1 << 20  # slightly more than a start writes to its run directory before the server runs
 _RESERVED: Final = ".reserved-"
-_FILES: Final = 16  # slightly more than a start writes for itself, and for each replica
+_FILES: Final = 16  # slightly more files than a start writes for itself, and for each replica
 _TIME: Final = "%Y%m%dT%H%M%SZ"
 _RUN: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z-([0-9a-f]{8})(?:-[0-9]{1,4})?")  # as `open_run` names it
 

@@ -17,7 +17,7 @@ from orchestrator.core.secrets import redact
 
 MAX_PIECE_BYTES: Final = 64 * 1024
 CHUNK_BYTES: Final = 256 * 1024
-MAX_LINE_BYTES: Final = 1 << 20  # bytes
+MAX_LINE_BYTES: Final = 1 << 20
 _OMITTED_LINE: Final = "(a line of more than 1 MiB is left out)\n"
 _BATCH: Final = 256 * 1024  # characters
 

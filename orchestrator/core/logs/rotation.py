@@ -12,7 +12,7 @@ from typing import Final
 
 from orchestrator.core.files import move, open_unbuffered, remove_file
 
-SEGMENT_BYTES: Final = 128 << 20  # bytes; a server at 50 requests per second writes one segment a day
+SEGMENT_BYTES: Final = 128 << 20  # a server at 50 requests per second writes one segment a day
 MAX_SEGMENTS: Final = 8  # including the current one
 
 Opener = Callable[[str, int], int]
