@@ -34,9 +34,9 @@ from orchestrator.bench.steady_state import (
 )
 from orchestrator.bench.workload import SustainedLimits, Workload
 
-_DIGITS: Final = 5  # to which the seconds of gaps are rounded: millions of them have few lengths
-_MAX_DIFFERENT: Final = 4096  # values
-_MAX_BITS: Final = 12  # of rounded values
+_DIGITS: Final = 5  # decimals of gaps in seconds, so that millions of gaps have few distinct lengths
+_MAX_DIFFERENT: Final = 4096  # distinct values
+_MAX_BITS: Final = 12  # precision of rounded values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,16 +87,16 @@ def summarize_closed_loop(observed: Observation, workload: Workload, *, price: P
 
 
 def summarize_replay(observed: Observation, workload: Workload, *, rate_rps: float, price: Price | None) -> Point:
-    """Compute the metrics of a trace at one speed; its mean rate says too little of the load to judge it."""
+    """Compute the metrics of a trace at one speed, without a verdict: its mean rate does not describe its load."""
     point = _point(observed, workload, arrivals="recorded")
     cost = usd_per_million(point.full_run, price, observed.gpus)
     return replace(point, offered_rps=rate_rps, usd_per_million_output_tokens=cost)
 
 
 def _full_lanes(observed: Observation) -> Throughput | None:
-    """Return the throughput up to the start of the last session, as then the number of running sessions falls.
+    """Return the throughput up to the start of the last session; after it, fewer sessions run.
 
-    None for independent prompts, and if that is less than half of the run.
+    None for independent prompts, or if this time is less than half of the run.
     """
     records = observed.load_result.records
     if observed.sessions is None:
@@ -144,7 +144,7 @@ def _point(observed: Observation, workload: Workload, *, arrivals: str) -> Point
 
 
 def _within(record: RequestRecord, slo: SustainedLimits) -> bool:
-    """Return whether a request keeps the limits; the time per token of a single token is none."""
+    """Return whether a request meets the limits; a single token has no time per token."""
     measured = (
         (record.chunk_s[0] - record.scheduled_s, slo.ttft_p95_s),
         (_tpot(record) if _output_tokens(record) > 1 else 0.0, slo.tpot_p95_s),
@@ -181,18 +181,18 @@ def distribution(values: Iterable[float]) -> Distribution | None:
 
 
 class _Values(Sequence[float]):
-    """Ascending values, held as the count of each different one, so that memory does not grow with their number.
+    """Ascending values, stored as counts of distinct values, so that memory does not grow with their number.
 
-    More than `_MAX_DIFFERENT` are rounded, by at most 0.1 % if the largest is 16 times the smallest; mean and maximum
-    stay exact.
+    More than `_MAX_DIFFERENT` distinct values are rounded, by at most 0.1 % if the largest is 16 times the smallest;
+    mean and maximum stay exact.
     """
 
     def __init__(self) -> None:
         self._counts = Counter[float]()
-        self._bits = 0  # of a rounded value; 0: exact
+        self._bits = 0  # precision of rounded values; 0: exact
         self._count, self._sum, self._max = 0, 0.0, -math.inf
         self._ascending: list[float] = []
-        self._ends: list[int] = []  # positions behind the last of each value
+        self._ends: list[int] = []  # for each distinct value, the position after its last occurrence
 
     def add(self, value: float, times: int = 1) -> None:
         """Add a value, `times` times."""

@@ -1,4 +1,4 @@
-"""One measurement: discover the endpoint, measure each point, find the knee. Each finished point is saved at once."""
+"""One measurement: discover the endpoint, measure each point, find the knee. Finished points are saved immediately."""
 
 import asyncio
 import datetime as dt
@@ -71,10 +71,10 @@ class BenchRequest:
     engine: str | None = None  # named by the user; None: detected
     directory: Path
     text: str  # source of text prompts
-    source: SessionSource | None = None  # the sessions of the workload; None: independent prompts
-    session_header: str | None = None  # carries the name of the session, for a gateway that routes by it
-    text_prompts: bool = False  # send text also to an endpoint that takes token ids
-    aiperf: Path | None = None  # the program that sends the load; None: the client of `deploy`
+    source: SessionSource | None = None  # None: independent prompts
+    session_header: str | None = None  # header with the session's name, for a gateway that routes by session
+    text_prompts: bool = False  # send text even if the endpoint accepts token ids
+    aiperf: Path | None = None  # path of aiperf to send the load; None: the client of `deploy`
     previous: BenchResult | None  # result to resume; its complete points are reused
     replica_urls: tuple[str, ...] = ()  # base URLs of the replicas if `url` is a gateway
     stop_when: Callable[[BenchResult], EndReason | None] = lambda _: None  # called after each point; not None: stop
@@ -83,9 +83,9 @@ class BenchRequest:
 def measure(request: BenchRequest, progress: Callable[[str, str], None]) -> BenchResult:
     """Measure and write `result.json` after every point.
 
-    Ctrl-C or a dying endpoint ends the measurement; the finished points are returned (`BenchResult.end_reason`). Raises
-    BenchError if nothing can be measured, OSError if nothing can be written, UsageError if `previous` is of another
-    measurement, Interrupted if there is no result to return.
+    On Ctrl-C, or if the endpoint dies, return the finished points (`BenchResult.end_reason`). Raises BenchError if no
+    point can be measured, OSError if the result cannot be written, UsageError if `previous` belongs to another
+    measurement, Interrupted if there is no result yet.
     """
     try:
         return asyncio.run(_measure(request, progress))
@@ -141,7 +141,7 @@ async def _measure(request: BenchRequest, progress: Callable[[str, str], None]) 
 
 
 async def _prompt_source(request: BenchRequest, endpoint: Endpoint) -> tuple[Endpoint, Source]:
-    """Return the endpoint with the form of its prompts, and their source: token ids, unless it refuses them."""
+    """Return the endpoint with its form of prompts, and their source: token ids, unless the endpoint rejects them."""
     timeout_s = request.workload.timeout_s
     if not request.text_prompts and await takes_token_ids(endpoint, timeout_s=timeout_s):
         return endpoint, await _tokenize_text(request, endpoint)
@@ -258,7 +258,7 @@ async def _all_points(request: BenchRequest, runner: PointRunner, result: BenchR
             if ending is EndReason.COMPLETE and (end := request.stop_when(result)) is not None:
                 ending = end
                 break
-        if ending is not EndReason.INTERRUPTED:  # the points are saved: this may take long
+        if ending is not EndReason.INTERRUPTED:  # slow, but the points are already saved
             result = replace(result, points=await forecasts.complete(result.points, runner.progress))
     except asyncio.CancelledError:
         ending = EndReason.INTERRUPTED
@@ -275,7 +275,7 @@ async def _all_points(request: BenchRequest, runner: PointRunner, result: BenchR
 
 
 def _with_issues(request: BenchRequest, result: BenchResult) -> BenchResult:
-    """Return `result` with its points sorted, and with the knee and the comparability issues derived from them."""
+    """Return `result` with sorted points, knee and comparability issues."""
     points = tuple(sorted(result.points, key=lambda point: point.offered_rps or 0.0))
     result = replace(result, points=points, knee_rps=knee(points))
     return replace(result, comparability_issues=comparability_issues(result, overridden=request.overridden))
@@ -298,7 +298,7 @@ def _write_with_kernel_gate(request: BenchRequest, result: BenchResult) -> Bench
 
 
 async def _points(runner: PointRunner, completed: tuple[Point, ...]) -> AsyncIterator[tuple[Point, LoadResult, str]]:
-    """Measure each missing point, until one does not complete."""
+    """Measure each missing point, until a point is incomplete."""
     workload = runner.workload
     done = {point.label: point for point in completed}
     if workload.load == "closed":

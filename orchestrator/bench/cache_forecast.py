@@ -1,6 +1,7 @@
-"""The hit rate of the prefix cache that a load can reach on an endpoint.
+"""The prefix-cache hit rate that a load can reach on an endpoint.
 
-That of a workload is known before the run. A point with a part of its sessions, or with drawn answers, has its own.
+The hit rate of a workload is known before the run. A point with only some of the sessions, or with drawn answers, has
+its own.
 """
 
 from collections.abc import Callable, Iterable
@@ -20,7 +21,7 @@ from orchestrator.core.catalog import Catalog
 from orchestrator.plan.reuse_distance import CacheAccess, hit_rates, shared_prefix_accesses
 from orchestrator.plan.tier_outlook import LoadReuse, prefix_reuse
 
-_SHARES: Final = (0.25, 0.5, 0.75, 0.9, 1.0)  # of the hits of an unlimited cache
+_SHARES: Final = (0.25, 0.5, 0.75, 0.9, 1.0)  # share of the hits of an unlimited cache
 
 
 def forecast_load(workload: Workload, source: SessionSource | None, endpoint: Endpoint) -> CacheForecast | None:
@@ -42,7 +43,7 @@ def forecast_load(workload: Workload, source: SessionSource | None, endpoint: En
 
 
 def forecast_cache(accesses: Iterable[CacheAccess], endpoint: Endpoint) -> CacheForecast:
-    """Compute the forecast of a load; its sessions stay on one replica each."""
+    """Compute the forecast of a load in which each session stays on one replica."""
     replicas, page, size = _replicas(endpoint), endpoint.facts.page_size or 1, endpoint.tier_tokens
     rates = hit_rates(accesses, replicas=replicas, page=page)
     sizes = sorted({rates.size_for(part) for part in _SHARES})
@@ -64,7 +65,7 @@ def _replicas(endpoint: Endpoint) -> int:
 def _session_accesses(
     workload: Workload, source: SessionSource, *, requests: int | None = None, drawn_share: float = 0.0
 ) -> Iterable[CacheAccess]:
-    """Return the accesses of the first `requests` of the sessions, with those of the warm-up."""
+    """Return the accesses of the first `requests` of the sessions, warm-up included."""
     accesses = cache_accesses(
         source.trees(),
         concurrency=workload.concurrency if workload.load == "closed" else None,
@@ -77,7 +78,7 @@ def _session_accesses(
 
 @dataclass(frozen=True, kw_only=True)
 class PointForecasts:
-    """The achievable hit rates of the points of a measurement; equal loads at several speeds have one."""
+    """The achievable hit rate of each point of a measurement; the same load at several speeds has one forecast."""
 
     workload: Workload
     source: SessionSource | None
@@ -86,12 +87,12 @@ class PointForecasts:
     _shares: dict[tuple[int, float], float] = field(default_factory=dict)
 
     def with_known(self, point: Point) -> Point:
-        """Return the point with the hit rate of the workload, if its prompts were sent as planned."""
+        """Return the point with the workload's hit rate, if its prompts were sent as planned."""
         differs = self.source is not None and self._load(point) != (self.source.totals.requests, 0.0)
         return _with_achievable(point, None if self.forecast is None or differs else self.forecast.share)
 
     async def complete(self, points: Iterable[Point], progress: Callable[[str, str], None]) -> tuple[Point, ...]:
-        """Return the points, each with the hit rate that its prompts can reach, as they were sent."""
+        """Return the points, each with the hit rate that the prompts it sent can reach."""
         return tuple([await self._with_computed(point, progress) for point in points])
 
     async def _with_computed(self, point: Point, progress: Callable[[str, str], None]) -> Point:
@@ -109,7 +110,7 @@ class PointForecasts:
         return _with_achievable(point, self._shares[load])
 
     def _load(self, point: Point) -> tuple[int, float]:
-        """Return the requests that were sent, and the share of drawn answers in them."""
+        """Return the number of requests sent, and the share of drawn answers in them."""
         drawn_share = point.sessions.drawn_share if point.sessions is not None else 0.0
         return point.requests + self.workload.warmup_requests, drawn_share
 
@@ -119,9 +120,9 @@ def _with_achievable(point: Point, share: float | None) -> Point:
 
 
 def load_reuse(name: str, catalog: Catalog, *, page: int, replicas: int) -> LoadReuse:
-    """Return the reuse of a workload or trace in the cache of one of several replicas, whose sessions stay there.
+    """Return the reuse of a workload or trace in the cache of a replica; each session stays on one of the `replicas`.
 
-    Raises UsageError or ProfileError for one that cannot be read."""
+    Raises UsageError or ProfileError if it cannot be read."""
     workload = load_workload(name, catalog=catalog)
     source = open_sessions(workload)
     if source is None:

@@ -23,7 +23,7 @@ _SIMULATED: Final = "SGLANG_SIMULATE_ACC"
 
 
 def comparability_issues(result: BenchResult, *, overridden: Sequence[str]) -> tuple[ComparabilityIssue, ...]:
-    """Return the comparability issues of a result, those of the whole run first.
+    """Return the comparability issues of a result, starting with those of the whole run.
 
     `overridden` names the workload fields that the command line changed.
     """

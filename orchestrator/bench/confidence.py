@@ -1,7 +1,8 @@
 """Statistics over repeated runs: the mean with its 95 % interval, and the significance of a change. Pure.
 
-The interval of a mean follows Student's t, that of a change Welch's test, which allows unequal variances (Welch 1947,
-Biometrika 34:28). A single run has no interval; compared with several runs, it is assumed to have their variance.
+The interval of a mean follows Student's t; the interval of a change follows Welch's test, which allows unequal
+variances (Welch 1947, Biometrika 34:28). A single run has no interval; compared with several runs, it is assumed to
+have their variance.
 """
 
 import math
@@ -10,8 +11,8 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Final
 
-# The 97.5 % point of Student's t with 1, 2, … 30 degrees of freedom (NIST/SEMATECH e-Handbook, 1.3.6.7.2); beyond
-# that the last value is used, which widens an interval by 4 % at most.
+# The 97.5 % point of Student's t with 1, 2, … 30 degrees of freedom (NIST/SEMATECH e-Handbook, 1.3.6.7.2); above
+# 30, the last value widens an interval by 4 % at most.
 _T: Final = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131),
     *(2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
@@ -75,7 +76,7 @@ def change(base: Estimate, other: Estimate) -> Change | None:
         weight = sum(variance**2 / (item.runs - 1) for variance, item in zip(variances, (base, other), strict=True))
         degrees = sum(variances) ** 2 / weight if weight else 1.0
     margin = _t(math.floor(degrees)) * math.sqrt(sum(variances)) / abs(base.mean)
-    return Change(share=share, low=max(share - margin, -1.0), high=share + margin)  # no metric is negative
+    return Change(share=share, low=max(share - margin, -1.0), high=share + margin)  # metrics are never negative
 
 
 def _t(degrees: int) -> float:

@@ -24,7 +24,7 @@ class Sink(Protocol):
     framing: ResponseFraming
 
     def feed(self, data: bytes, now: float) -> None:
-        """Take bytes that arrived at `now`."""
+        """Consume bytes that arrived at `now`."""
 
     def fail(self, kind: str, example: str) -> None:
         """Record why the response is incomplete."""
@@ -42,7 +42,7 @@ class _Connection(asyncio.Protocol):
         self.idle_since = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - create_connection makes no other kind
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - create_connection creates no other kind
         self._transport = transport
         self.open = True
 
@@ -73,7 +73,7 @@ class _Connection(asyncio.Protocol):
 
     async def exchange(self, request: Sequence[bytes], sink: Sink) -> None:
         """Send `request` and wait until the response completes or fails."""
-        assert self._transport is not None  # noqa: S101 - made before anyone holds this
+        assert self._transport is not None  # noqa: S101 - connected before use
         self._sink = sink
         self._done = asyncio.get_running_loop().create_future()
         try:
@@ -146,8 +146,8 @@ class Connections:
     async def send(self, request: Sequence[bytes], sink: Sink) -> None:
         """Send one request. Errors are reported to `sink`; only a cancellation is raised.
 
-        If the server closed a reused connection before its first byte, the request is sent again once: that is the
-        keep-alive limit and no failure (RFC 9112, 9.3.1). The lost time counts, as latency runs from the schedule.
+        If the server closes a reused connection before its first byte, the request is sent again once: this is the
+        keep-alive limit, not a failure (RFC 9112, 9.3.1). The lost time counts, as latency counts from the schedule.
         """
         connection = self._reusable()
         if connection is not None:
@@ -175,7 +175,7 @@ class Connections:
     ) -> tuple[int, bytearray]:
         """Send a control request with JSON `content`; return status and body, at most `max_bytes`.
 
-        Raises NoResponseError if there is no complete response in time.
+        Raises NoResponseError without a complete response in time.
         """
         sink = _Body(max_bytes)
         try:
@@ -213,7 +213,7 @@ class Connections:
 
 
 class _RetryableSink:
-    """A sink that forwards to another one, but keeps back a failure before the first byte."""
+    """A sink that forwards everything to another sink, except a failure before the first byte."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink

@@ -7,8 +7,7 @@ from orchestrator.engine.metrics import Metric, Metrics
 def server_counts(before: Metrics, after: Metrics) -> ServerCounts:
     """Compute the change of the counters between two readings.
 
-    A value is None if the metric is not a number or too large for a result, or if the counter decreased, which means
-    that the server restarted.
+    A value is None if the metric is not a number, is too large for a result, or decreased because the server restarted.
     """
 
     def delta(name: str) -> float | None:

@@ -36,9 +36,9 @@ class Endpoint:
     is_sglang: bool  # the endpoint has sglang's native API
     reports_cache: bool  # responses carry `cached_tokens`
     has_metrics: bool
-    cache_tokens: int | None = None  # of a replica's device
-    tier_tokens: int | None = None  # of a replica, with the host's memory; None: unknown, or storage keeps more
-    prompt_tokens: int | None = None  # of the longest prompt that the server accepts
+    cache_tokens: int | None = None  # cache size on the device, per replica
+    tier_tokens: int | None = None  # including host memory, per replica; None: unknown, or storage holds more
+    prompt_tokens: int | None = None  # longest prompt that the server accepts
     replicas: tuple[Connections, ...] = ()  # connections to the replicas, if the endpoint is a gateway
 
     @property
@@ -60,9 +60,9 @@ class Endpoint:
         returns_ids: bool = False,
         headers: Mapping[str, str] | None = None,
     ) -> tuple[bytes, ...]:
-        """Return a complete request for a prompt, in fragments; `rank` pins it to a data-parallel rank.
+        """Return a complete request for a prompt, as fragments; `rank` pins it to a data-parallel rank.
 
-        `tokens` is the output length, by default of the workload.
+        `tokens` is the output length; by default, the workload's.
         """
         api = Api(self.facts.api)
         pinned = {RANK_FIELD: rank} if self.is_sglang and rank is not None else {}
@@ -99,7 +99,7 @@ class Endpoint:
         return read_metrics(exported)
 
     async def tokenize(self, text: str) -> tuple[int, ...]:
-        """Tokenize a text with the tokenizer of the model. Raises BenchError if the endpoint cannot do it."""
+        """Tokenize a text with the model's tokenizer. Raises BenchError if the endpoint cannot tokenize."""
         body = json.dumps(tokenize_body(self.facts.served_model, text)).encode()
         hint = "use a workload with `prompts: random` and `token_ids`, which needs no tokenizer"
         try:
@@ -132,10 +132,10 @@ async def discover(
     engine: str | None = None,
     replicas: tuple[Connections, ...] = (),
 ) -> Endpoint:
-    """Query the facts of an endpoint. Raises BenchError if it is unreachable, rejects the key or is no such API.
+    """Query the facts of an endpoint. Raises BenchError if it is unreachable, rejects the key or lacks the API.
 
-    `engine` is the engine that the user names; None detects it. A gateway reports little about its replicas, so the
-    first replica is queried too; all have the same plan.
+    `engine` is the engine named by the user; None: detect it. A gateway reports little about its replicas, so the first
+    replica is queried too; all replicas have the same plan.
     """
     server = replicas[0] if replicas else connections
     try:
@@ -183,7 +183,7 @@ async def discover(
 def check_fits(workload: Workload, endpoint: Endpoint, longest: tuple[int, int] | None = None) -> None:
     """Raise BenchError if the engine lacks the API, or a request is longer than the server accepts.
 
-    `longest` has the longest prompt and the longest request in tokens, if they are not the workload's.
+    `longest` is the longest prompt and the longest request in tokens, if they differ from the workload's.
     """
     facts = endpoint.facts
     if facts.api == Api.GENERATE and other_engines.is_other_engine(facts.engine):
@@ -255,7 +255,7 @@ async def _vllm_facts(connections: Connections, facts: EndpointFacts, metrics: s
 
 
 async def _exported_metrics(connections: Connections) -> bytearray | None:
-    """Return the metrics that a server exports; None if there are none, or it does not respond."""
+    """Return the metrics that a server exports; None if it exports none or does not respond."""
     try:
         status, content = await connections.fetch("GET", endpoints.METRICS, max_bytes=MAX_METRICS_BYTES)
     except NoResponseError:

@@ -34,7 +34,7 @@ EnergyReader = Callable[[], EnergyReading]
 
 
 def read_energy(gpus: Sequence[int] | None = None) -> EnergyReading:
-    """Read the energy counters of local GPUs by index, by default of all. Raises EnergyUnavailableError."""
+    """Read the energy counters of local GPUs by index, or of all GPUs. Raises EnergyUnavailableError."""
     try:
         source, joules = "amd-smi", parse_amd_smi(subprocesses.run(_AMD_SMI, timeout=30))
     except subprocesses.ProgramMissingError:

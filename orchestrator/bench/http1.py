@@ -1,13 +1,13 @@
 """An incremental parser of HTTP/1.1 responses without I/O: bytes in, payload out.
 
-The grammar (RFC 9112) is that of llhttp, the parser of Node.js, through httptools.
+Parses (RFC 9112) with llhttp, the parser of Node.js, through httptools.
 """
 
 from typing import Final
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-_MAX_BYTES_WITHOUT_PAYLOAD: Final = 65536  # bytes of a head, of trailers, or between two body chunks
+_MAX_BYTES_WITHOUT_PAYLOAD: Final = 65536  # in a head, in trailers, or between two body chunks
 
 
 class MalformedError(Exception):
@@ -47,7 +47,7 @@ class ResponseFraming:
         return b""
 
     def closed(self) -> bool:
-        """Handle a close by the peer; return whether the message is complete."""
+        """Handle the peer's close; return whether the message is complete."""
         self.complete = self.complete or self._to_end
         return self.complete
 

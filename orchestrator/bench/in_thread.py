@@ -1,4 +1,4 @@
-"""A thread for a function that blocks, so that requests are sent and Ctrl-C is heard meanwhile."""
+"""A thread for a blocking function, so that the event loop keeps sending requests and handling Ctrl-C."""
 
 import asyncio
 import threading

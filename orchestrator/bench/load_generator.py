@@ -1,8 +1,8 @@
-"""The load generator, with an open and a closed loop over sessions; an independent prompt is a session of one request.
+"""The load generator: an open or a closed loop over sessions; an independent prompt is a session of one request.
 
 Open loop: each request is sent at its planned time. A slow or failed response never delays an arrival (no coordinated
-omission), and latency counts from the planned time. Closed loop: a fixed number of running sessions, each with its
-subagents; it hides queueing. A request without an arrival is sent some time after those before it have ended.
+omission), and latency counts from the planned time. Closed loop: a fixed number of sessions runs, each with its
+subagents; this hides queueing. A request without a planned arrival waits for the requests before it, then for a delay.
 """
 
 import asyncio
@@ -23,22 +23,22 @@ from orchestrator.engine.sse import Usage
 
 Request = tuple[bytes, ...]
 
-_LEAD_S: Final = 0.05  # between the start of the clock and the first arrival
-_AHEAD_S: Final = 0.25  # between the preparation of a request and its time
-_POLL_S: Final = 1.0  # while a load with a duration waits
-_MAX_CONSECUTIVE_LOSSES: Final = 5  # failed connections in a row that mean a dead endpoint
+_LEAD_S: Final = 0.05  # from the start of the clock to the first arrival
+_AHEAD_S: Final = 0.25  # from the preparation of a request to its planned time
+_POLL_S: Final = 1.0  # in a load with a duration
+_MAX_CONSECUTIVE_LOSSES: Final = 5  # this many failed connections in a row mean a dead endpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRequest:
-    """One request of a session: its exact lengths in tokens, and its time."""
+    """One request of a session: its exact lengths in tokens, and its planned time."""
 
     input_tokens: int
     output_tokens: int
     session: str = ""
     position: int = 0  # in its session
     is_subagent: bool = False
-    arrival_s: float | None = None  # after the start; None: `delay_s` after the requests of `after` have ended
+    arrival_s: float | None = None  # after the start; None: `delay_s` after the requests in `after` have ended
     after: tuple[int, ...] = ()  # indices of earlier requests of the plan
     delay_s: float = 0.0
     keeps_answer: bool = False  # a later prompt contains the answer
@@ -49,13 +49,13 @@ class PlannedSession(Protocol):
 
     @property
     def requests(self) -> Sequence[PlannedRequest]:
-        """The requests; none is before one of its `after`."""
+        """The requests; each follows the requests in its `after`."""
 
     def build(self, index: int) -> Request:
-        """Return a request ready to send; those of its `after` have ended."""
+        """Return a request ready to send; the requests in its `after` have ended."""
 
     def answered(self, index: int, ids: bytes | None) -> None:
-        """Take the token ids of an answer, as the inside of a JSON array: empty after a failure, None if not sent."""
+        """Receive an answer's token ids, as the inside of a JSON array: empty after a failure, None if not sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class SinglePrompt:
 
     @property
     def requests(self) -> Sequence[PlannedRequest]:
-        """The one request."""
+        """The single request."""
         return (self.planned,)
 
     def build(self, index: int) -> Request:  # noqa: ARG002 - part of the protocol
@@ -96,7 +96,7 @@ class _Sender:
     def __init__(self, connections: Connections, load: "PlannedLoad") -> None:
         self._connections = connections
         self._load = load
-        self.records = RecordFile()  # that ended in the measured window
+        self.records = RecordFile()  # requests that ended in the measured window
         self._finished = 0
         self._sent = 0
         self._consecutive_losses = 0
@@ -104,7 +104,7 @@ class _Sender:
         self.measured_from = 0.0
 
     def begin(self, start: float) -> None:
-        """Start the clock; without a warm-up the measured window begins with it."""
+        """Start the clock and, without a warm-up, the measured window."""
         self.start = self.measured_from = start
         if not self._load.warmup_requests:
             self._load.on_measured()
@@ -120,7 +120,7 @@ class _Sender:
         return self._finished >= self._load.warmup_requests
 
     async def play(self, session: PlannedSession) -> None:
-        """Send the requests of a session, each when those before it have ended; return after the last response."""
+        """Send the requests of a session, each after its predecessors have ended; return after the last response."""
         requests, loop = session.requests, asyncio.get_running_loop()
         if len(requests) == 1:
             await self._play_one(session, 0, loop.time())
@@ -146,7 +146,7 @@ class _Sender:
                     group.create_task(play_from(first))
 
     async def _play_one(self, session: PlannedSession, index: int, ready: float) -> bool:
-        """Send a request at its time; `ready` is the end of those before it. Return whether it was sent."""
+        """Send a request at its time; its predecessors ended at `ready`. Return whether it was sent."""
         planned, loop = session.requests[index], asyncio.get_running_loop()
         arrival = None if planned.arrival_s is None else self.start + planned.arrival_s
         if arrival is not None and planned.after:
@@ -161,14 +161,14 @@ class _Sender:
         return True
 
     async def wait_until(self, at: float) -> bool:
-        """Sleep until `at`, or until the load is over; return whether it is not."""
+        """Sleep until `at`, or until the load is over; return whether the load continues."""
         loop = asyncio.get_running_loop()
         while not self.is_over and (wait := at - loop.time()) > 0:  # noqa: ASYNC110 - the warm-up sets its end
             await asyncio.sleep(wait if self._load.duration_s is None else min(wait, _POLL_S))
         return not self.is_over
 
     async def send(self, planned: PlannedRequest, request: Request, scheduled: float) -> bytes | None:
-        """Send one request; return the ids of its answer if the plan needs them. See `PlannedSession.answered`."""
+        """Send one request; return its answer's token ids if the plan needs them. See `PlannedSession.answered`."""
         loop, index = asyncio.get_running_loop(), self._sent
         self._sent += 1
         response = StreamedResponse(planned.output_tokens, keep_ids=planned.keeps_answer)
@@ -224,13 +224,13 @@ class _Sender:
 
 
 def _complete(counts: Sequence[int | None]) -> "array[int]":
-    """Return cumulative counts; none if one is missing."""
+    """Return cumulative counts; empty if any count is missing."""
     complete = array("i", [count for count in counts if count is not None])
     return complete if len(complete) == len(counts) else array("i")
 
 
 def _check_length(planned: PlannedRequest, response: StreamedResponse) -> Usage | None:
-    """Return the token counts of the server; fail a response of another length than requested."""
+    """Return the server's token counts; fail a response whose length differs from the request."""
     usage, requested = response.finish(), (planned.input_tokens, planned.output_tokens)
     if usage is not None and (usage.prompt_tokens, usage.output_tokens) != requested:
         counts = f"{usage.prompt_tokens} in / {usage.output_tokens} out"
@@ -240,15 +240,15 @@ def _check_length(planned: PlannedRequest, response: StreamedResponse) -> Usage 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedLoad:
-    """The load of one point: sessions, and how many of them run at a time (closed loop) or arrive (open loop)."""
+    """The load of one point: its sessions, and how many run at a time (closed loop) or arrive (open loop)."""
 
     sessions: Iterable[PlannedSession]
     concurrency: int | None  # running sessions; None: an open loop, sessions in the order of their first arrivals
     timeout_s: float
     on_end: Callable[[int], None] = lambda _: None  # called with the number of finished requests
-    warmup_requests: int = 0  # the first that end; the measured window follows
+    warmup_requests: int = 0  # the first requests to end; the measured window follows
     on_measured: Callable[[], None] = lambda: None  # called when the measured window begins
-    duration_s: float | None = None  # of the measured window; later requests are not sent
+    duration_s: float | None = None  # length of the measured window; later requests are not sent
 
 
 async def run_load(connections: Connections, load: PlannedLoad) -> LoadResult:
@@ -256,7 +256,7 @@ async def run_load(connections: Connections, load: PlannedLoad) -> LoadResult:
     sender = _Sender(connections, load)
     loop = asyncio.get_running_loop()
     pending = iter(load.sessions)
-    first_session = list(islice(pending, 1))  # read before the clock starts: to index a long trace takes seconds
+    first_session = list(islice(pending, 1))  # read before the clock starts: indexing a long trace takes seconds
     pending = chain(first_session, pending)
 
     async def play_arrivals(group: asyncio.TaskGroup) -> None:
@@ -298,7 +298,7 @@ async def _run(sender: _Sender, load: Callable[[asyncio.TaskGroup], Awaitable[No
     if failures:
         raise failures[0]
     if ending is EndReason.INTERRUPTED and (task := asyncio.current_task()) is not None:
-        task.uncancel()  # Ctrl-C ends the load, not the program: finished requests are still reported
+        task.uncancel()  # Ctrl-C ends only the load: the program still reports finished requests
     return LoadResult(records=sender.records, end_reason=ending)
 
 
@@ -310,9 +310,9 @@ def _leaves(error: Exception) -> list[Exception]:
 
 @contextmanager
 def _paused_gc(*, off: bool) -> Iterator[None]:
-    """Exempt what exists from garbage collection: a full pass over prepared requests takes tens of milliseconds.
+    """Exempt existing objects from garbage collection: a full pass over prepared requests takes tens of milliseconds.
 
-    With all requests prepared, collection is `off`; sessions that are built during the load need it.
+    With all requests prepared, collection is `off`; sessions built during the load need it.
     """
     gc.freeze()
     if off:

@@ -30,17 +30,17 @@ class DisplayIn(Flag):
 
 
 def count(value: float) -> str:
-    """Format a throughput: an integer with thousands separators, below 100 with one decimal."""
+    """Format a throughput as an integer with thousands separators, or with one decimal below 100."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
 def seconds(value: float) -> str:
-    """Format seconds with two decimals, below 0.1 s with three."""
+    """Format seconds with two decimals, or with three below 0.1 s."""
     return f"{value:.2f}" if value >= 0.1 else f"{value:.3f}"
 
 
 def share(value: float) -> str:
-    """Format a share of 1 as a percentage; only 1 itself is shown as 100 %."""
+    """Format a share of 1 as a percentage; only exactly 1 is shown as 100 %."""
     text = f"{value * 100:.1f}".removesuffix(".0")
     return f"{'99.9' if text == '100' and value < 1 else text} %"
 
@@ -51,7 +51,7 @@ def usd(value: float) -> str:
 
 
 def plain(value: float) -> str:
-    """Format any other number with three significant digits; from 1000 on as an integer."""
+    """Format any other number with three significant digits, or as an integer from 1000 on."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
@@ -59,7 +59,7 @@ def plain(value: float) -> str:
 class ReportMetric:
     """One metric: its value in a point, and its format.
 
-    `key` is the name in `report.json`. A published rate with a field of this name is compared with it.
+    `key` is its name in `report.json`. A published rate with a field of this name is compared with it.
     """
 
     key: str
@@ -105,7 +105,7 @@ class ReportMetric:
 
 
 def cached_share(point: Point) -> float | None:
-    """Return the share of prompt tokens from cache: from response usage, else from the server counters."""
+    """Return the share of cached prompt tokens, from response usage or else from the server counters."""
     if point.cache is None:
         return None
     return point.cache.usage_share if point.cache.usage_share is not None else point.cache.metrics_share
@@ -119,9 +119,10 @@ def usd_per_million_tokens(usd_per_hour: float | None, tok_per_s: float | None) 
 
 
 def steady_state(point: Point) -> Throughput | None:
-    """Return the steady window, or the full run of a closed loop or a trace.
+    """Return the throughput of the steady window, or of the full run for a closed loop or a trace.
 
-    A closed loop has constant load, except sessions, whose window ends before it falls; a trace has no steady state.
+    A closed loop has a constant load; with sessions, its window ends before the load falls. A trace has no steady
+    state.
     """
     return point.window or (point.full_run if point.concurrency is not None or point.sessions else None)
 
@@ -135,7 +136,7 @@ def _per_gpu(point: Point) -> float | None:
 
 
 def _latency(percentile: str, latency: str, scale: float = 1.0) -> Callable[[Point], float | None]:
-    """Return a function from a point to one percentile of one of its latencies: the names of two fields."""
+    """Return a function from a point to a percentile of a latency; both arguments are field names."""
 
     def value_of(point: Point) -> float | None:
         distribution = getattr(point.latency, latency, None)
@@ -147,14 +148,14 @@ def _latency(percentile: str, latency: str, scale: float = 1.0) -> Callable[[Poi
 def _per_user(percentile: str) -> Callable[[Point], float | None]:
     """Return a function from a point to tokens/s per user: the inverse of this percentile of TPOT.
 
-    With `p90` it is the rate that 90 % of the answers reach, the interactivity of InferenceX.
+    With `p90`, this is the rate that 90 % of the answers reach: InferenceX's interactivity.
     """
     tpot = _latency(percentile, "tpot_s")
     return lambda point: 1 / wait if (wait := tpot(point)) and wait > _MIN_TOKENS_PER_S else None
 
 
 def _total(point: Point) -> float | None:
-    """Return prompt and output tokens per second of sessions, cached prompt tokens included."""
+    """Return prompt and output tokens per second of sessions, including cached prompt tokens."""
     throughput = steady_state(point)
     return throughput.total_tok_per_s if throughput and point.sessions else None
 
@@ -177,7 +178,7 @@ def accept_length(point: Point) -> float | None:
 
 
 def _achievable(point: Point) -> float | None:
-    """Return the share of prompt tokens that a cache of this size can have."""
+    """Return the share of prompt tokens that a cache of this size can serve."""
     return point.cache.achievable_share if point.cache else None
 
 
@@ -288,7 +289,7 @@ METRICS: Final = (
 
 
 def metrics_for(display: DisplayIn) -> tuple[ReportMetric, ...]:
-    """Return the metrics displayed in one of these places, in order."""
+    """Return the metrics shown in `display`, in order."""
     return tuple(metric for metric in METRICS if display & metric.displays)
 
 
@@ -336,7 +337,7 @@ def forecast_text(forecast: CacheForecast) -> str:
 
 
 def knee_text(result: BenchResult) -> str:
-    """Return the knee, and the rates between it and the first unsustained rate, which could not be judged."""
+    """Return the knee, and the unjudged rates between it and the first unsustained rate."""
     unjudgeable = ", ".join(f"{rate:g}" for rate in rates_without_verdict(result.points))
     if result.knee_rps is None:
         return f"not judged at {unjudgeable} rps" if unjudgeable else "none found"

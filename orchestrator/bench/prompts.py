@@ -1,10 +1,10 @@
 """Prompts and arrival times, reproducible byte for byte from workload, seed and point.
 
-Random numbers come from SHAKE-128 over a label. Request 17 at 2.25 rps is therefore the same whether or not earlier
-rates were run (`--resume`), and no prompt suffix repeats within a run.
+Random numbers come from SHAKE-128 over a label. Request 17 at 2.25 rps is therefore the same with or without earlier
+rates (`--resume`), and no prompt suffix repeats within a run.
 
 Text prompts are passages of one text, which wraps around. No two suffixes of a point start at the same token.
-For an endpoint that takes no token ids, prompts are words with counted tokens: see `text_prompts.py`.
+For an endpoint without token ids, prompts are words with counted tokens: see `text_prompts.py`.
 """
 
 import hashlib
@@ -19,14 +19,14 @@ from typing import Final
 from orchestrator.bench.workload import Workload
 
 _OPENING_WORDS: Final = 4  # at the start of a text, or of a block
-FIRST_WORD: Final = "The"  # of each prompt of words: it follows no space, so its tokens may differ
+FIRST_WORD: Final = "The"  # first word of each prompt: no space precedes it, so its tokens may differ
 
 
 @dataclass(frozen=True, kw_only=True)
 class Words:
     """Text with token counts: words of one token, and passages of the text of a workload with text prompts."""
 
-    first_tokens: int  # of FIRST_WORD, with the tokens that the endpoint adds
+    first_tokens: int  # tokens of FIRST_WORD, including those that the endpoint adds
     single: tuple[str, ...]
     passages: tuple[tuple[str, int], ...] = ()
 
@@ -51,7 +51,7 @@ Source = Sequence[int] | Words
 def prompts(workload: Workload, label: str, count: int, text: Source = ()) -> Iterator[Prompt]:
     """Draw `count` prompts of exactly `input_tokens` tokens for the point `label`, with uniformly random prefixes.
 
-    `text` is the tokenized text of a workload with text prompts, or the words of an endpoint that takes no ids.
+    `text` is the tokenized text of a workload with text prompts, or the words for an endpoint without token ids.
     """
     choices = (choice % _prefixes(workload) for choice in _random_words(workload, f"{label}/choice", count))
     return _with_prefixes(workload, label, choices, text)
@@ -90,9 +90,9 @@ def _prompts_of_words(workload: Workload, label: str, choices: Iterable[int], wo
 
 
 def _words(workload: Workload, label: str, index: int, count: int, words: Words) -> str:
-    """Return text of `count` tokens: random words, with passages of the text between them if the workload has one.
+    """Return text of `count` tokens: random words, with passages of the workload's text, if any, between them.
 
-    Each text begins with random words, so that passages that repeat find nothing in a prefix cache.
+    Each text begins with random words, so that repeated passages do not hit a prefix cache.
     """
     passages, remaining = list[str](), count - _OPENING_WORDS
     if workload.prompts == "text" and words.passages:
@@ -110,9 +110,9 @@ def _json_text(text: str) -> bytes:
 
 
 def block_ids(workload: Workload, label: str, tokens: int, *, text: Sequence[int]) -> bytes:
-    """Return the ids of a block as the inside of a JSON array; fewer `tokens` are the beginning of more.
+    """Return the ids of a block as the inside of a JSON array; a shorter block is a prefix of a longer one.
 
-    A passage of `text` follows a few random tokens, so that blocks which begin at the same place differ.
+    A passage of `text` follows a few random tokens, so that blocks with the same passage differ.
     """
     if workload.prompts == "random":
         return _token_ids(workload, label, 0, tokens, text)
@@ -125,7 +125,7 @@ def block_ids(workload: Workload, label: str, tokens: int, *, text: Sequence[int
 def arrival_times(workload: Workload, rate_rps: float, count: int) -> list[float]:
     """Return the planned time of each request in seconds after the start; the last is exactly (count - 1) / rate.
 
-    Poisson gaps are rescaled to the nominal rate: without that, 200 draws miss it by 7 % in one run of three.
+    Poisson gaps are rescaled to the nominal rate; unscaled, 200 draws miss it by 7 % in one run of three.
     """
     if workload.arrivals == "constant":
         return [index / rate_rps for index in range(count)]

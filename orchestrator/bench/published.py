@@ -133,7 +133,7 @@ class ReproduceRun(StrictModel):
 
     profile: str
     called: str = ""  # name of the server; by default that of its profile
-    settings: tuple[str, ...] = ()  # overrides, as for `--set`
+    settings: tuple[str, ...] = ()  # overrides in the form of `--set`
     workloads: tuple[str, ...] = ()
     suites: tuple[str, ...] = ()
 
@@ -148,7 +148,7 @@ class Ablation(ReproduceRun):
 
     name: str = Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")
     claim: str  # published claim that the ablation tests
-    settings: tuple[str, ...]  # the suites run on both servers; the ablation is the baseline
+    settings: tuple[str, ...]  # suites run on both servers; the ablation is the baseline
 
     @property
     def is_baseline(self) -> bool:
@@ -173,7 +173,7 @@ class PublishedModel(StrictModel):
     instead_of: str
 
     def describe(self, model: object) -> str:
-        """Describe a model as like the published one or not; empty for any model but these two."""
+        """Describe whether a model is like the published one; empty for any model but these two."""
         if model == self.name:
             return "of the published kind"
         return f"not of the published kind, as `{self.name}` is" if model == self.instead_of else ""
@@ -243,7 +243,7 @@ class Prices(StrictModel):
     caveats: tuple[str, ...]
 
     def price_of(self, gpu: str) -> float | None:
-        """Return the USD per GPU-hour of a GPU by its marketing name, or None if it is not listed."""
+        """Return the price of a GPU in USD per hour by its marketing name, or None if it is not listed."""
         return next((entry.usd_per_gpu_hour for entry in self.prices if entry.gpu.lower() == gpu.lower()), None)
 
 
@@ -300,7 +300,7 @@ def load_published(name: str) -> Published:
 
 @dataclass(frozen=True, kw_only=True)
 class PriceBook:
-    """Prices in USD per GPU-hour: those of the user (by GPU, or "" for any GPU) before published ones."""
+    """Prices in USD per GPU-hour; the user's prices (by GPU, or "" for any GPU) precede published ones."""
 
     user_prices: Mapping[str, float]
     published: tuple[Prices, ...]
@@ -333,7 +333,7 @@ def parse_by_gpu(texts: Iterable[str], *, what: str, hint: str) -> dict[str, flo
 
 
 def price_book(prices: Sequence[str]) -> PriceBook:
-    """Return the prices of the command line, with the published ones as a fallback."""
+    """Return the command line's prices, with published prices as a fallback."""
     hint = "USD per GPU-hour: `--price 2.10` or `--price MI355X=2.10`"
     given = parse_by_gpu(prices, what="price", hint=hint)
     return PriceBook(user_prices=given, published=all_published(Prices))

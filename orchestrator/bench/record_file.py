@@ -1,4 +1,4 @@
-"""The measured requests of a load in a temporary file: memory holds none of them, however many they are."""
+"""The measured requests of a load, in a temporary file instead of memory."""
 
 import marshal
 import os
@@ -8,13 +8,13 @@ from array import array
 from collections.abc import Collection, Iterator
 from typing import IO, Final, NamedTuple
 
-_SIZE_BYTES: Final = 8  # of the size before each request
+_SIZE_BYTES: Final = 8  # size field before each request
 
 
 class RequestRecord(NamedTuple):
-    """One request as measured by the client; times in seconds after the begin of the measured window."""
+    """One request as measured by the client; times in seconds after the start of the measured window."""
 
-    # The arrays come first: they are read apart from the other fields.
+    # The arrays come first because they are read separately.
     chunk_s: "array[float]"  # of type "d": arrival times of the chunks with tokens
     chunk_tokens: "array[int]"  # of type "i": cumulative output tokens; empty if not reported with each chunk
     index: int  # type: ignore[assignment]  # in the order of sending; hides the method of a tuple
@@ -38,10 +38,10 @@ class RequestRecord(NamedTuple):
 
 
 class RecordFile(Collection[RequestRecord]):
-    """Requests in the order in which they ended, in a file that is closed with this."""
+    """Requests in the order in which they ended, in a file that lives as long as this object."""
 
     def __init__(self) -> None:
-        """Begin without a file: the first request makes it."""
+        """Begin without a file; the first request creates it."""
         self._file: IO[bytes] | None = None
         self._end = 0
         self._count = 0
@@ -51,7 +51,7 @@ class RecordFile(Collection[RequestRecord]):
         content = marshal.dumps([*record])  # arrays as bytes
         if self._file is None:
             self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed with this object
-            weakref.finalize(self, self._file.close)  # in a reference cycle, `__del__` may come after the file's
+            weakref.finalize(self, self._file.close)  # in a reference cycle, `__del__` may run after the file's
         self._file.write(len(content).to_bytes(_SIZE_BYTES) + content)
         self._file.flush()
         self._count += 1

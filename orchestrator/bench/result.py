@@ -40,10 +40,10 @@ class IssueKind(StrEnum):
     FAILED_REQUESTS = "failed-requests"
     CLIENT_LAGGED = "client-lagged"  # the load client missed its own schedule
     INCOMPLETE = "incomplete"  # interrupted, or the endpoint died
-    RANDOM_PROMPTS = "random-prompts"  # with speculation on, which they do not measure
-    ANOTHER_CLIENT = "another-client"  # whose figures have other definitions
+    RANDOM_PROMPTS = "random-prompts"  # with speculation, which random prompts do not measure
+    ANOTHER_CLIENT = "another-client"  # which defines metrics differently
     CHANGED_WORKLOAD = "changed-workload"  # requests or duration were overridden on the command line
-    # The next four are found when comparing, and are never in a result.
+    # Only a comparison finds the next four; a result never has them.
     ANOTHER_WORKLOAD = "another-workload"
     ANOTHER_MACHINE = "another-machine"
     UNKNOWN_HARDWARE = "unknown-hardware"
@@ -103,12 +103,12 @@ class Latency:
 
     @property
     def ttft_s(self) -> Distribution:
-        """The TTFT that is judged: from the planned arrival, or from sending if another client measured it."""
+        """The TTFT to judge: from the planned arrival, or from sending if another client measured it."""
         return self.ttft_from_schedule_s or self.ttft_from_send_s
 
     @property
     def e2e_s(self) -> Distribution:
-        """The duration of a request, counted as `ttft_s`."""
+        """The duration of a request, from the same start as `ttft_s`."""
         return self.e2e_from_schedule_s or self.e2e_from_send_s
 
 
@@ -118,7 +118,7 @@ class CacheHits:
 
     wanted_share: Share | None = None  # None for sessions
     usage_share: Amount | None = None  # from `cached_tokens` of the responses
-    achievable_share: Share | None = None  # of the forecast, for the size of this server's cache
+    achievable_share: Share | None = None  # forecast for the size of this server's cache
     metrics_share: Amount | None = None  # from the server counters
 
 
@@ -130,7 +130,7 @@ class ServerCounts:
     prompt_tokens: Count | None = None
     output_tokens: Count | None = None
     cached_tokens: Count | None = None
-    cached_device_tokens: Count | None = None  # by source, if the server tells
+    cached_device_tokens: Count | None = None  # by source, if reported
     cached_host_tokens: Count | None = None
     cached_storage_tokens: Count | None = None
     ttft_mean_s: Amount | None = None
@@ -164,12 +164,12 @@ class FailureCount:
 class SessionLoad:
     """The sessions of a point."""
 
-    sessions: Count  # with a measured request; subagents are not counted
+    sessions: Count  # sessions with a measured request, without subagents
     subagents: Count
-    warmup_requests: Count  # of the load, not measured
+    warmup_requests: Count  # sent but not measured
     dropped_requests: Count  # longer than `max_context`, or after such a request
     next_prompts: str  # what a later prompt of a session contains after the earlier ones
-    drawn_share: Share = 0.0  # of the answers in later prompts: replaced by drawn tokens, which no cache has
+    drawn_share: Share = 0.0  # share of the answers in later prompts replaced by drawn tokens, which no cache has
     speed: Rate | None = None  # of the recorded arrivals; None: a closed loop
 
 
@@ -243,9 +243,9 @@ class ServerProvenance:
     patch_receipt: dict[str, object] | None = None
     kernel_gate: dict[str, object] | None = None
     host: dict[str, object] | None = None
-    gpu: str | None = None  # hardware name in the plan, as `mi355x`
+    gpu: str | None = None  # hardware name in the plan, such as `mi355x`
     gpus: Count | None = None
-    layout: str | None = None  # as `TP4×DP2`; set by the user for an endpoint without a plan
+    layout: str | None = None  # such as `TP4×DP2`; set by the user for an endpoint without a plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,11 +265,11 @@ class CacheForecast:
 
     prompt_tokens: Count
     unlimited_share: Share
-    sizes: tuple[CacheSize, ...]  # ascending; the last one has all hits of an unlimited cache
+    sizes: tuple[CacheSize, ...]  # ascending; the largest has all hits of an unlimited cache
     replicas: Number
     cache_tokens: Count | None = None  # of a replica of this server
     share: Share | None = None
-    sampled_share: Share | None = None  # of the blocks from which the shares are estimated; None: all
+    sampled_share: Share | None = None  # share of the blocks used for the estimate; None: all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,7 +277,7 @@ class Run:
     """The metadata of a measurement."""
 
     tool_version: str
-    client: str | None = None  # the program that sent the load, as `aiperf 0.13.0`; None: deploy
+    client: str | None = None  # program that sent the load, such as `aiperf 0.13.0`; None: deploy
     started_at: str  # ISO 8601, UTC
     ended_at: str
     command: str  # quoted argv that repeats the measurement
@@ -341,7 +341,7 @@ Parsed = TypeVar("Parsed")
 
 
 def parse_strict(adapter: TypeAdapter[Parsed], text: str, *, description: str, location: str) -> Parsed:
-    """Parse JSON text and validate types and bounds. Raises BenchError for anything but a `description`."""
+    """Parse JSON text and validate types and bounds. Raises BenchError if it is not a valid `description`."""
     try:
         return adapter.validate_json(text, strict=True)
     except ValidationError as error:

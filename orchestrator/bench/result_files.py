@@ -30,7 +30,7 @@ def load_result(path: Path) -> BenchResult:
 
 
 def requests_file(point: Point) -> FileName:
-    """Return the name of the requests file of a point, derived from its load, as a label may hold any text."""
+    """Return the name of a point's requests file, derived from its load because a label may contain any text."""
     name = f"closed-{point.concurrency}" if point.offered_rps is None else f"{point.offered_rps:g}"
     return FileName(f"requests-{name}.jsonl")
 

@@ -63,11 +63,11 @@ class BenchTarget:
     warnings: tuple[PlanWarning, ...]  # of the plan
     kernel_gate: Callable[[], dict[str, object] | None]  # reads the kernel gate from the server log
     engine: str | None = None  # named by the user; None: detected
-    workload: str = DEFAULT_WORKLOAD  # name or file that is used if the command names none
+    workload: str = DEFAULT_WORKLOAD  # name or file used if the command names none
     gpus: range | None = None  # GPU indices on the host of the server; None if unknown
     replica_urls: tuple[str, ...] = ()  # base URLs of the replicas of a gateway
-    session_header: str | None = None  # by which that gateway keeps a session on its replica
-    on_result: Callable[[Path], object] = lambda _: None  # called with the absolute path of the result's directory
+    session_header: str | None = None  # header by which the gateway keeps a session on its replica
+    on_result: Callable[[Path], object] = lambda _: None  # called with the result directory's absolute path
     may_be_local: bool = True  # False: a local port that forwards to a cluster
 
 
@@ -79,9 +79,9 @@ class BenchOptions:
     tokens: tuple[int | None, int | None] = (None, None)  # input, output
     changes: WorkloadChanges
     api: str = "completions"
-    tool: str = "deploy"  # client that sends the load: deploy | aiperf
-    text_prompts: bool = False  # send text also where token ids are taken
-    session_header: str | None = None  # None: of the target
+    tool: str = "deploy"  # load client: deploy | aiperf
+    text_prompts: bool = False  # send text even if the endpoint accepts token ids
+    session_header: str | None = None  # None: the target's
     usd_per_gpu_hour: float | None
     label: str | None = None  # name in reports
     directory: Path | None
@@ -99,9 +99,9 @@ def is_url(target: str) -> bool:
 class ClaimedHardware:
     """The hardware and the engine of an endpoint URL, as claimed by the user."""
 
-    gpu: str | None = None  # name of a hardware file, as `b200`
+    gpu: str | None = None  # name of a hardware file, such as `b200`
     gpus: int | None = None
-    layout: str | None = None  # as `TP4×DP2`
+    layout: str | None = None  # such as `TP4×DP2`
     engine: str | None = None
 
     @classmethod
@@ -124,7 +124,7 @@ class ClaimedHardware:
 
 
 def bench(target: BenchTarget, options: BenchOptions, progress: Callable[[str, str], None]) -> tuple[BenchResult, Path]:
-    """Run a benchmark; return the result and its directory. Raises UsageError, and as `measure`."""
+    """Run a benchmark; return the result and its directory. Raises UsageError and the errors of `measure`."""
     if options.session_header is not None and not _HEADER.fullmatch(options.session_header):
         raise UsageError(f"`{options.session_header}` is not the name of a header", hint=f"such as `{SESSION_HEADER}`")
     name, workload = _workload(options, target.workload)
@@ -134,7 +134,7 @@ def bench(target: BenchTarget, options: BenchOptions, progress: Callable[[str, s
     if (reasons := unjudgeable_rates(workload)) and options.tool == "deploy":  # aiperf judges no rate
         warn("; ".join(reasons), hint="more `--requests`, or a longer `--duration`")
     directory = options.directory or _new_directory(name)
-    # aiperf has no `generate` API, in which alone a gateway takes token ids
+    # aiperf lacks the `generate` API, the only one in which a gateway accepts token ids
     needs_text = options.tool == "aiperf" and bool(target.replica_urls)
     request = BenchRequest(
         url=target.url,
@@ -166,7 +166,7 @@ def bench(target: BenchTarget, options: BenchOptions, progress: Callable[[str, s
 
 
 def _check_aiperf(options: BenchOptions, workload: Workload) -> None:
-    """Raise UsageError for what aiperf would ignore."""
+    """Raise UsageError for options and keys that aiperf would ignore."""
     if workload.warmup_requests:
         message = "cannot use `--warmup-requests` with aiperf: it measures all requests of a session"
         raise UsageError(message, hint="omit it, or omit `--tool aiperf`")
@@ -184,7 +184,7 @@ def _api(target: BenchTarget, options: BenchOptions) -> str:
 
 
 def _workload(options: BenchOptions, default: str) -> tuple[str, Workload]:
-    """Return the name and the workload of the options, else the default. Raises UsageError for an ambiguous one."""
+    """Return the name and workload from the options, else the default. Raises UsageError for ambiguous options."""
     input_tokens, output_tokens = options.tokens
     if options.workload is not None:
         if input_tokens is not None or output_tokens is not None:
@@ -209,9 +209,9 @@ def _workload(options: BenchOptions, default: str) -> tuple[str, Workload]:
 
 
 def apply_changes(workload: Workload, changes: WorkloadChanges) -> tuple[Workload, tuple[str, ...]]:
-    """Return the workload with its overrides, and the names of the overrides that make it incomparable.
+    """Return the workload with its overrides, and the names of overrides that make results incomparable.
 
-    Other rates keep it comparable, because each rate is compared separately. Raises UsageError for invalid overrides.
+    Other rates keep results comparable: each rate is compared separately. Raises UsageError for invalid overrides.
     """
     _check_changes(workload, changes)
     update: dict[str, object] = {key: value for key, value in vars(changes).items() if value is not None}
@@ -248,7 +248,7 @@ def _check_changes(workload: Workload, changes: WorkloadChanges) -> None:
 
 
 def resume_command(command: str, directory: Path) -> str:
-    """Return the command that resumes the measurement of `command` in `directory`."""
+    """Return the command that resumes the measurement in `directory` that `command` started."""
     argv = shlex.split(command)
     if not any(word == "--output" or word.startswith("--output=") for word in argv):
         argv += ["--output", str(directory)]
@@ -256,7 +256,7 @@ def resume_command(command: str, directory: Path) -> str:
 
 
 def _new_directory(workload: str) -> Path:
-    """Return a directory that does not exist yet, named after the workload and the time."""
+    """Return a new directory path, named after the workload and the time."""
     started = f"{workload}-{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%SZ}"
     names = (FileName(started if number == 1 else f"{started}-{number}") for number in itertools.count(1))
     return next(directory for name in names if not (directory := Path("results") / name).exists())

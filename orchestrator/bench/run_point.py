@@ -39,7 +39,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """A finished warm-up of the point `label`; `seed` is the part of its prompts' seed that differs between points."""
+    """A finished warm-up of the point `label`; `seed` is the variable part of its prompts' seed."""
 
     label: str
     seed: str
@@ -58,14 +58,14 @@ class PointRunner:
     read_energy: EnergyReader | None
     progress: Callable[[str, str], None]
     source: SessionSource | None = None  # None: independent prompts
-    session_header: str | None = None  # carries the name of the session, for a gateway that routes by it
+    session_header: str | None = None  # header with the session's name, for a gateway that routes by session
     salt: str = ""  # varies the prompts between runs if the caches cannot be flushed
 
     async def warm_up(self, label: str) -> WarmUp:
         """Flush the prefix caches, then send one request for each prefix to each replica.
 
-        Each replica has its own cache, so warm-up requests are pinned where the engine can do it; measured requests are
-        balanced by the server. Raises BenchError if a request fails or has a length other than requested.
+        Each replica has its own cache, so warm-up requests are pinned if the engine supports it; the server balances
+        measured requests. Raises BenchError if a request fails or its length differs from the request.
         """
         if self.source is not None:
             return await self._warm_up_sessions(label, self.source)
@@ -84,13 +84,13 @@ class PointRunner:
 
     @property
     def _replicas(self) -> tuple[int, str | None, list[int | None]]:
-        """The number of replicas, the field that pins a request to one of them, and their ranks as far as known."""
+        """The number of replicas, the field that pins a request to a replica, and the known ranks."""
         replicas = self.endpoint.facts.replicas
         pinned = self.endpoint.rank_field if replicas > 1 else None
         return replicas, pinned, list(range(replicas)) if pinned else [None]
 
     async def _warm_up_sessions(self, label: str, source: SessionSource) -> WarmUp:
-        """Send the first prompt of the sessions with other tokens to each replica, then flush the prefix caches."""
+        """Send the shape of the first prompt, with other tokens, to each replica; then flush the prefix caches."""
         first = next(source.trees())[0]
         replicas, pinned, ranks = self._replicas
         self.progress(f"{label}: warm-up", f"1 prompt on {replicas} replica(s)")
@@ -106,7 +106,7 @@ class PointRunner:
         return WarmUp(label, "" if flushed else f"{self.salt}{label}/", description)
 
     async def _warm(self, planned: PlannedRequest, prompts: Sequence[tuple[Sequence[bytes], int | None]]) -> None:
-        """Send prompts to their ranks: one after the other on each, all ranks at the same time."""
+        """Send prompts to their ranks, sequentially on each rank and in parallel across ranks."""
 
         def sessions(rank_number: int | None) -> list[SinglePrompt]:
             chosen = (prompt for prompt, rank in prompts if rank == rank_number)
@@ -196,7 +196,7 @@ class PointRunner:
         )
 
     async def _independent(self, seed: str, count: int, times: Sequence[float] | None = None) -> list[SinglePrompt]:
-        """Build the independent prompts of a point before its load starts, so that building them delays no request."""
+        """Build a point's independent prompts before its load starts, so that no request is delayed."""
         drawn = prompts(self.workload, seed, count, self.text)
         planned = PlannedRequest(input_tokens=self.workload.input_tokens, output_tokens=self.workload.output_tokens)
         return await _collect_cooperatively(
@@ -222,7 +222,7 @@ class PointRunner:
         )
 
     def _finish(self, point: Point, load_result: LoadResult) -> tuple[Point, LoadResult]:
-        """Return a point with its load; a client with figures of its own puts them in."""
+        """Return a point with its load; a client with its own figures adds them."""
         return point, load_result
 
     async def _send(self, label: str, load: PlannedLoad) -> LoadResult:  # noqa: ARG002 - for a client with files
@@ -268,7 +268,7 @@ class _Window:
         self.before, self.energy = await self._endpoint.metrics(), await _read_energy(self._read_energy)
 
     def begin_soon(self) -> None:
-        """Begin while the load runs, unless that has happened before it."""
+        """Read the counters while the load runs, unless they were read before it."""
         if not self._started:
             self._task = asyncio.create_task(self.begin())
 
@@ -298,7 +298,7 @@ async def _collect_cooperatively(items: Iterable[Item]) -> list[Item]:
 
 
 def check_warmup(planned: PlannedRequest, records: Collection[RequestRecord]) -> None:
-    """Raise BenchError if a warm-up request failed or has not the exact length, which would invalidate all metrics."""
+    """Raise BenchError if a warm-up request failed or has the wrong length, which would invalidate all metrics."""
     for record in records:
         if record.failure not in {None, "wrong-length"}:
             raise BenchError(f"warm-up failed: {record.failure}", details=record.failure_example, hint=_hint(record))
@@ -323,7 +323,7 @@ def _hint(record: RequestRecord) -> str:
 
 
 async def _read_energy(reader: EnergyReader | None) -> EnergyReading | str | None:
-    """Return an energy reading, the reason why there is none, or None without a reader; requests go on meanwhile."""
+    """Return an energy reading, the reason for its absence, or None without a reader; requests continue meanwhile."""
     try:
         return await in_thread(reader) if reader else None
     except EnergyUnavailableError as error:

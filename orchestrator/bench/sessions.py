@@ -15,7 +15,7 @@ from orchestrator.bench.traces.trace import SessionSource, count, open_trace
 from orchestrator.bench.workload import Workload
 from orchestrator.core.errors import ProfileError
 
-_CACHED_TOKENS: Final = 1 << 21  # of blocks; 4 to 7 bytes each
+_CACHED_TOKENS: Final = 1 << 21  # tokens in cached blocks; 4 to 7 bytes each
 _MAX_KEY: Final = 128
 
 
@@ -51,7 +51,7 @@ def open_sessions(workload: Workload) -> SessionSource | None:
 
 
 def _limited(trees: Iterator[Tree], workload: Workload) -> Iterator[Tree]:
-    """Yield the sessions up to `requests`, if set, each without what is longer than `max_context`."""
+    """Yield the sessions up to `requests`, if set, each without requests longer than `max_context`."""
     limit = workload.requests if "requests" in workload.model_fields_set else None
     sent = 0
     for tree in trees:
@@ -64,7 +64,7 @@ def _limited(trees: Iterator[Tree], workload: Workload) -> Iterator[Tree]:
 
 
 def _from_zero(trees: Iterator[Tree], trace: str) -> Iterator[Tree]:
-    """Yield the sessions with arrivals from the first one on. Raises ProfileError if they are not in order."""
+    """Yield the sessions with arrivals relative to the first. Raises ProfileError if they are not in order."""
     begin = last = None
     for number, tree in enumerate(trees, start=1):
         first = tree[0].arrival_s or 0.0
@@ -82,7 +82,7 @@ def _from_zero(trees: Iterator[Tree], trace: str) -> Iterator[Tree]:
 
 
 def without_long(tree: Tree, max_context: int) -> Tree:
-    """Return the tree without requests of more tokens, later ones of their sessions, and the subagents of these."""
+    """Return the tree without requests over `max_context`, later requests of their sessions, and subagents of these."""
     selected: dict[int, TraceRequest] = {}
     ended: set[str] = set()
     new_index: dict[int, int] = {}
@@ -100,9 +100,9 @@ class SessionTokens:
     """The token ids of the blocks of a point, as insides of JSON arrays."""
 
     def __init__(self, workload: Workload, label: str, text: Sequence[int], *, block_tokens: int) -> None:
-        """Draw from `text`, or at random; another `label` gives other tokens. `block_tokens` is the largest block."""
-        self.answers = 0  # of successful requests, in later prompts
-        self.drawn_answers = 0  # those without token ids, replaced by drawn tokens
+        """Draw from `text`, or at random; each `label` gives other tokens. `block_tokens` is the largest block."""
+        self.answers = 0  # answers of successful requests in later prompts
+        self.drawn_answers = 0  # answers without token ids, replaced by drawn tokens
         self._draw = partial(block_ids, workload, text=text)
         self._label = label
         self._block = lru_cache(max(_CACHED_TOKENS // block_tokens, 1))(
@@ -131,13 +131,13 @@ class SessionTokens:
 
 
 def session_key(name: str) -> str:
-    """Return the value of a header for the name of a session: the name, or its hash if it is no such value."""
+    """Return a session's name as a header value, or its hash if the name is not a valid value."""
     is_plain = name.isascii() and name.isprintable() and name == name.strip() and 0 < len(name) <= _MAX_KEY
     return name if is_plain else hashlib.sha256(name.encode()).hexdigest()[:32]
 
 
 class TreeSession:
-    """A tree of requests that are built one by one, while the load runs."""
+    """A tree of requests, built one by one during the load."""
 
     def __init__(
         self,
@@ -148,13 +148,13 @@ class TreeSession:
     ) -> None:
         """Plan the requests of `tree`.
 
-        `build` makes a request from token ids (the inside of a JSON array), its plan, and the name of the session.
+        `build` creates a request from token ids (the inside of a JSON array), its plan, and the session's name.
         """
         continued = {(item.session, item.position - 1) for item in tree if item.continues}
         self._tree = tree
         self._tokens = tokens
         self._build = build
-        self._contexts: dict[str, tuple[bytes, int]] = {}  # prompt and answer of the last request of a session
+        self._contexts: dict[str, tuple[bytes, int]] = {}  # each session's last prompt and answer
         self._prompts: dict[int, bytes] = {}
         planned = map(plan, tree)
         self.requests: Sequence[PlannedRequest] = tuple(
@@ -170,7 +170,7 @@ class TreeSession:
         return self._build(prompt, planned, self._tree[0].session)
 
     def answered(self, index: int, ids: bytes | None) -> None:
-        """Keep prompt and answer if a later prompt begins with them."""
+        """Save prompt and answer if a later prompt begins with them."""
         if (prompt := self._prompts.pop(index, None)) is not None:
             request = self._tree[index]
             self._tokens.answers += ids != b""
@@ -180,7 +180,7 @@ class TreeSession:
 
 
 def plan_closed(request: TraceRequest, *, max_delay_s: float | None) -> PlannedRequest:
-    """Plan a request without its recorded arrival: it follows those before it."""
+    """Plan a request to follow its predecessors, ignoring its recorded arrival."""
     delay = request.delay_s if max_delay_s is None else min(request.delay_s, max_delay_s)
     return PlannedRequest(
         input_tokens=request.input_tokens,
@@ -194,7 +194,7 @@ def plan_closed(request: TraceRequest, *, max_delay_s: float | None) -> PlannedR
 
 
 def plan_open(request: TraceRequest, *, speed: float, max_delay_s: float | None) -> PlannedRequest:
-    """Plan a request at its recorded arrival, divided by `speed`; only a continued prompt waits for the answer."""
+    """Plan a request at its recorded arrival divided by `speed`; only a continued prompt waits for an answer."""
     closed = plan_closed(request, max_delay_s=max_delay_s)
     if request.arrival_s is None:
         return replace(closed, delay_s=closed.delay_s / speed)

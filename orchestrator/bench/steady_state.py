@@ -5,10 +5,10 @@ planned arrival (the batch starts to drain). A window shorter than one median la
 and gives no valid rate: overloaded, four H200 gave 8,889 tok/s over 22 s, but 5,905 in a window of 0.46 s.
 
 **Completion ratio**: completions in the window / requests that were due in it, those planned one median latency before.
-The noise of the arrivals does not matter to it, but chance does: if each request is missing with a probability of 3 %,
+Noise in the arrivals does not affect the ratio, but chance does: if each request is missing with a probability of 3 %,
 at most `_tolerated(due)` are missing in 95 % of all runs. If more are missing, the load is not sustained; if fewer, but
-more than 3 %, the rate is not judged. If more requests complete than were due, beyond the same bound, a queue drained,
-for example after a stall: the window then has no valid rate.
+more than 3 %, the rate is not judged. If completions exceed the requests due by more than the same bound, a queue
+drained, for example after a stall: the window then has no valid rate.
 
 **Growth**: the slope of TTFT over planned time (Theil-Sen, second half of the arrivals), in seconds per second. A
 server that completes mu of lambda rps has a growth of lambda/mu - 1, so the limit of 0.03 corresponds to the ratio of
@@ -32,7 +32,7 @@ from orchestrator.bench.workload import SustainedLimits, Workload
 
 MIN_COMPLETION_RATIO: Final = 0.97
 MAX_TTFT_GROWTH: Final = 0.03
-_MIN_REQUESTS: Final = 20  # fewer cannot tell an overload from two late requests
+_MIN_REQUESTS: Final = 20  # with fewer, two late requests look like an overload
 _MIN_WINDOW_S: Final = 5.0  # in a shorter window an overload may look sustained
 _MAX_GROUPS: Final = 200
 
@@ -49,7 +49,7 @@ def steady_window(records: Collection[RequestRecord]) -> tuple[float, float] | N
 
 
 def is_steady(records: Collection[RequestRecord], window: tuple[float, float]) -> bool:
-    """Return whether the window has a valid rate: at least one median latency long, without the drain of a queue."""
+    """Return whether the window has a valid rate: it lasts at least one median latency, and no queue drains."""
     begin, end = window
     completed, due = completions(records, window)
     return end - begin >= begin / 2 and completed - due <= _tolerated(due)
@@ -65,7 +65,7 @@ def completions(records: Collection[RequestRecord], window: tuple[float, float])
 
 
 def completion_ratio(records: Collection[RequestRecord], window: tuple[float, float]) -> float | None:
-    """Return completed / due requests of the window; None for too few requests."""
+    """Return completed / due requests of the window; None with too few requests."""
     completed, due = completions(records, window)
     return completed / due if due >= _MIN_REQUESTS else None
 
@@ -178,7 +178,7 @@ def knee(points: Sequence[Point]) -> float | None:
 
 
 def rates_without_verdict(points: Sequence[Point]) -> tuple[float, ...]:
-    """Return the rates between the knee and the first unsustained rate, which could not be judged."""
+    """Return the unjudged rates between the knee and the first unsustained rate."""
     knee_rate = knee(points) or 0.0
     return tuple(rate for rate, _ in _below_overload(points) if rate > knee_rate)
 

@@ -56,7 +56,7 @@ class StreamedResponse:
         self._body = b""
         self._tokens = max_tokens
         self._keeps_ids = keep_ids
-        self._ids = b""  # of the answer so far, as the inside of a JSON array
+        self._ids = b""  # token ids of the answer so far, as the inside of a JSON array
 
     @property
     def answer_ids(self) -> bytes | None:
@@ -76,13 +76,13 @@ class StreamedResponse:
             self._process_event(event, now)
 
     def fail(self, kind: str, example: str) -> None:
-        """Record why the response is incomplete; the first reason is kept, with secrets removed."""
+        """Record why the response is incomplete; only the first reason counts. Secrets are redacted."""
         self.failure = self.failure or (kind, excerpt(example.strip(), _MAX_EXCERPT))
 
     def finish(self) -> Usage | None:
-        """Parse the usage at the end; None, with `failure` set, if the response is incomplete."""
+        """Return the usage at the end; None, with `failure` set, if the response is incomplete."""
         event, last = self._counted, self._last
-        self._counted = self._last = b""  # free memory: events of sglang's own API hold the whole text
+        self._counted = self._last = b""  # free memory: events of sglang's own API contain the whole text
         if self.framing.status != 200:
             self.fail(*self._http_error())
         elif not self.stream_ended:

@@ -1,7 +1,7 @@
-"""Prompts as text, of an exact length, for endpoints that take no token ids: their `usage` counts the tokens.
+"""Text prompts of an exact length, for endpoints that do not accept token ids; their `usage` counts the tokens.
 
-A tokenizer of language models does not merge tokens across a space before a word, so that the counts of words add up.
-The warm-up checks the sum.
+Tokenizers of language models do not merge tokens across a space before a word, so the counts of words add up. The
+warm-up checks the sum.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _CANDIDATES: Final = (
 
 
 async def takes_token_ids(endpoint: Endpoint, *, timeout_s: float) -> bool:
-    """Return whether the endpoint takes token ids: all do that do not refuse a request with them."""
+    """Return whether the endpoint accepts token ids, that is, does not reject a request with token ids."""
     try:
         status, _ = await endpoint.generate_one(_PROBE, timeout_s=timeout_s)
     except NoResponseError:
@@ -40,9 +40,9 @@ async def takes_token_ids(endpoint: Endpoint, *, timeout_s: float) -> bool:
 
 
 async def count_words(endpoint: Endpoint, text: str, *, timeout_s: float) -> Words:
-    """Return words of one token, and passages of `text` with their token counts, as the endpoint counts them.
+    """Return words of one token and passages of `text`, with token counts by the endpoint.
 
-    Raises BenchError if it does not count, or too few words have one token.
+    Raises BenchError if the endpoint reports no counts, or too few words have one token.
     """
     first = await _count(endpoint, FIRST_WORD, timeout_s)
     candidates = _CANDIDATES.split()

@@ -21,7 +21,7 @@ _MAX_PROMPT_TOKENS: Final = 200_000_000  # about 1 GB of token ids as JSON
 ANY_IDS: Final = (100, 499)  # ids in every vocabulary, above the usual special tokens
 
 
-# Keys that only sessions have, and keys that only independent prompts have.
+# Keys of sessions only, and keys of independent prompts only.
 _OF_SESSIONS: Final = frozenset({"sessions", "trace", "speeds", "max_think_time_s", "max_context", "warmup_requests"})
 _OF_PROMPTS: Final = frozenset({"cache_hit_rate", "num_prefixes", "request_rates", "ramp", "arrivals"})
 
@@ -117,7 +117,7 @@ class Workload(StrictModel):
 
     @property
     def has_sessions(self) -> bool:
-        """Whether the load is made of sessions (synthetic or recorded) instead of independent prompts."""
+        """Whether the load consists of sessions (synthetic or recorded), not independent prompts."""
         return self.sessions is not None or self.trace is not None
 
     def _most_prompt_tokens(self) -> int:
@@ -160,7 +160,7 @@ def workload_name(name_or_file: str) -> str:
 
 
 def validate_workload(data: Mapping[str, object]) -> Workload:
-    """Return the workload of options. Raises UsageError with each problem."""
+    """Return the workload described by options. Raises UsageError with each problem."""
     try:
         return Workload.model_validate(data)
     except ValidationError as error:
@@ -185,7 +185,7 @@ def load_workload(name_or_file: str, *, catalog: Catalog | None = None) -> Workl
 
 def require_context(name: str, workload: Workload, context: int, profile: str) -> None:
     """Raise UsageError if a request of the workload is longer than the context of a profile."""
-    needed = workload.input_tokens + workload.output_tokens  # of sessions only `bench` knows it
+    needed = workload.input_tokens + workload.output_tokens  # unknown for sessions, which `bench` checks
     if needed > context:
         raise UsageError(
             f"a request of `{name}` has {needed:,} tokens; the context of `{profile}` has {context:,}",

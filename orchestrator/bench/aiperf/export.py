@@ -1,7 +1,7 @@
 """The result of a run of aiperf 0.13.0 (`profile_export_aiperf.json`, schema 1.4) as a point. Pure.
 
-A metric that aiperf does not have stays None. Its definitions are in its docs/metrics-reference.md: times count from
-the moment a request is sent, throughput from the first request to the last response.
+A metric that aiperf does not measure stays None. aiperf defines its metrics in docs/metrics-reference.md: times count
+from the sending of a request, throughput from the first request to the last response.
 """
 
 from dataclasses import replace
@@ -29,7 +29,7 @@ EXPORT: Final = "profile_export_aiperf.json"
 
 
 class _Export(BaseModel):
-    """Used fields of a file of aiperf; others are ignored."""
+    """The used fields of an aiperf file; other fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
@@ -84,12 +84,12 @@ _EXPORT: Final = TypeAdapter(AiperfExport)
 
 
 def parse_export(text: str, *, location: str) -> AiperfExport:
-    """Parse the file. Raises BenchError for anything else."""
+    """Parse the file. Raises BenchError if it is not such an export."""
     return parse_strict(_EXPORT, text, description=f"`{EXPORT}` of aiperf", location=location)
 
 
 def with_export(point: Point, export: AiperfExport, gpus: int | None, price: Price | None = None) -> Point:
-    """Return a point without requests with the figures of aiperf; the counters of the server are our own."""
+    """Return the point with the figures of aiperf, but without requests; server counters stay those of `deploy`."""
     succeeded, failed = _count(export.request_count), _count(export.error_request_count)
     throughput = _throughput(export, gpus)
     return replace(

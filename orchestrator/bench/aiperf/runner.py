@@ -1,7 +1,7 @@
-"""The runner of the points that aiperf measures; warm-up, server counters and energy are those of `deploy`.
+"""The runner of points whose load aiperf sends; `deploy` warms up and reads server counters and energy.
 
 Keys of its configuration from config/config.py, endpoint.py, phases.py and dataset/config.py of aiperf 0.13.0. Each
-request is a line of a Mooncake trace with a `payload`, which aiperf sends as it is: both clients send the same bytes.
+request is a line of a Mooncake trace with a `payload`, which aiperf sends unchanged: both clients send the same bytes.
 """
 
 import asyncio
@@ -30,12 +30,12 @@ from orchestrator.engine.requests import Api
 from orchestrator.hosts.venvs.venv import ensure_venv
 
 _VERSION: Final = "0.13.0"
-_REQUIREMENTS: Final = "aiperf-0.13.0.txt"  # of its virtual environment, below images/
-KEY: Final = "DEPLOY_AIPERF_KEY"  # environment variable that the configuration names in place of the API key
+_REQUIREMENTS: Final = "aiperf-0.13.0.txt"  # requirements of its virtual environment, below images/
+KEY: Final = "DEPLOY_AIPERF_KEY"  # environment variable with the API key, named in the configuration
 _REQUESTS: Final = FileName("requests.jsonl")
 _TOKENIZER: Final = FileName("tokenizer")
 _OFF: Final = {"enabled": False}
-# It counts nothing here, as the server reports the tokens; without one, aiperf downloads a tokenizer.
+# Unused, since the server counts the tokens; without it, aiperf downloads a tokenizer.
 _TOKENIZER_FILES: Final = {
     "tokenizer.json": {
         "version": "1.0",
@@ -51,12 +51,12 @@ _POLL_S: Final = 0.2
 _GRACE_S: Final = 10.0  # after Ctrl-C
 _TAIL: Final = 12
 _MAX_LOG: Final = 1 << 26
-_OFFLINE: Final = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")  # set, aiperf takes a directory for a name on the hub
+_OFFLINE: Final = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")  # if set, aiperf treats a directory as a name on the hub
 _LOG: Final = "aiperf.log"
 
 
 def aiperf_program(home: Home) -> Path:
-    """Return the program in its own virtual environment, which the first call builds. Raises BuildError."""
+    """Return the program in its own virtual environment; the first call builds it. Raises BuildError."""
     venv = ensure_venv(data_root() / "images" / _REQUIREMENTS, home=home, progress=Progress())
     return venv.python.with_name("aiperf")
 
@@ -89,7 +89,7 @@ class AiperfRunner(PointRunner):
         return replace(super()._load(sessions, f"{CLIENT}: {activity}", count), warmup_requests=0, duration_s=None)
 
     async def _send(self, label: str, load: PlannedLoad) -> LoadResult:
-        """Run aiperf; its temporary files are removed in any case. Raises BenchError with its log if it fails."""
+        """Run aiperf and always remove its temporary files. Raises BenchError with its log if it fails."""
         out = self.directory / FileName(f"aiperf-{label}")
         remove_tree(out, within=self.directory)
         with tempfile.TemporaryDirectory(prefix="deploy-aiperf-") as folder:
@@ -142,8 +142,8 @@ class AiperfRunner(PointRunner):
 async def _write_requests(trace: BinaryIO, sessions: Iterable[PlannedSession], *, recorded: bool) -> tuple[int, float]:
     """Write the requests as lines of a trace; return the number of sessions, and the time of the last arrival.
 
-    aiperf replays the lines of a session one after the other: subagents follow each other, and an answer that the next
-    prompt continues is replaced by drawn tokens.
+    aiperf replays the lines of a session one after another: subagents run in turn, and drawn tokens replace an answer
+    that the next prompt continues.
     """
     count, last = 0, 0.0
     for number, session in enumerate(sessions):
@@ -156,12 +156,12 @@ async def _write_requests(trace: BinaryIO, sessions: Iterable[PlannedSession], *
             count += index == 0 or name.endswith(f".{index}")
             at = planned.arrival_s if recorded else None
             trace.write(payload_line(body, planned, session=name, arrival_s=at))
-        await asyncio.sleep(0)  # for Ctrl-C
+        await asyncio.sleep(0)  # so that Ctrl-C is handled
     return count, last
 
 
 def _read_export(out: Path, code: int) -> AiperfExport:
-    """Return the summary that aiperf wrote. Raises BenchError if it failed or measured only a part."""
+    """Return the summary that aiperf wrote. Raises BenchError if aiperf failed or measured only part of the load."""
     log, file = out / _LOG, out / EXPORT
     output = redact(read_file(log, max_bytes=_MAX_LOG).decode(errors="replace"))
     if code or not file.is_file():
@@ -180,7 +180,7 @@ def _read_export(out: Path, code: int) -> AiperfExport:
 
 
 def payload_line(body: bytes, planned: PlannedRequest, *, session: str, arrival_s: float | None) -> bytes:
-    """Return the line of one request, whose JSON is `body`."""
+    """Return the line for one request with the JSON `body`."""
     fields: dict[str, object] = {"session_id": session, "output_length": planned.output_tokens}
     if arrival_s is not None:
         fields["timestamp"] = arrival_s * 1e3
@@ -199,7 +199,7 @@ def aiperf_config(
     has_key: bool,
     session_header: str | None = None,
 ) -> str:
-    """Return the configuration as JSON, a subset of YAML, of the requests and the tokenizer in `work`.
+    """Return the configuration for the requests and tokenizer in `work`, as JSON (a subset of YAML).
 
     The API key is the value of the variable `KEY`.
     """
@@ -212,7 +212,7 @@ def aiperf_config(
         "use_server_token_count": True,
     }
     if session_header is not None:
-        endpoint["session_header"] = session_header  # its value is an id that aiperf makes for each session
+        endpoint["session_header"] = session_header  # aiperf sends an id for each session
     if has_key:
         endpoint["api_key"] = f"${{{KEY}}}"
     slo = workload.slo

@@ -1,7 +1,7 @@
-"""The uses of the prefix cache by the requests of a trace, in the order in which a server would get them. Pure.
+"""The prefix-cache accesses of a trace's requests, in the order in which a server would receive them. Pure.
 
-The order depends on how fast the server is, which is unknown before the run: each output token is assumed to take
-`S_PER_TOKEN`. Sessions that run at the same time take turns in any case, so the hit rates depend on it by little.
+The order depends on the server's speed, which is unknown before the run: each output token is assumed to take
+`S_PER_TOKEN`. Concurrent sessions alternate at any speed, so the hit rates hardly depend on it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -27,10 +27,10 @@ def cache_accesses(
     warmup_requests: int = 0,
     drawn_share: float = 0.0,
 ) -> Iterator[CacheAccess]:
-    """Yield the accesses of the sessions: `concurrency` of them at a time, or each at its recorded arrival.
+    """Yield the accesses of the sessions: `concurrency` at a time, or each at its recorded arrival.
 
-    Only the sessions that run at the same time are in memory. Delays count up to `max_delay_s`. For `drawn_share` of
-    the answers, 0 to 1, later prompts have other tokens; they are chosen at random, always the same ones.
+    Only running sessions are in memory. Delays count up to `max_delay_s`. For `drawn_share` of the answers, 0 to 1,
+    later prompts have other tokens; the random choice of answers is reproducible.
     """
     max_delay = float("inf") if max_delay_s is None else max_delay_s
     choices = Random(0)  # noqa: S311 - not for security
@@ -41,7 +41,7 @@ def cache_accesses(
 
 
 def _recorded_blocks(request: TraceRequest) -> list[Block]:
-    """Return the blocks of a prompt; tokens after the last id are new."""
+    """Return the blocks of a prompt, with new blocks for the tokens after the last id."""
     blocks, remaining = list[Block](), request.input_tokens
     for item in request.block_ids:
         blocks.append((item, min(request.block_tokens, remaining)))
@@ -50,10 +50,10 @@ def _recorded_blocks(request: TraceRequest) -> list[Block]:
 
 
 class _RunningTree:
-    """A tree that runs: the ends of the requests that were sent, and what each other one waits for.
+    """A running tree: the end times of sent requests, and the dependencies of the others.
 
-    If a prompt continues a session, its new tokens and its answer are one block, however many they are. Later turns
-    share a block, so a session of N turns has about 16 log N blocks, and all its prompts take little more than N steps.
+    If a prompt continues a session, its new tokens and its answer form a single block of any size. Later turns share a
+    block, so a session of N turns has about 16 log N blocks, and all its prompts take little more than N steps.
     """
 
     def __init__(self, tree: Tree) -> None:
@@ -65,10 +65,10 @@ class _RunningTree:
                 self.followers[before].append(index)
         self._waits = [len(request.after) for request in tree]
         self._continued = {(item.session, item.position - 1) for item in tree if item.continues}
-        self._contexts: dict[str, list[Block]] = {}  # prompt and answer of the last request of a session
+        self._contexts: dict[str, list[Block]] = {}  # each session's last prompt and answer
 
     def end(self, index: int, at: float) -> Iterator[int]:
-        """Note the end of a request; yield the requests that wait for no other one."""
+        """Record the end of a request; yield the requests that are no longer waiting."""
         self.ends[index] = at
         for follower in self.followers[index]:
             self._waits[follower] -= 1
@@ -76,9 +76,9 @@ class _RunningTree:
                 yield follower
 
     def blocks(self, index: int, *, is_drawn: bool) -> tuple[list[Block], list[Block]]:
-        """Return the blocks of a prompt, and with its output; the requests are asked for in the order of sending.
+        """Return the blocks of a prompt, without and with its output; call it in the order of sending.
 
-        With `is_drawn`, the later prompts of the session have other tokens in place of the output.
+        With `is_drawn`, later prompts of the session have other tokens in place of the output.
         """
         request = self.tree[index]
         prompt = self._contexts.pop(request.session, [])
@@ -108,7 +108,7 @@ def _extended(blocks: list[Block], position: int, tokens: int) -> list[Block]:
 def _in_order(
     trees: Iterable[Tree], *, concurrency: int | None, max_delay_s: float
 ) -> Iterator[tuple[_RunningTree, int]]:
-    """Yield each request as its tree and index, by the time at which it is sent."""
+    """Yield each request as its tree and index, in the order of sending."""
     pending, order = iter(trees), count()
     queue: list[tuple[float, int, _RunningTree, int]] = []  # time, tie, tree, request
     next_tree = next(pending, None)
@@ -136,7 +136,7 @@ def _in_order(
 def _starts(
     next_tree: Tree, queue: list[tuple[float, int, _RunningTree, int]], *, running: int, concurrency: int | None
 ) -> bool:
-    """Return whether the next tree starts before the next request that is due."""
+    """Return whether the next tree starts before the next queued request."""
     if concurrency is not None:
         return running < concurrency
     return not queue or (next_tree[0].arrival_s or 0.0) <= queue[0][0]

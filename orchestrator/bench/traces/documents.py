@@ -10,13 +10,13 @@ from pydantic import TypeAdapter, ValidationError
 from orchestrator.core.errors import Problem, ProfileError
 from orchestrator.core.validation import validation_problems
 
-_MAX_BYTES: Final = 1 << 28  # of one document: a session with all its block ids
+_MAX_BYTES: Final = 1 << 28  # for one document: a session with all its block ids
 Parsed = TypeVar("Parsed")
 
 
 @dataclass(frozen=True, slots=True)
 class TraceDocument:
-    """One JSON document, with its place in the file."""
+    """One JSON document, with its location in the file."""
 
     content: bytes
     location: str  # file:line
@@ -24,7 +24,7 @@ class TraceDocument:
 
 
 def documents(path: Path) -> Iterator[TraceDocument]:
-    """Yield the documents of a trace. Raises ProfileError for an unreadable file and for an endless line."""
+    """Yield the documents of a trace. Raises ProfileError for an unreadable file or an overlong line."""
     try:
         if path.is_dir():
             for item in sorted(path.glob("*.json")):
@@ -59,7 +59,7 @@ def _unreadable(path: Path, error: OSError) -> ProfileError:
 
 
 def parse(adapter: TypeAdapter[Parsed], document: TraceDocument, *, expected: str) -> Parsed:
-    """Parse a document. Raises ProfileError with its location, each problem, and what was expected."""
+    """Parse a document. Raises ProfileError with its location, each problem, and the `expected` form."""
     try:
         return adapter.validate_json(document.content, strict=True)
     except ValidationError as error:

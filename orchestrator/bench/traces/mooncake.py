@@ -1,8 +1,8 @@
 """Mooncake traces (FAST'25): one request per line, its prompt as hashes of blocks of 512 tokens.
 
 Fields and units as in aiperf 0.13.0 (dataset/loader/models.py, `MooncakeTrace`): `timestamp` and `delay` in ms. A line
-with hashes has the whole prompt. A later line of a session without hashes has only the new tokens: its prompt continues
-the previous one with the answer of the server, as in aiperf (`DELTAS_WITHOUT_RESPONSES`).
+with hashes describes the whole prompt. A later line of a session without hashes describes only the new tokens: its
+prompt continues the previous prompt and the server's answer, as in aiperf (`DELTAS_WITHOUT_RESPONSES`).
 """
 
 from array import array
@@ -40,9 +40,9 @@ _LINE: Final = TypeAdapter(_MooncakeLine)
 
 
 def trees(path: Path) -> Iterator[Tree]:
-    """Yield the sessions in the order of their first lines; a line without `session_id` is a session.
+    """Yield the sessions in the order of their first lines; a line without `session_id` is a session by itself.
 
-    Of the lines of sessions only the offsets stay in memory: about 400 bytes for a session of five lines.
+    Only the offsets of sessions' lines stay in memory: about 400 bytes for a session of five lines.
     """
     index: _Index = {}
     for number, (document, line) in enumerate(_lines(path)):

@@ -10,17 +10,17 @@ from dataclasses import dataclass
 class TraceRequest:
     """One request of a trace: its session, arrival and prompt.
 
-    Equal block ids mean equal tokens, in the whole trace; the last block may be shorter. Tokens after the blocks occur
-    in no other request. If `continues`, the prompt is the previous prompt of the session, the answer of the server, and
+    Equal block ids mean equal tokens throughout the trace; the last block may be shorter. Tokens after the blocks occur
+    in no other request. If `continues`, the prompt consists of the session's previous prompt, the server's answer, and
     new tokens, without ids.
     """
 
     session: str
     position: int  # in its session, from 0
-    parent: str | None = None  # the session that started this one, for a subagent
-    arrival_s: float | None = None  # after the start of the trace; None: only after the requests of `after`
-    after: tuple[int, ...] = ()  # indices in the tree of the requests that end before this one is sent
-    delay_s: float = 0.0  # from the last end of `after` to sending
+    parent: str | None = None  # for a subagent: the session that started it
+    arrival_s: float | None = None  # after the start of the trace; None: only after the requests in `after`
+    after: tuple[int, ...] = ()  # tree indices of requests that must end first
+    delay_s: float = 0.0  # from the end of the last request in `after` to sending
     block_ids: Sequence[int]
     block_tokens: int
     input_tokens: int
@@ -32,11 +32,11 @@ Tree = tuple[TraceRequest, ...]  # one session with its subagents, in the order 
 
 
 def block_id_base(name: str) -> int:
-    """Return the first of 2**62 consecutive block ids for `name`; they differ from those of another name."""
+    """Return the first of 2**62 consecutive block ids reserved for `name`."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) >> 1
 
 
 def private_block_ids(name: str, tokens: int, block_tokens: int, *, begin: int = 0) -> "array[int]":
-    """Return the ids of the blocks `begin` and later of a prompt of `tokens` tokens that only `name` sends."""
+    """Return the ids of blocks from `begin` on, for a prompt of `tokens` tokens that only `name` sends."""
     base = block_id_base(name)
     return array("Q", range(base + begin, base + max(begin, -(-tokens // block_tokens))))

@@ -51,7 +51,7 @@ def synthetic_trees(shape: SessionShape, seed: int) -> Iterator[Tree]:
 
 
 class _Session:
-    """One session while its requests are drawn."""
+    """A session under construction."""
 
     def __init__(self, shape: SessionShape, name: str, draw: random.Random) -> None:
         self._shape = shape
@@ -74,7 +74,7 @@ class _Session:
 
     def _subagent(self, name: str, parent_request: int) -> int:
         children = self._shape.subagents
-        assert children is not None  # noqa: S101 - the caller has looked
+        assert children is not None  # noqa: S101 - checked by the caller
         last = parent_request
         for position in range(children.turns):
             last = self._add_request(name, position, (last,), children.first_prompt_tokens, parent=self._name)

@@ -14,7 +14,7 @@ from orchestrator.bench.traces.request import Tree
 from orchestrator.core.errors import ProfileError
 
 _READERS: Final[Mapping[str, Callable[[Path], Iterator[Tree]]]] = {"mooncake": mooncake.trees, "weka": weka.trees}
-_KEYS: Final = {"requests": "weka", "input_length": "mooncake"}  # the key by which a format is known
+_KEYS: Final = {"requests": "weka", "input_length": "mooncake"}  # the key that identifies a format
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,22 +22,22 @@ class TraceTotals:
     """The totals of all requests of a trace; tokens as recorded."""
 
     requests: int
-    sessions: int  # without subagents
+    sessions: int  # excluding subagents
     subagents: int
     input_tokens: int
     output_tokens: int
     longest_prompt: int
     longest_request: int  # prompt and output
-    continued: int  # prompts that contain the answer of the server
+    continued: int  # prompts that contain the server's answer
     block_tokens: int
     last_arrival_s: float | None  # None if a session has no arrival
 
 
 @dataclass(frozen=True, kw_only=True)
 class SessionSource:
-    """Valid sessions, as often as they are needed, with their subagents: of a trace, in its order, or synthetic."""
+    """A repeatable source of valid sessions with their subagents: those of a trace, in its order, or synthetic ones."""
 
-    trees: Callable[[], Iterator[Tree]]  # reading a trace again takes no more memory than one session
+    trees: Callable[[], Iterator[Tree]]  # rereads the trace, one session in memory at a time
     totals: TraceTotals
     format: str  # mooncake | weka | synthetic
     digest: str | None  # hex sha256 of the documents of a trace
@@ -45,12 +45,12 @@ class SessionSource:
 
     @property
     def longest(self) -> tuple[int, int]:
-        """The tokens of the longest prompt, and of the longest prompt with its output."""
+        """The longest prompt, and the longest prompt with its output, in tokens."""
         return self.totals.longest_prompt, self.totals.longest_request
 
 
 def open_trace(path: Path) -> SessionSource:
-    """Read a trace once, to the end. Raises ProfileError with file and line if it is unreadable, invalid or empty."""
+    """Read a whole trace once. Raises ProfileError with file and line if it is unreadable, invalid or empty."""
     format_ = _format(path)
     if format_ == "mooncake" and (path.is_dir() or path.suffix == ".json"):
         hint = "write one request per line into a `.jsonl` file"

@@ -1,9 +1,9 @@
 """Traces of coding agents (Weka's kv-cache-tester, semianalysisai/cc-traces-weka): one session per document.
 
 Fields as in aiperf 0.13.0 (dataset/loader/weka_trace_models.py): seconds from the start of the session, block hashes
-that are valid within it, and subagents with requests of their own. A subagent starts after the request before its
-entry; the first request after its recorded end waits for it. aiperf also splits parallel requests of one list into
-sessions of their own; here they follow one another.
+that are valid within it, and subagents with their own requests. A subagent starts after the request before its entry;
+the first request after its recorded end waits for it. aiperf also splits parallel requests of one list into separate
+sessions; here they follow one another.
 """
 
 from array import array
@@ -55,7 +55,7 @@ _SESSION: Final = TypeAdapter(_WekaSession)
 
 
 def trees(path: Path) -> Iterator[Tree]:
-    """Yield the sessions in the order of the trace, one in memory at a time."""
+    """Yield the sessions in the order of the trace, with one in memory at a time."""
     for document in documents(path):
         if tree := _Builder(document, parse(_SESSION, document, expected=EXPECTED)).tree():
             yield tree
@@ -74,7 +74,7 @@ class _Builder:
     def tree(self) -> Tree:
         last: int | None = None
         position = 0
-        running: list[tuple[float, int]] = []  # recorded end and last request of the subagents not waited for
+        running: list[tuple[float, int]] = []  # recorded end and last request of each subagent still running
         for entry in self._session.requests:
             if isinstance(entry, _Subagent):
                 if (child := self._add_subagent(entry, last)) is not None:
@@ -91,10 +91,10 @@ class _Builder:
         return tuple(self._requests)
 
     def _add_subagent(self, entry: _Subagent, parent_request: int | None) -> int | None:
-        """Add the requests of a subagent; return the index of the last one, None without any."""
+        """Add the requests of a subagent; return the index of the last, None without any."""
         last = parent_request
         for position, call in enumerate(entry.requests):
-            # current captures count from the start of the session, older ones from that of the subagent
+            # current captures count from the start of the session, older captures from the start of the subagent
             at = call.t if call.t >= entry.t else entry.t + call.t
             name = f"{self._session.id}/{entry.agent_id}"
             after = () if last is None else (last,)
