@@ -1,8 +1,8 @@
-"""Checkpoint architectures as sglang treats them: KV cache layout and output parsers.
+"""Checkpoint architectures in sglang: KV cache layout and output parsers.
 
 Source: `srt/configs/model_config.py` in sglang's wheels 0.5.14 to 0.5.23; line numbers are those of 0.5.16: latent
 attention at 789, sparse attention at 105, sliding windows at 1908, keys and values per head for all others (:940).
-The table lists the architectures whose cache is read from a config.json, and those it is not, with the reason.
+The table lists architectures whose cache is read from a config.json, and unsupported architectures with the reason.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ class Architecture:
     attention: Attention
     reason: str = ""  # for `other`: the feature whose sizes are not read
     windows: bool = False  # some layers have a sliding window, see `layer_types` in the config
-    hybrid: Hybrid | None = None  # layers of another kind, see checkpoints/hybrid.py
+    hybrid: Hybrid | None = None  # layers without attention over all tokens, see checkpoints/hybrid.py
     sparse: bool = False  # uses DeepSeek's sparse attention if the config has `index_topk`
     expert_size: str = "moe_intermediate_size"  # the config key with an expert's inner dimension
     separate_experts: bool = False  # loads routed experts one by one; an MTP layer, if any, follows the last layer
@@ -92,9 +92,9 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "MiniMaxM3SparseForConditionalGeneration": _BLOCKS,
 }
 
-# The options that name a parser, with what a model that needs one does.
+# The options that name a parser, with the ability of models that need one.
 PARSERS: Final = {Meaning.REASONING_PARSER.value: "reasons", Meaning.TOOL_PARSER.value: "calls tools"}
-_SPOKEN_OF: Final = dict(zip(PARSERS, ("think", "tool"), strict=True))  # words of a template that needs the parser
+_SPOKEN_OF: Final = dict(zip(PARSERS, ("think", "tool"), strict=True))  # words in a template that needs the parser
 _COOKBOOK: Final = "sglang cookbook "
 
 
@@ -103,9 +103,9 @@ def _parsers(page: str, *, reasoning: str | None = None, tools: str | None = Non
     return tuple(ParserFlag(flag=flag, value=value, source=_COOKBOOK + page) for flag, value in values if value)
 
 
-# By architecture, or by `model_type` if one architecture covers several families. Parsers that differ between
-# checkpoints of one architecture are left out: Qwen3 Instruct does not reason, DeepSeek-V3.2-Exp formats tool calls as
-# V3.1 does, and GLM-4.7 differs from GLM-4.5 and 4.6 (GLM-4.7-Flash.mdx, "Parser names by model").
+# By architecture, or by `model_type` if one architecture covers several families. Omitted are parsers that differ
+# between checkpoints of one architecture: Qwen3 Instruct does not reason, DeepSeek-V3.2-Exp formats tool calls like
+# V3.1, and GLM-4.7 differs from GLM-4.5 and 4.6 (GLM-4.7-Flash.mdx, "Parser names by model").
 _PARSERS: Final[Mapping[str, tuple[ParserFlag, ...]]] = {
     "GlmMoeDsaForCausalLM": _parsers("GLM-5.2.mdx", reasoning="glm45", tools="glm47"),
     "Glm4MoeLiteForCausalLM": _parsers("GLM-4.7-Flash.mdx", reasoning="glm45", tools="glm47"),
@@ -124,9 +124,9 @@ _PARSERS: Final[Mapping[str, tuple[ParserFlag, ...]]] = {
 }
 
 
-# Texts of a chat template, all of which it has, with the parser for it: the rules of sglang 0.5.21 that look for texts
-# alone, in its order (srt/parser/template_detection.py, `REASONING_PARSER_RULES`, `TOOL_CALL_PARSER_RULES`), and texts
-# of rules that look at more: the hybrid Qwen3, and a prompt that begins the thinking of ChatML itself.
+# Texts that must all occur in a chat template, and the parser to use: sglang 0.5.21's rules that match only texts, in
+# its order (srt/parser/template_detection.py, `REASONING_PARSER_RULES`, `TOOL_CALL_PARSER_RULES`), and the texts of two
+# rules with further conditions: the hybrid Qwen3, and ChatML whose prompt opens the thinking block.
 _CODER: Final = ("<function=", "<parameter=")
 _STEP: Final = (*_CODER, "reasoning_effort", "Reasoning: ")
 _MIMO: Final = ("if not enable_thinking is defined", "set enable_thinking = false")
@@ -162,9 +162,9 @@ _TEMPLATES: Final[Mapping[str, tuple[tuple[tuple[str, ...], str], ...]]] = {
 
 
 def parsers_of(architecture: str, model_type: str, template: str) -> tuple[ParserFlag, ...]:
-    """Return the parser options for a checkpoint: by its chat template, else by its `model_type` or architecture.
+    """Return the parser options for a checkpoint, by its chat template, else by its `model_type` or architecture.
 
-    A template without the word for thinking, or for tools, needs no such parser. sglang does not start with a reasoning
+    A template that mentions neither thinking nor tools needs no parser for it. sglang does not start with a reasoning
     parser whose tokens the tokenizer lacks (0.5.16, constrained/reasoner_grammar_backend.py:246).
     """
     parsers = (parser for name in (architecture, model_type) for parser in _PARSERS.get(name, ()))

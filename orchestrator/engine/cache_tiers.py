@@ -1,4 +1,4 @@
-"""The tiers of the KV cache behind the device's (HiCache): the host's memory, then storage.
+"""The tiers of the KV cache below GPU memory (HiCache): host memory, then storage.
 
 Source: sglang's wheels 0.5.14 to 0.5.23, below `sglang/srt/mem_cache/`; line numbers are those of 0.5.14.
 """
@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-DEVICE, HOST, STORAGE = "device", "host", "storage"  # as `cached_tokens_details` names them
-RESERVE: Final = 10 << 30  # bytes of free memory that no rank may take; pool_host/base.py:25
+DEVICE, HOST, STORAGE = "device", "host", "storage"  # names in `cached_tokens_details`
+RESERVE: Final = 10 << 30  # bytes of host memory that ranks leave free; pool_host/base.py:25
 DEFAULT_RATIO: Final = 2.0  # server_args.py:1776
-_UNKNOWN_INDEXER: Final = 1.23  # of GLM-5.2, whose pools are the largest known (SemiAnalysisAI/InferenceX#3329)
+_UNKNOWN_INDEXER: Final = 1.23  # GLM-5.2, with the largest known pools (SemiAnalysisAI/InferenceX#3329)
 _WRITE_BACK: Final = "write_back"
 
 
@@ -18,56 +18,56 @@ _WRITE_BACK: Final = "write_back"
 class HostTier:
     """The tier of the KV cache in the host's memory. A field is None or 0 if only a start can tell it."""
 
-    tokens: int | None  # of a replica
-    bytes: int  # of one rank, all pools
-    keeps_copies: bool  # of what the device has
+    tokens: int | None  # per replica
+    bytes: int  # all pools of one rank
+    keeps_copies: bool  # of tokens that the device holds
 
     def reach(self, device: int) -> int | None:
-        """Return the different tokens that `device` tokens of the device and the host's hold together."""
+        """Return the distinct tokens in the host tier and a device cache of `device` tokens together."""
         return None if self.tokens is None else max(self.tokens, device) if self.keeps_copies else self.tokens + device
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheTiers:
-    """The options of the tiers; each rank has a pool of its own in the host's memory."""
+    """The options of the tiers; each rank has its own pool in host memory."""
 
-    kv_bytes: int | None  # of a rank's pool of keys and values; None: by `ratio`
-    ratio: float  # tokens on the host for each on the device
+    kv_bytes: int | None  # size of a rank's pool of keys and values; None: by `ratio`
+    ratio: float  # host tokens per device token
     write_policy: str
     storage: str | None  # the backend: file, mooncake, …
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The tiers behind the device."""
+        """The tiers below the device."""
         return (HOST, *((STORAGE,) if self.storage else ()))
 
     @property
     def verifiable(self) -> tuple[str, ...]:
-        """The tiers that a check can read: what is written back reaches storage only when the device evicts it."""
+        """The tiers that a check can test: with write-back, tokens reach storage only after the device evicts them."""
         return self.names if self._keeps_copies else (HOST,)
 
     @property
     def _keeps_copies(self) -> bool:
-        """Whether the host's pool also has what the device has: it is written when it is computed or used again."""
+        """Whether the host's pool also holds the device's tokens, because they are written when computed or reused."""
         return self.write_policy != _WRITE_BACK
 
     def reach(self, device: int) -> int | None:
-        """Return the different tokens that all tiers hold; None if storage holds more, or a size is given in bytes."""
+        """Return the distinct tokens in all tiers; None if storage holds more, or a size is given in bytes."""
         if self.storage or self.kv_bytes is not None:
             return None
         return HostTier(tokens=int(device * self.ratio), bytes=0, keeps_copies=self._keeps_copies).reach(device)
 
     def describe(self) -> str:
-        """Return the tiers in words: `host memory 2 x the device's pool, storage file`."""
+        """Describe the tiers: `host memory 2 x the device's pool, storage file`."""
         size = f"{self.ratio:g} x the device's pool" if self.kv_bytes is None else f"{self.kv_bytes / 1e9:g} GB a rank"
         return f"host memory {size}{f', storage {self.storage}' if self.storage else ''}, {self.write_policy}"
 
     def host_pool(self, *, token_bytes: float, index_bytes: float, tokens: int | None, state_bytes: int) -> HostTier:
         """Return the tier on the host.
 
-        A token takes `token_bytes` on a rank of the device, keys of an indexer included; `index_bytes` are theirs. A
-        size counts keys and values alone (pool_host/base.py:58); the pools of indexer and draft have as many tokens.
-        How a size is divided where requests have states depends on the version (0.5.18, `_split_hicache_size`).
+        A token takes `token_bytes` on a device rank, including `index_bytes` for the keys of an indexer. A size in
+        bytes covers only keys and values (pool_host/base.py:58); the pools of indexer and draft have as many tokens. If
+        requests have states, the division of the size depends on the version (0.5.18, `_split_hicache_size`).
         """
         if self.kv_bytes is not None and state_bytes:
             return HostTier(tokens=None, bytes=self.kv_bytes, keeps_copies=self._keeps_copies)
@@ -81,7 +81,7 @@ class CacheTiers:
         return HostTier(tokens=held, bytes=size, keeps_copies=self._keeps_copies)
 
     def unknown_pool(self, *, device_bytes: int) -> HostTier:
-        """Return the tier on the host if the size of a token is unknown; `device_bytes` are those of the device's."""
+        """Return the tier on the host if the size of a token is unknown; the device's pool has `device_bytes`."""
         size = device_bytes * self.ratio if self.kv_bytes is None else self.kv_bytes * _UNKNOWN_INDEXER
         return HostTier(tokens=None, bytes=int(size), keeps_copies=self._keeps_copies)
 

@@ -1,8 +1,8 @@
 """A synchronous client of a server: health, models, completions, streams, sglang's own API, metrics.
 
 The client guards against a hostile or broken server: every request has a total time limit, every response a size limit;
-redirects are not followed, and proxies from the environment are ignored. Each connection serves one request: a new
-connection costs little compared with the seconds that a response takes, and the server might have closed an old one.
+it ignores redirects and proxies from the environment. Each connection serves one request: a new connection costs little
+compared with a response that takes seconds, and the server might have closed an old one.
 """
 
 import json
@@ -72,7 +72,7 @@ class EngineClient:
         limits: Timeouts = DEFAULT_TIMEOUTS,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        """Create a client for the base URL `url`; `limits` apply to every request but health.
+        """Create a client for the base URL `url`; `limits` apply to every request except health.
 
         Raises NoResponseError for an invalid URL.
         """
@@ -98,16 +98,16 @@ class EngineClient:
         self.close()
 
     def close(self) -> None:
-        """Close the client; no request is possible afterwards."""
+        """Close the client for good."""
         self._client.close()
 
     def health(self, *, tries: int = 1, timeout: float = inf) -> int:
         """Return the HTTP status of `/health`, for which the server generates a token.
 
-        Each of the `tries` ends after `timeout` seconds, or after HEALTH_LIMITS if these are shorter.
+        Each of the `tries` ends after `timeout` seconds, or after HEALTH_LIMITS if shorter.
 
-        A busy server needs two tries: a health request that arrives while another one ends waits for an output that
-        never comes (sglang 0.5.14, managers/scheduler.py:1633), so a single 503 proves nothing.
+        A busy server needs two tries: a health request that arrives while another ends waits for an output that never
+        comes (sglang 0.5.14, managers/scheduler.py:1633), so a single 503 proves nothing.
         """
         status = 0
         for _ in range(tries):
@@ -117,9 +117,9 @@ class EngineClient:
         return status
 
     def models(self, *, timeout: float = inf) -> dict[str, int | None]:
-        """Return the served models, each with its context length in tokens, None if the server does not report it.
+        """Return the served models with their context lengths in tokens, None if unreported.
 
-        The request ends after `timeout` seconds, or after the client's own limits if these are shorter.
+        The request ends after `timeout` seconds, or after the client's own limits if shorter.
         """
         return read_models(self._object("GET", MODELS, limits=self._limits.capped(timeout)))
 
@@ -153,13 +153,13 @@ class EngineClient:
         return self._status("POST", path, content=content, with_key=with_key)
 
     def status(self, method: str, path: str, body: Body | None = None, *, limits: Timeouts | None = None) -> int:
-        """Send a request with any method; return the HTTP status. `limits` replace the client's own."""
+        """Send a request with any method; return the HTTP status. `limits` replace the client's limits."""
         return self._status(method, path, content=None if body is None else json.dumps(body).encode(), limits=limits)
 
     def events(self, path: str, body: Body, headers: Mapping[str, str] | None = None) -> Iterator[bytes]:
         """POST `body` and yield the events of the streamed response as they arrive, without the final `[DONE]`.
 
-        Raises UnexpectedResponseError also for an error event and for a stream that ends without `[DONE]`.
+        Also raises UnexpectedResponseError for an error event, or a stream that ends without `[DONE]`.
         """
         reader = SseParser()
         content = json.dumps({**body, "stream": True}).encode()
@@ -240,7 +240,7 @@ def _words(error: Exception | None, end: Deadline, limits: Timeouts) -> str:
 def _tls(url: str) -> ssl.SSLContext:
     """Return a TLS context that trusts the system's authorities and `SSL_CERT_FILE`.
 
-    For plain HTTP the context is empty, because loading the authorities takes time.
+    For plain HTTP the context is empty, since loading the authorities takes time.
     """
     return ssl.create_default_context() if url.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
@@ -269,7 +269,7 @@ def _require_ok(response: httpx.Response) -> None:
     body = b""
     for data in _bounded(response, MAX_RESPONSE_BYTES):
         body += data
-        if len(body) >= MAX_SPELLING:  # enough to redact a key that the excerpt would cut in two
+        if len(body) >= MAX_SPELLING:  # enough to redact a key at the end of the excerpt
             break
     text = excerpt(body, _MAX_TEXT)
     path, code = response.request.url.path, response.status_code

@@ -1,8 +1,8 @@
-"""Prefill and decode in servers of their own: sglang's options for each role, and how the KV cache crosses.
+"""Separate servers for prefill and decode: sglang's options for each role, and the transfer of the KV cache.
 
-A prefill server reads a prompt and hands its KV cache to a decode server, which generates. A router (SGLang's gateway)
-sends each request to both; the decode server finds the prefill server at its bootstrap port. Alone, either refuses a
-request: `400 Disaggregated request received without bootstrap room id` (0.5.14).
+A prefill server processes a prompt and sends its KV cache to a decode server, which generates. A router (SGLang's
+gateway) sends each request to both; the decode server finds the prefill server at its bootstrap port. Without the
+router, both reject a request: `400 Disaggregated request received without bootstrap room id` (0.5.14).
 """
 
 import re
@@ -17,27 +17,27 @@ ROLES: Final = (PREFILL, DECODE)
 MODE: Final = "disaggregation-mode"
 BACKEND: Final = "disaggregation-transfer-backend"
 BOOTSTRAP_PORT: Final = "disaggregation-bootstrap-port"
-DECODE_CACHE: Final = "disaggregation-decode-enable-radix-cache"  # a decode server has no prefix cache without it
+DECODE_CACHE: Final = "disaggregation-decode-enable-radix-cache"  # without it, a decode server has no prefix cache
 RDMA_ONLY: Final = "mori"  # sglang 0.5.14, disaggregation/mori/conn.py:372; newer versions too
-# Policies of the gateway that send equal prefixes to the same server (smg 1.13.0). With two prefill servers and others,
-# 151 prefixes were saved to the host tier and none was read again (ROCm/ATOM, recipes/DeepSeek-V4-Agentic-PD-Max.md).
+# Gateway policies that send equal prefixes to the same server (smg 1.13.0). With others, on two prefill servers, 151
+# prefixes were saved to the host tier and none was read again (ROCm/ATOM, recipes/DeepSeek-V4-Agentic-PD-Max.md).
 PREFIX_AFFINE: Final = ("cache_aware", "prefix_hash", "consistent_hashing")
-# Lines of a server's log: TCP where RDMA was meant is 5 to 20 times slower, and nothing else says so (AMD-AGI/Infera).
+# Lines of a server's log: they alone show TCP instead of RDMA, which is 5 to 20 times slower (AMD-AGI/Infera).
 _TCP: Final = re.compile(r"MC_FORCE_TCP|TcpTransport: listen|GID is NULL")
-_RDMA: Final = re.compile(r"installTransport, type=rdma")  # of Mooncake
+_RDMA: Final = re.compile(r"installTransport, type=rdma")  # Mooncake
 
-# Of a prefill server: its transfers to decode servers, without health checks (0.5.14 and 0.5.16 with Mooncake, seen).
+# A prefill server's transfers to decode servers, without health checks (seen in 0.5.14 and 0.5.16 with Mooncake).
 TRANSFERS: Final = "sglang:kv_transfer_latency_ms_count"
 
 
 def direct_request_problem(role: str) -> tuple[str, str]:
-    """Return the reason why a server of this role cannot be measured alone, and a hint."""
+    """Return why a server of this role cannot be measured alone, and a hint."""
     problem = f"a {role} server rejects requests that do not come from its gateway (no bootstrap room)"
     return problem, "use the name or the URL of its gateway"
 
 
 def missing_decode_cache(flags: Container[str], options: Container[str]) -> str:
-    """Return the option of a version that gives a decode server a prefix cache, if `flags` leave it out; else ""."""
+    """Return the option for a prefix cache in a decode server if the version has it and `flags` omit it, else ""."""
     return DECODE_CACHE if DECODE_CACHE in options and DECODE_CACHE not in flags else ""
 
 
@@ -56,18 +56,18 @@ def gateway_words(prefill: Iterable[tuple[str, int]], decode: Iterable[str]) -> 
 
 
 def worker_fields(role: str, bootstrap_port: int | None) -> dict[str, object]:
-    """Return the fields that tell the gateway the role of a worker that is added."""
+    """Return the fields that tell the gateway the role of a new worker."""
     port = {} if bootstrap_port is None else {"bootstrap_port": bootstrap_port}
     return {"worker_type": role, **port}
 
 
 def network_unknown(backend: str, *, tcp: bool) -> str:
-    """Return why no log tells the network of a backend; "" if its log does, or if the backend has one network only."""
+    """Return why the log does not show a backend's network; "" if it does, or if the backend has only one network."""
     return "the log of nixl names no network: it may be TCP" if backend == "nixl" and not tcp else ""
 
 
 def transfer_problem(log: Iterable[str], *, backend: str, tcp: bool) -> str:
-    """Return what the log of a server says against the network of its profile; "" if nothing does."""
+    """Return the contradiction between a server's log and the network of its profile; "" if there is none."""
     over_tcp = over_rdma = ""
     for line in log:
         over_tcp = over_tcp or (line.strip() if _TCP.search(line) else "")

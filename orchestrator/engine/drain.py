@@ -1,10 +1,10 @@
-"""The requests of a server that is about to stop: count them, and abort those that are left after a time limit.
+"""The requests of a server that is about to stop: count them, and abort the remaining ones after a time limit.
 
-On SIGTERM sglang answers `/health` with 503 at once, still accepts requests, and waits for the running ones without a
-limit (0.5.14, managers/tokenizer_manager.py, `sigterm_watchdog`): the limit comes from here.
+On SIGTERM sglang immediately answers `/health` with 503, still accepts requests, and waits for running requests without
+a limit (0.5.14, managers/tokenizer_manager.py, `sigterm_watchdog`): this module sets the limit.
 
-This file is also a program, the preStop hook of a server's container in a cluster, beside `liveness.py`. It runs with
-the engine's own Python (3.10 in AMD's images) and the standard library only.
+This file is also a program, the preStop hook of a server's container in a cluster, next to `liveness.py`. It runs with
+the engine's own Python (3.10 in AMD's images) and only the standard library.
 
     python3 -I -S drain.py PORT SECONDS [CONFIG]
 """
@@ -21,24 +21,25 @@ if __package__:
     from orchestrator.engine.liveness import key_in, send_request
 else:
     sys.path.append(str(Path(__file__).parent))
-    from liveness import key_in, send_request  # type: ignore[import-not-found, no-redef]  # the same, beside this program
+    from liveness import key_in, send_request  # type: ignore[import-not-found, no-redef]  # the same file
 
 ABORT: Final = "/abort_request"
-# The first until 0.5.20. The second answers 500 with fastapi 0.165 and --enable-metrics (0.5.14, srt/utils/common.py).
+# The first exists until 0.5.20; the second answers 500 with fastapi 0.165 and --enable-metrics (0.5.14,
+# srt/utils/common.py).
 LOADS: Final = ("/get_load", "/v1/loads")
 _MAX_BYTES: Final = 1 << 20
-_TIMEOUT: Final = 2.0  # seconds for an answer: neither path waits for the scheduler
+_TIMEOUT: Final = 2.0  # seconds for an answer; neither path waits for the scheduler
 _POLL: Final = 0.5
-_IDLE_POLLS: Final = 2  # polls without a request in a row: one may be on its way
+_IDLE_POLLS: Final = 2  # consecutive polls without requests, as a request may be on its way
 _LAUNCH: Final = b"sglang.launch_server"
 
 
 class UnknownLoadError(Exception):
-    """The server answers, but does not say how many requests it has."""
+    """The server answers, but does not report its number of requests."""
 
 
 class ServerRequests:
-    """The requests of one server, at most as old as 15 of its decode steps (`load_snapshot_publish_interval`)."""
+    """The requests of one server, at most 15 of its decode steps old (`load_snapshot_publish_interval`)."""
 
     def __init__(self, host: str, port: int, *, key: str) -> None:
         """Count requests at an address. `key` is "" if the server has no API key."""
@@ -71,7 +72,7 @@ class ServerRequests:
 
 
 def _requests_in(content: bytes) -> int:
-    """Return the running and queued requests of all ranks in an answer to one of `LOADS`. Raises UnknownLoadError."""
+    """Return the running and queued requests of all ranks from a response to `LOADS`. Raises UnknownLoadError."""
     try:
         data: Any = json.loads(content)
         ranks = data["loads"] if isinstance(data, dict) else data
@@ -82,22 +83,22 @@ def _requests_in(content: bytes) -> int:
 
 
 class RequestTally:
-    """Counts of the requests of one draining server that ended and that were aborted."""
+    """Counts of ended and of aborted requests of one draining server."""
 
     def __init__(self, requests: ServerRequests) -> None:
-        """Begin with the requests that the server has now. Raises OSError, UnknownLoadError."""
+        """Begin with the server's current requests. Raises OSError, UnknownLoadError."""
         self._requests = requests
         self.left = self._seen = requests.count()
         self.aborted = 0
-        self.is_busy = self.left > 0  # and answers
+        self.is_busy = self.left > 0  # and responds
 
     @property
     def ended(self) -> int:
-        """The requests that ended by themselves, if those left have ended by now."""
+        """The requests that ended by themselves, counting the remaining ones as ended."""
         return self._seen - self.aborted
 
     def update(self) -> None:
-        """Count again; without an answer the last count stays."""
+        """Count again; without an answer, keep the last count."""
         try:
             now = self._requests.count()
         except (OSError, UnknownLoadError):
@@ -107,24 +108,24 @@ class RequestTally:
         self.left, self.is_busy = now, now > 0
 
     def abort(self) -> None:
-        """Abort what is left."""
+        """Abort the remaining requests."""
         self.update()
         self.aborted = self.left
-        with suppress(OSError):  # the stop cuts them then
+        with suppress(OSError):  # then the stop ends them
             self._requests.abort() if self.left else None
 
     def summary(self, seconds: float) -> str:
-        """Return what became of the requests, as `3 requests ended, 1 aborted after 30 s`."""
+        """Return a summary such as `3 requests ended, 1 aborted after 30 s`."""
         cut = f", {self.aborted} aborted after {seconds:g} s" if self.aborted else ""
         return f"{self.ended} request{'' if self.ended == 1 else 's'} ended{cut}"
 
 
 def main(port: str, seconds: str, *config: str) -> None:
-    """Wait for the requests of the server on a port of this host, abort those left, and write a line into its log."""
+    """Wait for the requests of the server on a port of this host, abort the remaining ones, and log a summary."""
     key = key_in(Path(config[0]).read_text(encoding="utf-8")) if config else ""
     try:
         tally = RequestTally(ServerRequests("127.0.0.1", int(port), key=key))
-    except (OSError, UnknownLoadError):  # it is dead, hangs or still loads
+    except (OSError, UnknownLoadError):  # the server is dead, hangs or is still loading
         return
     end, idle = time.monotonic() + float(seconds), 0
     while idle < _IDLE_POLLS and time.monotonic() < end:

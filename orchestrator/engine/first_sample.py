@@ -1,10 +1,10 @@
-"""The startup probe of a server: it is healthy, and each rank has answered a sampled request.
+"""The startup probe of a server: the server is healthy, and each rank has answered a sampled request.
 
-For the first request that samples, sglang compiles kernels: 96 to 115 s on one H100 or H200 (0.5.16). Until the probe
+For the first sampled request, sglang compiles kernels: 96 to 115 s on one H100 or H200 (0.5.16). Until the probe
 succeeds, a cluster sends the pod no requests, so no user waits for the compiler.
 
-This file is also a program, in a server's container in a cluster, beside `liveness.py`. It runs with the engine's own
-Python (3.10 in AMD's images) and the standard library only.
+This file is also a program in a server's container in a cluster, next to `liveness.py`. It runs with the engine's own
+Python (3.10 in AMD's images) and only the standard library.
 
     python3 -I -S first_sample.py PORT RANKS [--alone] [CONFIG]
 """
@@ -30,15 +30,15 @@ else:
         send_request,
     )
 
-HEALTH_LIMIT: Final = 25  # seconds; behind a long prefill it answers after 20 (sglang, SGLANG_HEALTH_CHECK_TIMEOUT)
-SAMPLE_LIMIT: Final = 600  # seconds, of all ranks together
+HEALTH_LIMIT: Final = 25  # seconds; during a long prefill it answers after 20 (sglang, SGLANG_HEALTH_CHECK_TIMEOUT)
+SAMPLE_LIMIT: Final = 600  # seconds, for all ranks together
 _SAMPLING: Final = {"temperature": 1.0, "top_p": 0.95, "top_k": 50, "max_new_tokens": 2, "ignore_eos": True}
 
 
 def main(port: str, ranks: str, *words: str) -> str:
-    """Send a request to each data-parallel rank once the server is healthy; return why it is not, or "".
+    """Send a request to each data-parallel rank of a healthy server; return why the server is not healthy, or "".
 
-    Whatever the answers are: the smoke test and the liveness probe judge the server.
+    The answers do not matter: the smoke test and the liveness probe judge the server.
     """
     config, alone = [word for word in words if word != ALONE], ALONE in words
     key = key_in(Path(config[0]).read_text(encoding="utf-8")) if config else ""
@@ -56,7 +56,7 @@ def main(port: str, ranks: str, *words: str) -> str:
     end = time.monotonic() + SAMPLE_LIMIT
     with ExitStack() as opened:
         connections = []
-        for rank in range(int(ranks)):  # all at once: the ranks compile at the same time
+        for rank in range(int(ranks)):  # concurrently, so that all ranks compile at the same time
             content = json.dumps({**question(rank, alone=alone), "sampling_params": _SAMPLING}).encode()
             with suppress(OSError):
                 connections.append(opened.enter_context(closing(sent("POST", GENERATE, content, SAMPLE_LIMIT))))

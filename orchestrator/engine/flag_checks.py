@@ -1,8 +1,8 @@
-"""Checks for option values that sglang accepts, but that fail at startup or do not mean what they say.
+"""Checks for option values that sglang accepts, but that fail at startup or have another effect than expected.
 
-`up` asks sglang itself what it rejects (`server_args.py`). The checks here cover the rest: values that depend on the
-GPU or other keys of the profile, values that sglang changes silently, and values that make no sense for the server of a
-profile. Sources are in sglang's wheel 0.5.14 below `sglang/srt/`, unless a check names another one.
+`up` lets sglang itself check its arguments (`server_args.py`). The checks here cover the rest: values that depend on
+the GPU or other keys of the profile, values that sglang changes silently, and values that make no sense for a profile's
+server. Sources are in sglang's wheel 0.5.14 below `sglang/srt/`, unless a check names another source.
 tests/integration/test_server_args.py compares the checks with the real `ServerArgs` of three versions.
 """
 
@@ -50,7 +50,7 @@ _NONE_OR_MORE: Final = FlagRange(min=0)
 _SECONDS: Final = FlagRange(exclusive_min=0)
 _PORT: Final = FlagRange(min=1, max=65535)
 
-# Valid ranges of options that sglang itself does not check before a start; a negative count makes no sense.
+# Valid ranges of options that sglang itself does not check before a start.
 RANGES: Final[Mapping[str, FlagRange]] = {
     # model_executor/model_runner_kv_cache_mixin.py:97: sglang keeps (1 - fraction) * GPU memory free
     "mem-fraction-static": FlagRange(exclusive_min=0, exclusive_max=1),
@@ -61,8 +61,8 @@ RANGES: Final[Mapping[str, FlagRange]] = {
     "page-size": _COUNT,
     "cuda-graph-max-bs": _COUNT,
     "cuda-graph-max-bs-decode": _COUNT,
-    "watchdog-timeout": _SECONDS,  # utils/watchdog.py: seconds; 0 or less fires at once
-    # server_args.py:5953: sglang checks it; the capacity of a plan needs it before sglang is asked
+    "watchdog-timeout": _SECONDS,  # utils/watchdog.py: seconds; 0 or less fires immediately
+    # server_args.py:5953: sglang checks it too, but the capacity of a plan needs it earlier
     "swa-full-tokens-ratio": FlagRange(exclusive_min=0, max=1),
     "nccl-port": _PORT,
     "disaggregation-bootstrap-port": _PORT,
@@ -79,7 +79,7 @@ RANGES: Final[Mapping[str, FlagRange]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ServerFlags:
-    """The options of one server, with the facts of its profile that the checks need."""
+    """The options of one server, and the facts from its profile that the checks need."""
 
     table: FlagTable
     flags: Mapping[str, FlagValue]  # without flags set to `false`
@@ -89,11 +89,11 @@ class ServerFlags:
     mtp_layer: bool  # whether the checkpoint has one
 
     def number(self, name: str) -> float | None:
-        """Return the value of a numeric option, as `read_number`."""
+        """Return the value of a numeric option, like `read_number`."""
         return read_number(self.text(name))
 
     def text(self, name: str) -> str | None:
-        """Return the first value of an option, set under any of its names; `""` for a switch, None if unset."""
+        """Return the first value of an option under any of its names; `""` for a switch, None if unset."""
         for flag, value in self.flags.items():
             if self.table.first_name(flag) == name:
                 return next(iter(flag_words(value)), "")
@@ -104,7 +104,7 @@ Check: TypeAlias = Callable[[ServerFlags], Iterator[Problem]]
 
 
 def argument_problems(server: ServerFlags) -> Iterator[Problem]:
-    """Yield every problem of a server's options; the location of each is the name of an option."""
+    """Yield every problem of a server's options, with an option's name as the location."""
     for check in _CHECKS:
         yield from check(server)
 
@@ -118,7 +118,7 @@ def _in_range(server: ServerFlags) -> Iterator[Problem]:
 
 
 def _sparse_attention(server: ServerFlags) -> Iterator[Problem]:
-    """Reject another page size with sparse attention (DSA), whose pages are fixed (server_args.py:3622)."""
+    """Reject other page sizes with sparse attention (DSA), which requires a fixed size (server_args.py:3622)."""
     page = server.number("page-size")
     if server.sparse_attention and page is not None and page != DSA_PAGE:
         message = f"sparse attention (DSA) uses pages of {DSA_PAGE} tokens and ignores `--page-size`"
@@ -128,7 +128,7 @@ def _sparse_attention(server: ServerFlags) -> Iterator[Problem]:
 def _context(server: ServerFlags) -> Iterator[Problem]:
     """Reject a context longer than the model's (configs/model_config.py:690).
 
-    The plan's own capacity needs this limit. An environment variable of sglang lifts it, at the cost of worse answers.
+    The capacity of a plan needs this limit. An environment variable of sglang lifts it, at the cost of worse answers.
     """
     length = server.number("context-length")
     if length is not None and length > server.context_length:
@@ -149,7 +149,7 @@ def _drafts(server: ServerFlags) -> Iterator[Problem]:
 
 
 def _draft_model(server: ServerFlags) -> Iterator[Problem]:
-    """Require a draft model, or for EAGLE the checkpoint's MTP layer; n-grams need neither, DSpark may be inside.
+    """Require a draft model, or for EAGLE the checkpoint's MTP layer; n-grams need neither, DSpark may be built in.
 
     Source: arg_groups/speculative_hook.py:304; the drafts of DeepSeek-V4.1 are in its checkpoint (0.5.23 cookbook).
     """
@@ -167,7 +167,7 @@ def _draft_model(server: ServerFlags) -> Iterator[Problem]:
 
 
 def _server_is_usable(server: ServerFlags) -> Iterator[Problem]:
-    """Reject options that sglang obeys, but that defeat the purpose of a profile's server."""
+    """Reject valid options that defeat the purpose of a profile's server."""
     for name, (value, reason) in _UNUSABLE.items():
         if server.text(name) == value:
             written = f"--{name} {value}".rstrip()
@@ -187,7 +187,7 @@ _UNUSABLE: Final[Mapping[str, tuple[str, str]]] = {  # option: (value, reason); 
 
 
 def _backend_has_kernels(server: ServerFlags) -> Iterator[Problem]:
-    """Reject backends without kernels for the platform: their import fails only after the weights are loaded.
+    """Reject backends without kernels for the platform; their import fails only after the weights are loaded.
 
     The parser lists the backends of all platforms (0.5.14, server_args.py:120-260, `ATTENTION_BACKEND_CHOICES` and the
     lists next to it; layers/attention/attention_registry.py imports the backends).
@@ -208,7 +208,7 @@ _OTHER_VENDOR_BACKENDS: Final[Mapping[str, re.Pattern[str]]] = {
 
 
 def port_problem(port: int, version: str) -> str:
-    """Return the problem with a port, empty for none: up to 0.5.15 sglang also checks a gRPC port derived from it."""
+    """Return the problem with a port, or ""; up to 0.5.15 sglang also checks a gRPC port derived from it."""
     if Version(version) >= Version("0.5.16") or port + _GRPC_OFFSET <= _LAST_PORT:
         return ""
     return f"port {port} is too high: sglang {version} checks {port + _GRPC_OFFSET} too, which is above 65535"

@@ -12,7 +12,7 @@ from orchestrator.core.errors import Problem, ProfileError
 from orchestrator.core.suggest import closest_match
 from orchestrator.core.text import parse_json
 
-# Options that follow from other keys of a profile, so that each fact is written once.
+# Options derived from other keys of a profile, so that each fact is written once.
 RESERVED: Mapping[str, str] = {
     "model-path": "model.checkpoint",
     "model": "model.checkpoint",
@@ -37,7 +37,7 @@ RESERVED: Mapping[str, str] = {
     "disaggregation-bootstrap-port": "server.port",
     "api-key": "server.api_key_env",
     "admin-api-key": "server.api_key_env",
-    "config": "flags",  # a file of further options, which no check here would see
+    "config": "flags",  # a file of further options, which would bypass the checks
 }
 
 DP_SIZE: Final = "dp-size"
@@ -56,7 +56,7 @@ RENAMED: Mapping[str, str] = {
 }
 
 
-# Options with a secret value: argv, plan and scripts would show it. (`ssl-keyfile` names a file, which is fine.)
+# Options with a secret value, which argv, plan and scripts would show. (`ssl-keyfile` only names a file.)
 _SECRET_FLAG: Final = re.compile(
     r"(^|-)(password|passphrase|passwd|secret|credentials?|(api|access|private|auth|encryption|signing)-key"
     r"|(auth|access|api|bearer|hf|hub)-token)\Z"
@@ -65,7 +65,7 @@ _SECRET_FLAG: Final = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class FlagSpec:
-    """One option as the argparse parser of an sglang version defines it."""
+    """One option of the argparse parser of an sglang version."""
 
     takes_value: bool = True
     multiple: bool = False  # takes a list
@@ -84,19 +84,19 @@ class FlagTable:
 
     version: str
     flags: Mapping[str, FlagSpec]
-    metrics: frozenset[str] | None = None  # that the version may export; None: an older table without metrics
-    removed: Mapping[str, str] = field(default_factory=dict)  # by option without a successor: the last version with it
+    metrics: frozenset[str] | None = None  # names that the version may export; None: an older table without metrics
+    removed: Mapping[str, str] = field(default_factory=dict)  # option without a successor → last version with it
 
     def deprecated(self, names: Iterable[str]) -> Mapping[str, str]:
         """Return the deprecated options among `names`, each with its successor, empty if there is none.
 
-        Deprecated are options that the version hides from its help or warns about.
+        An option is deprecated if the version hides it from its help or warns about it.
         """
         specs = {name: self.flags[name] for name in names if name in self.flags}
         return {name: spec.successor for name, spec in specs.items() if spec.deprecated}
 
     def dp_option(self, *, attention: bool) -> str:
-        """Return the option that counts data-parallel workers; 0.5.22 names another one for those of attention.
+        """Return the option that counts data-parallel workers; 0.5.22 has a separate one for data-parallel attention.
 
         sglang's warning about the old pair is `use --attn-dp-size <dp-size>`. After 2026-12-31 `--dp-size` counts whole
         replicas (0.5.22, srt/arg_groups/parallel_hook.py, handle_deprecated_dp_attention).
@@ -105,17 +105,17 @@ class FlagTable:
         return spec.successor.split()[0] if attention and spec is not None and spec.successor else DP_SIZE
 
     def dp_note(self, *, attention: bool) -> str:
-        """Return the note that this version renames the options of data-parallel attention; "" if it does not."""
+        """Return a note if this version renames the options of data-parallel attention; else ""."""
         option = self.dp_option(attention=attention)
         return "" if option == DP_SIZE else f"`--{DP_SIZE} --{DP_ATTENTION}` is `--{option}` in sglang {self.version}"
 
     def first_name(self, name: str) -> str:
-        """Return the first name of an option; unknown names are returned as they are."""
+        """Return the first name of an option; return an unknown name unchanged."""
         spec = self.flags.get(name)
         return name if spec is None or spec.alias_of is None else spec.alias_of
 
     def help_of(self, name: str) -> str:
-        """Return the help of sglang's parser for an option, or the reason why there is none."""
+        """Return an option's help from sglang's parser, or the reason why there is none."""
         spec = self.flags.get(self.first_name(name))
         if spec is not None and spec.help:
             return spec.help
@@ -125,7 +125,7 @@ class FlagTable:
 
 
 def read_flags(version: str, catalog: Catalog, *, location: str = "") -> FlagTable:
-    """Read the flag table of an sglang version. Raises ProfileError if there is no table, or an invalid one."""
+    """Read the flag table of an sglang version. Raises ProfileError if it is missing or invalid."""
     path = catalog.find(EntryKind.FLAGS, version)
     if path is None:
         tables = ", ".join(f"`{name}`" for name in catalog.names(EntryKind.FLAGS))
@@ -143,7 +143,7 @@ def read_flags(version: str, catalog: Catalog, *, location: str = "") -> FlagTab
 
 @lru_cache(maxsize=16)  # a command plans up to a hundred profiles
 def parse_flags(version: str, text: str) -> FlagTable:
-    """Parse the flag table that the generator printed. Raises ValueError, KeyError or TypeError for other text."""
+    """Parse the flag table printed by the generator. Raises ValueError, KeyError or TypeError for other text."""
     table = parse_json(text)
     if table["sglang"] != version:
         raise ValueError(f"the table is for sglang {table['sglang']}")
@@ -180,14 +180,14 @@ def read_number(word: str | None) -> float | None:
 
 
 def flag_words(value: FlagValue) -> tuple[str, ...]:
-    """Return the words of a value in an argv; empty for a switch."""
+    """Return a value as words of an argv; empty for a switch."""
     if isinstance(value, bool):
         return ()
     return (str(value),) if isinstance(value, str | int | float) else tuple(str(item) for item in value)
 
 
 def flag_problems(name: str, value: FlagValue, table: FlagTable, location: str) -> Iterator[Problem]:
-    """Yield the problems of a flag: reserved for another key of the profile, secret, unknown, or an invalid value."""
+    """Yield the problems of a flag: set by another key of the profile, secret, unknown, or an invalid value."""
     if name in RESERVED:
         yield Problem(f"`{name}` cannot be set as a flag", location, f"set `{RESERVED[name]}` instead")
         return
@@ -203,7 +203,7 @@ def flag_problems(name: str, value: FlagValue, table: FlagTable, location: str) 
 
 
 def value_problems(option: str, value: FlagValue, spec: FlagSpec, location: str) -> Iterator[Problem]:
-    """Yield the problems that a parser finds in the value of a known option; messages call it `option`."""
+    """Yield a parser's problems with the value of a known option, which messages call `option`."""
     if expected := _expected(value, spec):
         text = str(list(flag_words(value))) if isinstance(value, list | tuple) else str(value)
         yield Problem(f"{option} takes {expected}, found `{text}`", location)
@@ -223,7 +223,7 @@ _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,18}\Z")
 
 
 def _expected(value: FlagValue, spec: FlagSpec) -> str:
-    """Return the kind of value that the option takes; empty if `value` is of this kind."""
+    """Return the kind of value that the option takes; "" if `value` is valid."""
     if isinstance(value, bool):
         return "a value" if spec.takes_value and not spec.optional else ""
     if not spec.takes_value:

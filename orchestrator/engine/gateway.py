@@ -1,12 +1,12 @@
 """SGLang's gateway, smg: launch line, API paths and keys.
 
-A gateway accepts requests at one URL and routes them to equal replicas. `READINESS` tells whether the gateway can take
-requests: `/health` answers 200 even without a worker (smg 1.13.0, model_gateway/src/server.rs).
+A gateway accepts requests at one URL and routes them to equal replicas. `READINESS` tells whether the gateway can
+accept requests: `/health` answers 200 even without a worker (smg 1.13.0, model_gateway/src/server.rs).
 
-The replicas have the same API key as the clients. The gateway forwards the client's key, and sends its own only if the
-client sends none (model_gateway/src/routers/header_utils.rs). A separate client key (`tenant_api_keys`) would be
-forwarded as well, and sglang would answer 401 (tried with 1.13.0). No command line option of smg takes the key without
-showing it, so images/launch_gateway.py reads it from a file, as sglang does with `--config`.
+The replicas and the clients use the same API key. The gateway forwards the client's key, and sends its own only if the
+client sends none (model_gateway/src/routers/header_utils.rs). It would also forward a separate client key
+(`tenant_api_keys`), and sglang would answer 401 (tried with 1.13.0). Every command line option of smg for the key shows
+it, so images/launch_gateway.py reads it from a file, as sglang does with `--config`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,20 +20,20 @@ from orchestrator.engine.flags import FlagSpec, FlagValue, value_problems
 from orchestrator.engine.responses import Json, UnexpectedResponseError
 
 VERSION: Final = "1.13.0"
-REQUIREMENTS: Final = f"smg-{VERSION}.txt"  # of the gateway's Python environment, below images/
+REQUIREMENTS: Final = f"smg-{VERSION}.txt"  # requirements of the gateway's Python environment, below images/
 LAUNCHER: Final = "launch_gateway.py"  # below images/
 IMAGE_DIR: Final = "/opt/deploy/gateway"  # directory of the launcher in an image
 IN_IMAGE_PACKAGES: Final = f"{IMAGE_DIR}/packages"
 LIVENESS: Final = "/liveness"  # 200 while the gateway runs; needs no key
 READINESS: Final = "/readiness"  # 200 with at least one healthy worker, else 503; needs no key
-GENERATION: Final = "/health_generate"  # in disaggregation mode: a token of a selected pair; needs no key
+GENERATION: Final = "/health_generate"  # in disaggregation mode: a token from a selected pair; needs no key
 WORKERS: Final = "/workers"  # GET, POST; PATCH and DELETE for a single worker; needs the control key
-# Names the session of a request; with `policy: consistent_hashing` its requests go to one replica (smg 1.13.0).
+# Names a request's session; with `policy: consistent_hashing` a session stays on one replica (smg 1.13.0).
 SESSION_HEADER: Final = "x-smg-routing-key"
-CONTROL_KEY: Final = "GATEWAY_CONTROL_KEY"  # its name among the secrets of a server; never an environment variable
+CONTROL_KEY: Final = "GATEWAY_CONTROL_KEY"  # name among a server's secrets; never an environment variable
 
 
-# Options that follow from other keys of a profile, or from the runtime.
+# Options derived from other keys of a profile, or from the runtime.
 _RESERVED: Final[Mapping[str, str]] = {
     "host": "server.host",
     "port": "server.port",
@@ -58,7 +58,7 @@ _RESERVED: Final[Mapping[str, str]] = {
 
 
 POLICIES: Final = ("cache_aware", "round_robin", "random", "power_of_two", "prefix_hash", "consistent_hashing")
-# As smg's argparse parser defines them (bindings/python/src/smg/router_args.py).
+# From smg's argparse parser (bindings/python/src/smg/router_args.py).
 OPTIONS: Final[Mapping[str, FlagSpec]] = {
     "policy": FlagSpec(choices=POLICIES),
     **{f"{role}-policy": FlagSpec(choices=POLICIES) for role in ("prefill", "decode")},
@@ -79,7 +79,7 @@ OPTIONS: Final[Mapping[str, FlagSpec]] = {
         FlagSpec(type="int"),
     ),
 }  # fmt: skip
-# Values for options that a profile does not set, each with its reason.
+# Default values for a profile, each with its reason.
 DEFAULTS: Final[Mapping[str, tuple[str, str]]] = {
     "policy": ("cache_aware", "requests with the same prefix go to the replica that has it in its cache"),
     "health-check-interval-secs": ("1", "with smg's 60 the gateway detects a dead replica after a minute"),
@@ -106,17 +106,17 @@ def gateway_problems(name: str, value: FlagValue, location: str) -> Iterator[Pro
 class PodDiscovery:
     """The pods that a gateway uses as workers: namespace, labels and port.
 
-    The gateway needs permission to get, list and watch pods. It adds a pod as soon as it is ready and removes it when
+    The gateway needs permission to get, list and watch pods. It adds a pod when it becomes ready, and removes it when
     it no longer is (smg, model_gateway/src/service_discovery.rs).
     """
 
     namespace: str
-    labels: Mapping[str, Mapping[str, str]]  # by role; those of equal servers by ""
-    port: int  # of a pod without `pod_annotations`
+    labels: Mapping[str, Mapping[str, str]]  # by role; "" for equal servers
+    port: int  # for pods without `pod_annotations`
 
 
 def pod_annotations(port: int, bootstrap_port: int | None) -> dict[str, str]:
-    """Return the annotations of a prefill or decode pod from which a gateway that discovers it reads its ports."""
+    """Return the annotations of a prefill or decode pod that tell a gateway its ports."""
     bootstrap = {} if bootstrap_port is None else {"sglang.ai/bootstrap-port": str(bootstrap_port)}
     return {"smg.ai/worker-ports": str(port), **bootstrap}
 
@@ -129,14 +129,14 @@ class GatewayLaunch:
     port: int
     metrics_host: str
     metrics_port: int
-    workers: Sequence[str]  # the options that name its workers; empty if the gateway discovers pods
-    grace: int  # seconds for running requests, after SIGTERM
+    workers: Sequence[str]  # options that name its workers; empty if the gateway discovers pods
+    grace: int  # seconds for running requests after SIGTERM
     options: Iterable[Sequence[str]]
     pods: PodDiscovery | None = None
 
 
 def gateway_argv(launch: GatewayLaunch, *, python: str, launcher: str) -> tuple[str, ...]:
-    """Return the whole command line of a gateway."""
+    """Return a gateway's command line."""
     argv = [python, launcher, "--host", launch.host, "--port", str(launch.port)]
     if launch.pods is None:
         argv += launch.workers
@@ -153,7 +153,7 @@ def gateway_argv(launch: GatewayLaunch, *, python: str, launcher: str) -> tuple[
 
 
 def read_readiness(answer: Json) -> int:
-    """Return the number of healthy workers in a response to `READINESS`; 0 if it names none."""
+    """Return the number of healthy workers in a response to `READINESS`; 0 if it reports none."""
     count = answer.get("healthy_workers")
     return count if isinstance(count, int) else 0
 
@@ -162,15 +162,15 @@ def read_readiness(answer: Json) -> int:
 class GatewayWorker:
     """A worker of the gateway.
 
-    A worker that is removed drains first: it gets no new requests, and disappears after a fixed time, even if requests
-    are still running (smg, model_gateway/src/workflow/steps/local/drain_workers.rs; seen with 1.13.0).
+    A removed worker drains first: it gets no new requests, and disappears after a fixed time, even if requests are
+    still running (smg, model_gateway/src/workflow/steps/local/drain_workers.rs; seen with 1.13.0).
     """
 
     identity: str
     url: str
     ready: bool
     requests: int  # not yet answered
-    role: str = ""  # prefill or decode, if they are apart
+    role: str = ""  # prefill or decode, if disaggregated
     model: str = ""  # served name
 
 

@@ -1,6 +1,6 @@
-"""Health requests to one server: a token of each rank, a gateway's liveness, and progress counters.
+"""Health requests to one server: a token from each rank, a gateway's liveness, and progress counters.
 
-Uses `http.client`, because the watcher runs as long as its server and httpx alone takes 15 MB.
+Uses `http.client`: the watcher runs as long as its server, and httpx alone takes 15 MB.
 """
 
 import http.client
@@ -27,21 +27,21 @@ from orchestrator.engine.responses import (
 
 _CONNECT_TIMEOUT: Final = 0.2  # seconds
 _METRICS_TIMEOUT: Final = 10.0  # seconds
-_ALIVE: Final = b"OK"  # the body of smg's `LIVENESS` (seen of 1.13.0)
+_ALIVE: Final = b"OK"  # body of smg's `LIVENESS` (seen with 1.13.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HealthClient:
-    """A client of one server. Each request raises NoResponseError if no valid answer comes."""
+    """A client of one server. Each request raises NoResponseError without a valid answer."""
 
     url: str
     key: Secret | None
-    model: str  # the served name: an answer for another model comes from another server
-    alone: bool = False  # prefill or decode, which needs a bootstrap address
+    model: str  # served name: an answer for another model comes from another server
+    alone: bool = False  # a prefill or decode server, which needs a bootstrap address
     connect: Callable[[float], socket.socket] | None = None  # connects to a server of a remote host; takes a timeout
 
     def accepts_connections(self) -> bool:
-        """Return whether the port accepts a connection. A host that does not answer in time counts as open."""
+        """Return whether the port accepts a connection. A host that does not answer in time counts as accepting."""
         parts = urlsplit(self.url)
         connect = self.connect or partial(socket.create_connection, (parts.hostname or "", parts.port or 80))
         try:
@@ -55,8 +55,8 @@ class HealthClient:
     def probe_rank(self, rank: int, *, timeout: float) -> int:
         """Request one token from a rank, and the list of models; return the HTTP status of the first request.
 
-        Raises NoResponseError also for an answer without a token and for another model: another program may listen on
-        the port of a server that has exited. `timeout` is the limit in seconds between two bytes.
+        Also raises NoResponseError for an answer without a token or for another model: another program may listen on
+        the port of an exited server. `timeout` is the limit in seconds between two bytes.
         """
         status, content = self._request(
             "POST", GENERATE, json.dumps(question(rank, alone=self.alone)).encode(), timeout=timeout
@@ -69,7 +69,7 @@ class HealthClient:
     def probe_gateway(self, *, timeout: float) -> int:
         """Request the liveness of a gateway; return the HTTP status.
 
-        Raises NoResponseError also for an answer that no gateway gives.
+        Also raises NoResponseError for an answer that is not a gateway's.
         """
         status, content = self._request("GET", LIVENESS, None, timeout=timeout)
         if status == http.client.OK and content != _ALIVE:

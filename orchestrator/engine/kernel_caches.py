@@ -1,9 +1,9 @@
-"""The folders into which an engine compiles kernels. Pure: variables and home directory are parameters.
+"""The folders for kernels compiled by an engine. Pure: variables and home directory are parameters.
 
 Sources: sglang 0.5.14, 0.5.16, 0.5.23 (environ.py, jit_kernel/utils, deep_gemm_wrapper/compile_utils.py): since 0.5.18
 Triton, Inductor, CUDA and flashinfer compile below SGLANG_CACHE_DIR, since 0.5.21 TileLang too; flashinfer 0.6
-(jit/env.py). On ROCm, not tried: aiter (jit/core.py; aiter #3706: templates are built in ~/.aiter/build), FlyDSL
-(aiter/aot/flydsl/moe.py; without its variable aiter chooses jit/flydsl_cache), MIOpen (cache and user database).
+(jit/env.py). Untested, on ROCm: aiter (jit/core.py; aiter #3706: templates are built in ~/.aiter/build), FlyDSL
+(aiter/aot/flydsl/moe.py; without its variable aiter uses jit/flydsl_cache), MIOpen (cache and user database).
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ from typing import Final
 class KernelFolder:
     """A folder of compiled kernels; `default` is relative to the home directory of the server's user.
 
-    `variable` moves it, to `below` that directory. Only files that match `only` are kernels.
+    If set, `variable` moves it to `below` in the variable's directory. Only files that match `only` are kernels.
     """
 
     name: str
@@ -28,7 +28,7 @@ class KernelFolder:
 
 
 FOLDERS: Final = (
-    # Beside kernels: tables of embeddings, links of model streamers, and which GPUs of one host reach each other.
+    # Other contents: tables of embeddings, links of model streamers, and the P2P access between a host's GPUs.
     KernelFolder(
         name="sglang",
         default=".cache/sglang",
@@ -44,7 +44,7 @@ FOLDERS: Final = (
     KernelFolder(name="deep-gemm", default=".cache/deep_gemm", variable="SGLANG_DG_CACHE_DIR"),
     KernelFolder(name="cuda", default=".nv/ComputeCache", variable="CUDA_CACHE_PATH"),
     KernelFolder(name="tilelang", default=".tilelang/cache", variable="TILELANG_CACHE_DIR"),
-    # aiter's folder also has its Python sources and what it compiled them from.
+    # aiter's folder also has Python sources and the sources of its kernels.
     KernelFolder(
         name="aiter",
         default=".aiter/jit",
@@ -57,14 +57,14 @@ FOLDERS: Final = (
     KernelFolder(name="miopen", default=".cache/miopen", variable="MIOPEN_CUSTOM_CACHE_DIR"),
     KernelFolder(name="miopen-db", default=".config/miopen", variable="MIOPEN_USER_DB_PATH"),
 )
-ROOT_HOME: Final = "/root"  # of a server in a container, unless a pod is restricted
-_UNFINISHED: Final = ("*.lock", "lock*", "tmp.*", "*.tmp", "__pycache__")  # and what others wait for
+ROOT_HOME: Final = "/root"  # in a container, unless a pod is restricted
+_UNFINISHED: Final = ("*.lock", "lock*", "tmp.*", "*.tmp", "__pycache__")  # and locks of other processes
 
 
 def kernel_folders(
     env: Mapping[str, str], *, home: str, user: str, aiter_dir: str | None
 ) -> Iterator[tuple[KernelFolder, str]]:
-    """Yield each folder with its path for a server with these variables; `aiter_dir` is aiter's source tree."""
+    """Yield each folder and its path for a server with these variables; `aiter_dir` is aiter's source tree."""
     for folder in FOLDERS:
         moved = env.get(folder.variable)
         if folder.name == "aiter" and aiter_dir and not moved:
@@ -75,7 +75,7 @@ def kernel_folders(
 
 
 def is_kernel_file(folder: KernelFolder, path: str) -> bool:
-    """Return whether a file, by its path below the folder, belongs to a finished kernel."""
+    """Return whether a file, given by its path below the folder, belongs to a finished kernel."""
     if any(fnmatchcase(part, item) for part in path.split("/") for item in _UNFINISHED):
         return False
     if any(fnmatchcase(path, item) for item in folder.never):

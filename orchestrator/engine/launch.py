@@ -1,10 +1,10 @@
 """The launch line of sglang, and the delivery of its API key.
 
-An API key reaches sglang through sglang's `--config FILE.yaml` option, so no argv holds it. sglang reads the file once,
-before anything else, and treats its keys as options (0.5.14, 0.5.16, 0.5.23:
-sglang/srt/…/server_args_config_parser.py; the name must end in `.yaml` or `.yml`). Child processes get the parsed
-arguments through a pipe. Each runtime chooses the kind of file: the process runtime uses a FIFO that is read once, so
-the key is never on a disk; a container gets a file that only its root user may read.
+An API key reaches sglang through sglang's `--config FILE.yaml` option, so no argv contains it. sglang first reads the
+file, once, and treats its keys as options (0.5.14, 0.5.16, 0.5.23: sglang/srt/…/server_args_config_parser.py; the name
+must end in `.yaml` or `.yml`). Child processes get the parsed arguments through a pipe. Each runtime chooses the kind
+of file: the process runtime uses a FIFO that is read once, so the key is never on a disk; a container gets a file that
+only its root user may read.
 """
 
 import json
@@ -17,7 +17,7 @@ from orchestrator.engine.flags import DP_SIZE, RESERVED
 from orchestrator.engine.gateway import CONTROL_KEY
 
 MODULE: Final = "sglang.launch_server"
-# The options that `launch_argv` derives from other keys of a profile, with the path of each key.
+# Options that `launch_argv` derives from other keys of a profile, with the path of each key.
 _DERIVED: Final = (
     *("model-path", "served-model-name", "host", "port", "nnodes", "node-rank"),
     *("tp-size", "dp-size", "attn-dp-size", "ep-size", "enable-dp-attention"),
@@ -26,11 +26,11 @@ PROFILE_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     **{option: tuple(RESERVED[option].split(".")) for option in _DERIVED},
     "dist-init-addr": ("layout", "nodes"),
 }
-# Words of a launch line that differ between the nodes of a server: `rank_argv` and each runtime replace them.
+# Placeholders for words that differ between a server's nodes: `rank_argv` and each runtime replace them.
 NODE_RANK: Final = "$(NODE_RANK)"
 HEAD_ADDRESS: Final = "$(HEAD_ADDRESS)"
-# The variable with the address at which other nodes reach a rank; without it sglang takes that of the default route, or
-# of the host's name (`get_local_ip_auto` in srt/utils/network.py, sglang 0.5.14 to 0.5.23).
+# The variable with a rank's address for other nodes; without it sglang takes the address of the default route or of the
+# host's name (`get_local_ip_auto` in srt/utils/network.py, sglang 0.5.14 to 0.5.23).
 HOST_ADDRESS: Final = "SGLANG_HOST_IP"
 _OURS: Final = (
     "sglang::"  # scheduler_DP1_TP0, detokenizer, data_parallel_controller (0.5.14, managers/scheduler.py:4148)
@@ -53,14 +53,14 @@ class Launch:
     dp_option: str = DP_SIZE
     flags: Sequence[tuple[str, Sequence[str]]] = ()
     nodes: int = 1
-    rank_port: int = 0  # on the node of rank 0; for several nodes
+    rank_port: int = 0  # on the node of rank 0, with several nodes
 
 
 def launch_argv(launch: Launch, *, python: str) -> tuple[str, ...]:
-    """Return the whole command line of sglang; `python` is the engine's interpreter.
+    """Return the command line of sglang; `python` is the engine's interpreter.
 
-    Names are written in full: sglang's parser accepts abbreviations, which may become ambiguous in another version.
-    The order of the options is fixed, with the flags last and in their own order.
+    Option names are complete: sglang's parser accepts abbreviations, which may become ambiguous in another version.
+    The order of the options is fixed; the flags come last, in their own order.
     """
     argv = [python, "-m", MODULE]
     argv += ["--model-path", launch.model_path, "--served-model-name", launch.served_name]
@@ -75,15 +75,15 @@ def launch_argv(launch: Launch, *, python: str) -> tuple[str, ...]:
 
 
 def key_file_words(path: str) -> tuple[str, str]:
-    """Return the words of a launch line that name the file with the API key."""
+    """Return the option that names the file with the API key."""
     return "--config", path
 
 
 def rank_argv(argv: Sequence[str], *, rank: int, head: str) -> tuple[str, ...]:
     """Return the command line of one rank of a server; `head` is the address of the node with rank 0.
 
-    The ports of the ranks differ, since two may share a host; only that of rank 0 serves requests. The command line of
-    a server on one node is unchanged.
+    The ranks have different ports, since two may share a host; only rank 0 serves requests. The command line of a
+    server on one node is unchanged.
     """
     if NODE_RANK not in argv:
         return tuple(argv)
@@ -106,14 +106,14 @@ def _parallelism_options(launch: Launch) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class SecretDelivery:
-    """The secrets of a server by delivery: the text of a config file (None without a key), and variables."""
+    """The secrets of a server, split into the text of a config file (None without a key) and variables."""
 
     config: Secret | None
     env: Mapping[str, Secret]
 
 
 def split_secrets(secrets: Mapping[str, Secret], *, api_key_env: str | None) -> SecretDelivery:
-    """Move the API key, named by `api_key_env`, and a gateway's control key into the config file; leave the others."""
+    """Move the API key, named by `api_key_env`, and a gateway's control key into the config file; keep the others."""
     keys = {api_key_env or "": "api-key", CONTROL_KEY: "control-key"}
     config = {key: secrets[name].reveal() for name, key in keys.items() if name in secrets}
     if not config:

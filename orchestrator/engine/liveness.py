@@ -8,12 +8,12 @@
           unresponsive
 
 This file is also a program, which a server's container in a cluster runs repeatedly with the engine's own Python (3.10
-in AMD's images) and the standard library only. Therefore it imports nothing of this project.
+in AMD's images) and only the standard library. Therefore it imports no other module of this project.
 
     python3 -I -S liveness.py PORT RANKS SECONDS [--alone] [CONFIG]
 
-SECONDS is the time limit of the check, CONFIG is sglang's config file with the API key. With `--alone` it is a prefill
-or a decode server. If a rank is unresponsive, the program names it and exits with 1.
+SECONDS is the time limit of the check, CONFIG is sglang's config file with the API key. `--alone` checks a prefill or
+decode server. If a rank is unresponsive, the program names it and exits with 1.
 """
 
 import http.client
@@ -32,7 +32,7 @@ from typing import Final
 HEALTH: Final = "/health"  # generates a token: 200, or 503 if that fails or the server is still starting
 METRICS: Final = "/metrics"  # Prometheus text, if the server runs with --enable-metrics
 GENERATE: Final = "/generate"
-RANK_FIELD: Final = "routed_dp_rank"  # the field that pins a request to one data-parallel rank of sglang
+RANK_FIELD: Final = "routed_dp_rank"  # pins a request to one data-parallel rank of sglang
 RANK_TOKENS: Final = "sglang:realtime_tokens_total"  # by rank; grows with every chunk of prefill and every decode step
 # Counted after the detokenizer, when a response is assembled (0.5.14, managers/tokenizer_manager.py, line 2363).
 FIRST_TOKENS: Final = "sglang:time_to_first_token_seconds"
@@ -41,14 +41,14 @@ REQUESTS: Final = "sglang:num_requests_total"
 _EMITTED: Final = frozenset({f"{FIRST_TOKENS}_count", f"{LATER_TOKENS}_count", REQUESTS})
 MAX_METRICS_BYTES: Final = 8 << 20
 SLOW_AFTER_S: Final = 3.0  # seconds without a response before the counters are read
-# sglang's own health check of a prefill or decode server uses this address: nothing is transferred, and without one the
-# server refuses the request (0.5.14, http_server.py).
+# sglang's own health check of a prefill or decode server uses this address, without a transfer; a server rejects a
+# request without an address (0.5.14, http_server.py).
 FAKE_BOOTSTRAP: Final[Mapping[str, object]] = {"bootstrap_host": "2.2.2.2", "bootstrap_room": 0}
 ALONE: Final = "--alone"
 REJECTED: Final = range(400, 500)  # a rejected request also shows that the rank is alive
-_PROMPT: Final = (100, 101, 102)  # token ids of every tokenizer; in the prefix cache after the first check
+_PROMPT: Final = (100, 101, 102)  # token ids valid in every tokenizer; in the prefix cache after the first check
 _LAST: Final = 2.0  # seconds for a request at the end of a check
-_STATE_DIR: Final = "/tmp"  # noqa: S108 - the container's own; `tempfile` raises where no disk has room
+_STATE_DIR: Final = "/tmp"  # noqa: S108 - the container's own; `tempfile` raises if all disks are full
 _CONFIG_KEY: Final = re.compile(r"""^["']?api[-_]key["']?[ ]*:[ ]*(["']?)(.+?)\1[ ]*(?:[ ]#.*)?$""", re.MULTILINE)
 _MANY: Final = "*+" if sys.version_info >= (3, 11) else "*"  # possessive: a hostile line of 8 MiB takes no gigabyte
 # One sample per line, with an optional timestamp; a label value may contain any character but an unescaped quote.
@@ -73,7 +73,7 @@ class RankProgress:
 def question(rank: int, *, alone: bool = False) -> dict[str, object]:
     """Return the body of a request for one token of a rank, excluded from request metrics (`log_metrics`).
 
-    `alone` is for a prefill or decode server, which otherwise needs the other one.
+    `alone` is for a prefill or decode server, without its counterpart.
     """
     sampling = {"temperature": 0, "max_new_tokens": 1, "ignore_eos": True}
     body = {"input_ids": _PROMPT, "sampling_params": sampling, RANK_FIELD: rank, "log_metrics": False}
@@ -83,8 +83,8 @@ def question(rank: int, *, alone: bool = False) -> dict[str, object]:
 def samples(content: bytes | bytearray, names: Collection[str]) -> Iterator[tuple[str, str, float]]:
     """Yield name, labels and value of each sample with one of these names.
 
-    Samples of tensor-parallel ranks other than 0 are skipped: with --enable-metrics-for-all-schedulers, all ranks of a
-    group report the same values.
+    Skip samples of tensor-parallel ranks other than 0: with --enable-metrics-for-all-schedulers, all ranks of a group
+    report the same values.
     """
     for line in _LINE.finditer(content.decode(errors="replace")):
         name, labels, value = line.groups(default="")
@@ -103,7 +103,7 @@ def number_in(value: str) -> float:
 def read_work(content: bytes | bytearray) -> RankProgress:
     """Parse the progress counters in Prometheus text.
 
-    A server with a single rank reports no rank; its tokens are those of rank 0.
+    A server with a single rank reports no rank; its tokens belong to rank 0.
     """
     done: dict[int, float] = {}
     decoded: dict[int, float] = {}
@@ -118,7 +118,7 @@ def read_work(content: bytes | bytearray) -> RankProgress:
 
 
 def makes_progress(rank: int, before: RankProgress | None, work: RankProgress) -> bool:
-    """Return whether a rank without a response has made progress between two readings, and output is emitted."""
+    """Return whether an unresponsive rank made progress between two readings, while output was emitted."""
     earlier, current = (before.done.get(rank) if before else None), work.done.get(rank)
     return None not in (earlier, current) and earlier != current and not output_stalled(before, work)
 
@@ -134,13 +134,13 @@ def output_stalled(before: RankProgress | None, work: RankProgress) -> bool:
 
 
 class LivenessCheck:
-    """One check of a server on a port of this host. It starts with concurrent requests to all ranks."""
+    """One check of a server on a port of this host, beginning with concurrent requests to all ranks."""
 
     def __init__(self, port: int, ranks: int, *, key: str, seconds: float, alone: bool = False) -> None:
-        """Send a request to each rank. `seconds` is the time limit; `key` is "" if the server has no API key."""
+        """Send a request to each rank. `seconds` is the time limit; `key` is "" without an API key."""
         self._port, self._key, self._end = port, key, time.monotonic() + seconds
         self._asked: dict[int, http.client.HTTPConnection] = {}
-        self.silent: dict[int, str] = {}  # the reason, by rank without a response
+        self.silent: dict[int, str] = {}  # rank → reason for no response
         for rank in range(ranks):
             try:
                 self._asked[rank] = self._sent("POST", GENERATE, json.dumps(question(rank, alone=alone)).encode())
@@ -157,7 +157,7 @@ class LivenessCheck:
                 self._take(answered[entry])
 
     def is_healthy(self) -> bool:
-        """Return whether `/health` answers 200; the server queries its ranks in turn, and one response is enough."""
+        """Return whether `/health` answers 200; the server asks its ranks in turn, and one response is enough."""
         return self._ask(HEALTH)[0] == http.client.OK
 
     def work(self) -> RankProgress | None:
@@ -191,9 +191,9 @@ class LivenessCheck:
 def send_request(
     address: tuple[str, int], method: str, path: str, content: bytes | None, *, key: str, seconds: float
 ) -> http.client.HTTPConnection:
-    """Send a request, and return its connection. Raises OSError; an answer may take as many `seconds`."""
+    """Send a request and return its connection. An answer may take `seconds`. Raises OSError."""
     headers: dict[str, str | bytes] = {"Content-Type": "application/json", "Connection": "close"}
-    if key and key.isprintable():  # else Python's error about the header would show the key
+    if key and key.isprintable():  # otherwise Python's error about the header would show the key
         headers["Authorization"] = f"Bearer {key}".encode()
     connection = http.client.HTTPConnection(*address, timeout=seconds)
     connection.request(method, path, body=content, headers=headers)
@@ -201,7 +201,7 @@ def send_request(
 
 
 def _answer(connection: http.client.HTTPConnection, *, timeout: float) -> tuple[int, bytes]:
-    """Return the status and content of a response; 0 and the reason if it is not complete."""
+    """Return the status and content of a response; 0 and the reason if it is incomplete."""
     try:
         connection.sock.settimeout(timeout)
         response = connection.getresponse()
@@ -217,10 +217,10 @@ def _reason(error: Exception) -> str:
 
 
 def unresponsive_ranks(check: LivenessCheck, saved: Path) -> dict[int, str]:
-    """Return the reason, by rank that is not alive.
+    """Return the unresponsive ranks, each with the reason.
 
-    While a rank gives no response, its counters are saved in the file `saved` for the next check, because a chunk of
-    prefill may take longer than one check. On a full disk, each check stands alone.
+    While a rank does not respond, its counters are saved in the file `saved` for the next check, because a chunk of
+    prefill may take longer than one check. On a full disk, checks do not share counters.
     """
     check.wait(SLOW_AFTER_S)
     if not check.silent:

@@ -11,7 +11,7 @@ from orchestrator.core.secrets import MAX_SPELLING, excerpt
 from orchestrator.core.text import line_shapes
 
 MAX_LINES: Final = 40
-MAX_CHARACTERS: Final = 2000  # of each kept line
+MAX_CHARACTERS: Final = 2000  # per saved line
 _BUFFER_CHARACTERS: Final = MAX_CHARACTERS + MAX_SPELLING  # enough to redact a secret at the end of an excerpt
 
 # In order of appearance, in lower case; wording of sglang 0.5.10 to 0.5.23. A stage begins at its first line and never
@@ -20,7 +20,7 @@ _STAGES: Final = {
     "server_args=serverargs(": "starting",
     "init torch distributed begin": "connecting ranks",
     "load weight begin": "loading weights",
-    "load weight end": "allocating the KV cache",  # on a CPU this takes minutes, and is logged when it is done
+    "load weight end": "allocating the KV cache",  # on a CPU this takes minutes, and is logged at its end
     "kv cache is allocated": "allocating the KV cache",
     "memory pool end": "allocating the KV cache",
     "capture ": "capturing",
@@ -37,47 +37,47 @@ _RANK: Final = re.compile(r"^\[[\d-]+ [\d:]+([^\]]*)\]")
 # and `Capturing num tokens (...):  2%|..| 1/58 [`
 _COUNT: Final = re.compile(r"(?P<what>loading|capturing) .*?\|\s*(?P<n>\d+)/(?P<total>\d+) \[")
 _PORT_IN_USE: Final = "error while attempting to bind on address"
-_ACCESS: Final = re.compile(r'"(?:get|head) /(?:health|metrics)')  # a client's probe is no progress of the server
+_ACCESS: Final = re.compile(r'"(?:get|head) /(?:health|metrics)')  # a client's probe shows no progress
 _ONCE: Final = (*(marker for marker, name in _STAGES.items() if name != "capturing"), _PORT_IN_USE)
 _MARKERS: Final = tuple(  # a line without any of these needs no parsing
     marker.encode() for marker in (*_STAGES, "loading ", "/health", "/metrics", _PORT_IN_USE)
 )
-_SHORT: Final = 16  # characters of a line on average: comparing shorter lines costs more than searching them
-# Lines that repeat the words of a user or client: the arguments, and requests with --log-requests.
+_SHORT: Final = 16  # average characters of a line; comparing shorter lines costs more than searching them
+# Lines that repeat text from a user or client: the arguments, and requests with --log-requests.
 _QUOTING: Final = ("server_args=ServerArgs(", "Receive: obj=", "Finish: obj=")
 
 
-EXIT_AFTER_RANK_0: Final = 3  # exit code of a further rank that rank 0 has told to end (0.5.14)
+EXIT_AFTER_RANK_0: Final = 3  # exit code of another rank that rank 0 told to exit (0.5.14)
 _LOST_RANK: Final = re.compile(r"gloo/transport/tcp/pair\.cc.* (closed|reset) by peer")  # 0.5.14 and 0.5.16; torch 2.11
 
 
 def lost_another_rank(lines: Iterable[str]) -> bool:
-    """Return whether a rank ended because another one had: it may be gone 6 s before that one's main process."""
+    """Return whether a rank exited because another rank did; it may exit 6 s before the other rank's main process."""
     return any(_LOST_RANK.search(line) for line in lines)
 
 
 def echoes_user_input(line: str) -> bool:
-    """Return whether a line repeats arguments or a request, so that its words describe no event."""
+    """Return whether a line repeats arguments or a request, so that its text describes no event."""
     return any(text in line for text in _QUOTING)
 
 
 class _LineKind(Enum):
     """The meaning of a line."""
 
-    PROBED = auto()  # a client's probe: no sign of progress
-    COUNTED = auto()  # a progress bar: only the last of several in a row matters
+    PROBED = auto()  # a client's probe; shows no progress
+    COUNTED = auto()  # a progress bar; only the last of consecutive ones matters
     MORE = auto()  # a stage or a taken port
 
 
 class StartupLogParser:
-    """A parser of startup stages and progress counts, which keeps only the last lines of the log."""
+    """A parser of startup stages and progress counts that keeps only the last lines of the log."""
 
     def __init__(self) -> None:
         """Begin before the first line."""
         self.names: list[str] = []
         self._last_lines: deque[str] = deque(maxlen=MAX_LINES)
         self.count = ""
-        self.port_in_use = False  # sglang 0.5.14 then neither serves nor exits: it queries the port's owner for 2 min
+        self.port_in_use = False  # sglang 0.5.14 then hangs: it queries the port's owner for 2 min
         self._loads: dict[str, int] = {}
 
     @property
@@ -97,11 +97,11 @@ class StartupLogParser:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the log contains sglang's own line that the server is ready."""
+        """Whether the log contains sglang's message that the server is ready."""
         return _LAST in self.names
 
     def feed(self, text: str) -> bool:
-        """Parse lines; return whether any of them shows progress, as all but a client's probes do.
+        """Parse lines; return whether any shows progress, as every line except a client's probe does.
 
         Lines that differ only in digits are classified once, and only the last state of a progress bar is parsed.
         """
@@ -127,7 +127,7 @@ class StartupLogParser:
     def _read(self, line: str) -> None:
         lower = line.lower()
         if self._last_lines and _COUNT.search(lower) and _COUNT.search(self._last_lines[-1].lower()):
-            self._last_lines.pop()  # only the newest state of a progress bar is worth keeping
+            self._last_lines.pop()  # keep only the newest state of a progress bar
         self._keep([line])
         begun = self._stage_of(lower)
         if begun is not None and begun not in self.names:
@@ -137,7 +137,7 @@ class StartupLogParser:
         self.port_in_use |= _PORT_IN_USE in lower
 
     def _keep(self, lines: Sequence[str]) -> None:
-        """Keep the last lines, which are shown if the start fails."""
+        """Save the last lines, to show if the start fails."""
         self._last_lines.extend(line[:_BUFFER_CHARACTERS] for line in lines[-MAX_LINES:])
 
     def _stage_of(self, line: str) -> str | None:
@@ -169,7 +169,7 @@ class StartupLogParser:
 
 
 def _relevant_lines(of_lines: bytes) -> dict[bytes, _LineKind]:
-    """Return the meaning of each line in `of_lines` (lower case, digits masked) that needs more than being kept."""
+    """Return the meaning of each line in `of_lines` (lower case, digits masked) that needs parsing."""
     kinds = {
         kind: _line_kind(kind.decode(errors="replace"))
         for marker in _MARKERS

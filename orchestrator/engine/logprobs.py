@@ -18,17 +18,17 @@ from orchestrator.engine.responses import (
     token_ids,
 )
 
-# Settings that affect the rounding of results, by their names in `/server_info`.
+# Settings that affect the rounding of results, named as in `/server_info`.
 _NUMERICS: Final = ("version", "dtype", "quantization", "kv_cache_dtype", "attention_backend", "tp_size")
 _MIN_LOGPROB: Final = -1e6  # nats
 _MAX_LOGPROB: Final = 0.01  # nats; rounding may give a little more than 0
 
-Ranked = tuple[tuple[int, float], ...]  # the likeliest token ids at one position, with their log-probabilities
+Ranked = tuple[tuple[int, float], ...]  # the most likely token ids at one position, with their log-probabilities
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenLogprobs:
-    """Log-probabilities in nats at consecutive positions: `actual` of the token itself, `top` of the likeliest."""
+    """Log-probabilities in nats at consecutive positions: `actual` of the given token, `top` of the likeliest tokens."""
 
     actual: tuple[float, ...]
     top: tuple[Ranked, ...]
@@ -47,7 +47,7 @@ class ScoredPrompt:
 def read_scored(data: Json, ids: tuple[int, ...], *, start: int, tokens: int, top: int) -> ScoredPrompt:
     """Parse the response to `scoring_body` for the prompt `ids`.
 
-    Raises UnexpectedResponseError if the response has another format or covers other tokens.
+    Raises UnexpectedResponseError if its format or its tokens are unexpected.
     """
     meta, text = get_object(data, "meta_info"), token_ids(data, "output_ids")
     native_ending(meta)
@@ -62,12 +62,12 @@ def read_scored(data: Json, ids: tuple[int, ...], *, start: int, tokens: int, to
 
 
 def read_numerics(data: Json) -> Mapping[str, str]:
-    """Return the settings in `/server_info` that affect the rounding of results, as text; missing ones are left out."""
+    """Return the settings in `/server_info` that affect the rounding of results, as text; omit missing settings."""
     return {key: setting(data[key]) for key in _NUMERICS if data.get(key) is not None}
 
 
 def _likelihoods(meta: Json, which: str, ids: tuple[int, ...], *, skipped: int, top: int) -> TokenLogprobs:
-    """Parse the log-probabilities of `ids`, without the first `skipped`, for which sglang computes none.
+    """Parse the log-probabilities of `ids`, except the first `skipped`, for which sglang computes none.
 
     sglang reports id 0 for the last token of the vocabulary and for image placeholders
     (managers/scheduler_components/logprob_result_processor.py:53, 0.5.14 to 0.5.23).

@@ -1,4 +1,4 @@
-"""GPU memory as sglang divides it: bytes of a token in the KV cache, tokens that fit, and the reserve.
+"""The division of GPU memory by sglang: bytes of a token in the KV cache, tokens that fit, and the reserve.
 
 Source: sglang's wheels 0.5.14 to 0.5.23, below `sglang/srt/`; line numbers are those of 0.5.16. Sizes are bytes of one
 GPU. A rank measures the free memory F before it loads the model. The cache then gets the free memory after loading,
@@ -7,10 +7,10 @@ model_executor/model_runner_kv_cache_mixin.py:87). This size divided by the byte
 `max_total_num_tokens` (model_executor/pool_configurator.py:287).
 
 Sliding windows: layers with a window have a separate pool of `swa_full_tokens_ratio` times the tokens of the other
-layers; `max_total_num_tokens` counts the tokens of the others (pool_configurator.py:297, `HybridSWAPoolConfigurator`).
+layers; `max_total_num_tokens` counts only the other layers (pool_configurator.py:297, `HybridSWAPoolConfigurator`).
 
-Memory of a request, however long it is, is in `engine.request_memory`. Not supported: window pools sized by requests
-(`SWAChunkCapPoolConfigurator`, :457), window layers with heads of another shape, FP4 caches.
+`engine.request_memory` has the memory per request, independent of its length. Not supported: window pools sized by
+requests (`SWAChunkCapPoolConfigurator`, :457), window layers with heads of another shape, FP4 caches.
 """
 
 import re
@@ -26,13 +26,13 @@ DSA_PAGE: Final = 64  # tokens per page with sparse attention; arg_groups/overri
 
 _BYTES_OF: Final[Mapping[str, int]] = {"bf16": 2, "bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}
 _FLOAT32: Final = ("float", "float32")  # model types of four bytes; all others have two
-_SCALED_GROUP: Final = 128  # values that share a scale of four bytes; memory_pool.py:4211, `quant_block_size`
+_SCALED_GROUP: Final = 128  # values with a common scale of four bytes; memory_pool.py:4211, `quant_block_size`
 _SCALE: Final = 4  # bytes
 _ROPE_BYTES: Final = 2  # the rotary part of an fp8 cache stays bfloat16; memory_pool.py:4213
 _COUNTS_SCALES: Final = Version("0.5.17")  # the first whose `_compute_cell_size` counts the scales of the pool
 _FP8_INDEX_SINCE: Final = Version("0.5.21")
 _FP8_INDEX: Final = "SGLANG_OPT_MINIMAX_M3_FP8_INDEX_CACHE"
-ON: Final = ("1", "true", "yes", "y")  # of a switch in the environment; environ.py, EnvBool
+ON: Final = ("1", "true", "yes", "y")  # true values of a variable; environ.py, EnvBool
 _SKIPS_PLAIN: Final = Version("0.5.18")
 _SKIPS_ALWAYS: Final = Version("0.5.22")
 _COUNTS_WINDOW_DRAFTS: Final = Version("0.5.15")  # the first to count draft layers of a model with windows
@@ -44,14 +44,14 @@ _MIN_RESERVE: Final = 10 * GIB  # on a GPU of more than 60 GiB; server_args.py:4
 
 @dataclass(frozen=True, kw_only=True)
 class MhaCache:
-    """The KV cache of attention with keys and values per head (MHA, GQA, MQA); sizes are those of the whole model."""
+    """The KV cache of attention with keys and values per head (MHA, GQA, MQA); sizes for the whole model."""
 
     heads: int
     head_dim: int
     v_head_dim: int
 
     def bytes(self, element: int, *, ranks: int) -> int:
-        """Return the bytes of a token in one layer; `element` is the bytes of a value.
+        """Return the bytes of a token in one layer; `element` is the size of a value in bytes.
 
         If there are fewer heads than ranks, heads are replicated (configs/model_config.py:1080).
         """
@@ -60,14 +60,14 @@ class MhaCache:
 
 @dataclass(frozen=True, kw_only=True)
 class MlaCache:
-    """The KV cache of latent attention (MLA), whole on every rank."""
+    """The KV cache of latent attention (MLA), complete on every rank."""
 
     kv_lora_rank: int
     qk_rope_head_dim: int
     sparse: bool  # DSA
 
     def planned(self, element: int) -> int:
-        """Return the bytes of a token in one layer that sglang up to 0.5.16 plans with (pool_configurator.py:185)."""
+        """Return the bytes of a token in one layer as estimated by sglang up to 0.5.16 (pool_configurator.py:185)."""
         return (self.kv_lora_rank + self.qk_rope_head_dim) * element
 
     def held(self, element: int, *, raw: bool) -> int:
@@ -83,14 +83,14 @@ class MlaCache:
 
 @dataclass(frozen=True, kw_only=True)
 class IndexerKeys:
-    """The keys of a sparse indexer: bytes of a token in one layer, and the layers that have an indexer of their own."""
+    """The keys of a sparse indexer: bytes of a token in one layer, and the number of layers with their own indexer."""
 
     bytes: int
     layers: int
 
     @classmethod
     def of_latent(cls, width: int, *, pooled: int, layers: int) -> "IndexerKeys":
-        """Return DSA's: one byte per value and a scale per group, for any cache type (memory_pool.py:4272).
+        """Return the keys of DSA: one byte per value and a scale per group, for any cache type (memory_pool.py:4272).
 
         `pooled` tokens share a key (0.5.23: pool_configurator.py, `_compute_dsa_indexer_cell_size`).
         """
@@ -98,7 +98,7 @@ class IndexerKeys:
 
 
 def head_index_bytes(env: Mapping[str, str], *, platform: str, arch: str, version: str) -> int:
-    """Return the bytes of a value of MiniMax-M3's index keys: bfloat16, but FP8 on gfx950 since 0.5.21.
+    """Return the bytes of a value in MiniMax-M3's index keys: bfloat16, but FP8 on gfx950 since 0.5.21.
 
     Source: wheels 0.5.20 to 0.5.23, mem_cache/memory_pool.py, `get_minimax_sparse_index_dtype`.
     """
@@ -107,7 +107,7 @@ def head_index_bytes(env: Mapping[str, str], *, platform: str, arch: str, versio
 
 
 def skips_shared_indexers(version: str, *, plain: bool) -> bool:
-    """Return whether layers that reuse the indexer of another layer store no keys.
+    """Return whether layers that reuse another layer's indexer store no keys.
 
     `plain`: neither a host cache nor disaggregation. Source: 0.5.18 to 0.5.23, mem_cache/kv_cache_configurator.py,
     `_should_elide_dsa_index_k`; absent from 0.5.17.
@@ -125,11 +125,11 @@ class SlidingWindow:
     ratio: float  # `swa-full-tokens-ratio`
 
     def tokens(self, full: int, page: int) -> int:
-        """Return the tokens of the window pool if the pool of the others has `full` (pool_configurator.py:425)."""
+        """Return the tokens of the window pool if the other layers' pool has `full` (pool_configurator.py:425)."""
         return int(full * self.ratio) // page * page
 
     def needed(self, page: int, drafts: int) -> int:
-        """Return the most tokens of the window pool that one running request occupies (pool_configurator.py:482).
+        """Return the maximum tokens of a running request in the window pool (pool_configurator.py:482).
 
         A request keeps tokens until the next eviction, in whole pages.
         """
@@ -140,7 +140,7 @@ class SlidingWindow:
 class TokenBytes:
     """Bytes of a token on one GPU, in all layers and draft layers: sglang's estimate, and the pools' actual size."""
 
-    planned: float  # both are whole numbers if no layer has a sliding window
+    planned: float  # like `held`, an integer without sliding windows
     held: float
     keys: float = 0  # of an indexer, in `held`
 
@@ -152,7 +152,7 @@ class KvCacheSpec:
     attention: MhaCache | MlaCache
     layers: int
     draft_layers: int
-    counted_drafts: int  # draft layers that sglang counts when it sizes the cache
+    counted_drafts: int  # draft layers that sglang counts for the size of the cache
     ranks: int  # GPUs that share the heads of one replica
     element: int  # bytes of a value
     raw: bool  # sparse attention stores fp8 values without scales
@@ -194,10 +194,10 @@ def _with_windows(needs: KvCacheSpec, windows: SlidingWindow) -> TokenBytes:
 
 
 def cache_type(kind: str | None, *, sparse: bool, arch: str, dtype: str | None) -> tuple[str, int] | None:
-    """Return the cache's type and the bytes of a value; None for a type with an unknown pool size.
+    """Return the type of the cache and the bytes of a value; None if the pool size for the type is unknown.
 
     `auto` means the model's own type, or FP8 for sparse attention from NVIDIA's sm100 on (overrides.py:1235). Cache
-    quantization settings in a checkpoint are ignored here.
+    quantization settings in a checkpoint are ignored.
     """
     if kind is not None and kind != "auto":
         return (kind, _BYTES_OF[kind]) if kind in _BYTES_OF else None
@@ -231,7 +231,7 @@ class ActivationSpec:
 
     @property
     def chunk_tokens(self) -> int:
-        """Tokens of a prefill chunk: as set, or sglang's default for this GPU size."""
+        """The tokens of a prefill chunk: as set, or sglang's default for this GPU size."""
         if self.chunk is not None:
             return max(self.chunk, 2048)
         return default_chunk(self.vram)
@@ -246,7 +246,7 @@ class ActivationSpec:
 
     @property
     def graphs(self) -> int:
-        """Bytes that sglang reserves for graphs (server_args.py:4164, `reserve_for_graph_mb`)."""
+        """The bytes that sglang reserves for graphs (server_args.py:4164, `reserve_for_graph_mb`)."""
         batch = self.graph_requests
         needed = batch * 2.0 + batch * self.dp_attention * (3 if batch <= 300 else 4.5)
         if self.prefill_graphs:
@@ -265,7 +265,7 @@ _PREFILL_SIZES: Final = (  # server_args.py:4265
 
 
 def default_chunk(vram: int) -> int:
-    """Return sglang's default tokens of a prefill chunk for this GPU size (server_args.py:3927)."""
+    """Return sglang's default prefill chunk for this GPU size, in tokens (server_args.py:3927)."""
     return next((size for above, size in _CHUNKS if vram >= above), 2048)
 
 
@@ -278,7 +278,7 @@ def default_mem_fraction(spec: ActivationSpec) -> float:
 
 
 def activation_bytes(spec: ActivationSpec, *, hidden: int | None, experts: int) -> int:
-    """Estimate the bytes that startup and a full prefill chunk need in addition to weights and cache.
+    """Estimate the bytes that startup and a full prefill chunk need besides weights and cache.
 
     `hidden` is the model's hidden size, None if unknown; `experts` is the number of experts per token.
 

@@ -20,13 +20,13 @@ ESCAPED: Final = ("sglang_(.+)", "sglang:$1")
 
 
 class Metric(StrEnum):
-    """The counters, gauges and histograms that this tool reads (0.5.14, srt/observability/metrics_collector.py)."""
+    """The counters, gauges and histograms that `deploy` reads (0.5.14, srt/observability/metrics_collector.py)."""
 
     REQUESTS = liveness.REQUESTS
     PROMPT_TOKENS = "sglang:prompt_tokens_total"
     OUTPUT_TOKENS = "sglang:generation_tokens_total"
     CACHED_TOKENS = "sglang:cached_tokens_total"
-    # By tier, if the server has several; without, the only source is `total`. Their sum is CACHED_TOKENS.
+    # By tier, if the server has several, else only `total`. The sum over sources is CACHED_TOKENS.
     CACHED_DEVICE_TOKENS = 'sglang:cached_tokens_total{cache_source="device"}'
     CACHED_HOST_TOKENS = 'sglang:cached_tokens_total{cache_source="host"}'
     CACHED_STORAGE_TOKENS = 'sglang:cached_tokens_total{cache_source="storage"}'
@@ -41,7 +41,7 @@ class Metric(StrEnum):
     ITL = liveness.LATER_TOKENS  # a histogram
     E2E = "sglang:e2e_request_latency_seconds"  # a histogram
     RANK_TOKENS = liveness.RANK_TOKENS  # per rank, updated after every prefill chunk and decode step
-    OPEN_REQUESTS = "sglang:http_requests_active"  # until the response begins (0.5.14, srt/utils/common.py)
+    OPEN_REQUESTS = "sglang:http_requests_active"  # requests whose response has not begun (0.5.14, srt/utils/common.py)
 
 
 # The same metrics in vLLM (0.32.0, v1/metrics/loggers.py).
@@ -75,7 +75,7 @@ Metrics = Mapping[str, float | None]  # None: a legal value that cannot be summe
 
 
 def read_metrics(content: bytes | bytearray) -> Metrics:
-    """Parse the metrics of sglang, vLLM or ATOM under the names of `Metric`, each summed over its labels.
+    """Parse the metrics of sglang, vLLM or ATOM by the names in `Metric`, each summed over its labels.
 
     A histogram is read as `_sum` and `_count`.
     """
@@ -92,7 +92,7 @@ Buckets = Mapping[float, float]  # of a histogram: upper bound in seconds → cu
 
 
 def read_buckets(content: bytes | bytearray, metric: Metric) -> Buckets:
-    """Parse the buckets of a histogram by ascending upper bounds, summed over its labels; {} if it is not exported."""
+    """Parse a histogram's buckets by ascending upper bounds, summed over its labels; {} if it is not exported."""
     counts: dict[float, float] = {}
     for _, labels, value in samples(content, {f"{metric}_bucket"}):
         if end := _UPPER_END.search(labels):
@@ -105,8 +105,8 @@ def read_buckets(content: bytes | bytearray, metric: Metric) -> Buckets:
 def quantile(before: Buckets, after: Buckets, share: float) -> float | None:
     """Return the quantile `share`, in seconds, of the observations between two readings of a histogram.
 
-    The value is interpolated within its bucket, as in Prometheus (promql/quantile.go); in the last, infinite bucket it
-    is the lower bound. None if there were no observations or if a count decreased.
+    The value is interpolated within its bucket, as in Prometheus (promql/quantile.go); for the last, infinite bucket it
+    is the lower bound. None without observations, or if a count decreased.
     """
     counts = [(end, count - before.get(end, 0.0)) for end, count in after.items()]
     total = counts[-1][1] if counts else 0.0
@@ -122,15 +122,15 @@ def quantile(before: Buckets, after: Buckets, share: float) -> float | None:
 
 
 def queue_query(server: str) -> str:
-    """Return the PromQL of the requests that wait at all replicas of a server, each data-parallel rank once."""
+    """Return the PromQL query for the queued requests of a server's replicas, each data-parallel rank counted once."""
     return f"sum({_of_ranks(Metric.QUEUED, server)})"
 
 
 def cache_usage_query(server: str) -> str:
-    """Return the PromQL of the mean share of the KV cache in use, over the ranks of all replicas of a server."""
+    """Return the PromQL query for the mean KV-cache usage over the ranks of all replicas of a server."""
     return f"avg({_of_ranks(Metric.USED_TOKENS, server)} / {_of_ranks(Metric.ALL_TOKENS, server)})"
 
 
 def _of_ranks(metric: Metric, server: str) -> str:
-    # The ranks of a tensor-parallel group repeat each other; without a priority is the sum of all (0.5.14).
+    # The ranks of a tensor-parallel group report the same values; the series without a priority is the total (0.5.14).
     return f'max by (pod, dp_rank) ({metric}{{server="{server}",priority=""}})'

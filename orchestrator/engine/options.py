@@ -5,7 +5,7 @@ from typing import Final
 
 
 class Meaning(StrEnum):
-    """The meaning of a setting; its value is the name of sglang's option, without dashes."""
+    """The meaning of a setting; its value is sglang's option name, without dashes."""
 
     CONTEXT = "context-length"
     RUNNING_REQUESTS = "max-running-requests"
@@ -30,7 +30,7 @@ class Meaning(StrEnum):
     HEAD = "dist-init-addr"
 
 
-# Patterns of options by what they are about, for tables of differences.
+# Patterns of options by topic, for tables of differences.
 SUBJECTS: Final = {"quantization": ("*quantization", f"{Meaning.CACHE_TYPE}*"), "speculation": ("speculative*",)}
 
 

@@ -1,6 +1,7 @@
-"""The engines behind an endpoint, and the names of their options and metrics.
+"""The engines of endpoints, and the names of their options and metrics.
 
-Of vLLM 0.32.0 read from a server; of ATOM from ROCm/ATOM, atom/entrypoints/openai/protocol.py (`ModelCard.owned_by`).
+For vLLM 0.32.0, read from a server; for ATOM, from ROCm/ATOM, atom/entrypoints/openai/protocol.py
+(`ModelCard.owned_by`).
 """
 
 import re
@@ -13,8 +14,8 @@ from orchestrator.engine.liveness import RANK_FIELD
 from orchestrator.engine.options import Meaning
 from orchestrator.engine.responses import Json, get_objects
 
-UNKNOWN: Final = "unknown"  # the name of an engine that the endpoint does not tell
-# By engine: the options that a hint names. The key is `owned_by` in `/v1/models`, too.
+UNKNOWN: Final = "unknown"  # if the endpoint does not report its engine
+# By engine: option names for hints. The keys are also the values of `owned_by` in `/v1/models`.
 _OPTIONS: Final[Mapping[str, Mapping[Meaning, str]]] = {
     "sglang": {item: str(item) for item in Meaning},
     "vllm": {Meaning.CACHED_TOKENS_REPORT: "enable-prompt-tokens-details", Meaning.CONTEXT: "max-model-len"},
@@ -28,20 +29,20 @@ _BLOCK_SIZE: Final = re.compile(r'^vllm:cache_config_info\{[^}\n]*\bblock_size="
 
 
 def require_engine(name: str | None) -> str | None:
-    """Return the name of an engine in lower case. Raises UsageError for an unknown one."""
+    """Return the name of an engine in lower case. Raises UsageError for an unknown engine."""
     if name is not None and name.lower() not in _OPTIONS:
         raise UsageError(f"unknown engine `{name}`", hint=f"use one of {', '.join(_OPTIONS)}, or omit `--engine`")
     return name and name.lower()
 
 
 def read_engine(models: Json) -> str:
-    """Return the engine that `/v1/models` names as the owner of its models, else UNKNOWN."""
+    """Return the engine that owns the models in `/v1/models`, else UNKNOWN."""
     owners = [str(model.get("owned_by")) for model in get_objects(models, "data")]
     return next((owner for owner in owners if owner in _OPTIONS), UNKNOWN)
 
 
 def choose_model(models: Mapping[str, int | None]) -> tuple[str, int | None] | None:
-    """Return the first served model and its context, and note the choice among several; None if there is none."""
+    """Return the first served model and its context, with a note if there are several; None if there are none."""
     if len(models) > 1:
         first, *others = models
         note(f"the endpoint serves {len(models)} models; using the first, `{first}`, not `{'`, `'.join(others)}`")
@@ -49,12 +50,12 @@ def choose_model(models: Mapping[str, int | None]) -> tuple[str, int | None] | N
 
 
 def is_other_engine(engine: str) -> bool:
-    """Return whether an engine is known and not sglang."""
+    """Return whether an engine is known and is not sglang."""
     return engine not in {"sglang", UNKNOWN}
 
 
 def option_name(engine: str, meaning: Meaning) -> str | None:
-    """Return the name of an option in `engine`, without dashes; None if it is not known."""
+    """Return the name of an option in `engine`, without dashes; None if unknown."""
     return _OPTIONS.get(engine, {}).get(meaning)
 
 
@@ -70,18 +71,18 @@ def pinned(engine: str, body: Mapping[str, object]) -> tuple[dict[str, object], 
 def read_ranks(metrics: str) -> int:
     """Return the number of data-parallel ranks in vLLM's metrics; at least 1.
 
-    Before the first request several API servers export no gauge, such as `num_requests_running`, but all counters.
+    Before the first request, several API servers export counters but no gauges, such as `num_requests_running`.
     """
     exported = (line for line in metrics.splitlines() if line.startswith("vllm:"))
     return len({match[1] for line in exported if (match := _RANK.search(line))}) or 1
 
 
 def read_block_size(metrics: str) -> int | None:
-    """Return the size of a block of the KV cache in tokens from vLLM's metrics; None if they do not report it."""
+    """Return the size of a KV-cache block in tokens from vLLM's metrics; None if unreported."""
     match = _BLOCK_SIZE.search(metrics)
     return int(match[1]) or None if match else None
 
 
 def speculates(metrics: str) -> bool:
-    """Return whether vLLM's metrics have counters of speculation, which exist only if it is configured."""
+    """Return whether vLLM's metrics have counters of speculation, which exist only if speculation is configured."""
     return "\nvllm:spec_decode_num_drafts_total" in metrics

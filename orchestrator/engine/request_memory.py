@@ -1,4 +1,4 @@
-"""GPU memory that sglang keeps for each request, however long it is: states of linear attention, rings of DeepSeek-V4.
+"""GPU memory per request in sglang, independent of its length: states of linear attention, rings of DeepSeek-V4.
 
 Source: sglang's wheel 0.5.23, below `sglang/srt/`; 0.5.20 computes the same. Sizes are bytes of one GPU.
 """
@@ -13,8 +13,8 @@ from packaging.version import Version
 from orchestrator.engine.memory import ON
 
 STATE_RATIO: Final = 0.9  # `mamba-full-memory-ratio`; arg_groups/fields/schedule.py
-UNIFIED_SINCE: Final = Version("0.5.20")  # the first whose `DSV4PoolConfigurator` sizes the unified pool
-_PADDED_SINCE: Final = Version("0.5.20")  # the first that counts a padding slot; 0.5.16: `_handle_max_mamba_cache`
+UNIFIED_SINCE: Final = Version("0.5.20")  # first version whose `DSV4PoolConfigurator` sizes the unified pool
+_PADDED_SINCE: Final = Version("0.5.20")  # first version with a padding slot; 0.5.16: `_handle_max_mamba_cache`
 _STATE_TYPES: Final[Mapping[str, int]] = {"float32": 4, "bfloat16": 2, "float16": 2}
 _CONV: Final = 2  # bytes; configs/mamba_utils.py, `mamba2_state_dtype`: bfloat16
 _FLOAT: Final = 4  # bytes of a compressor's state; environ.py, SGLANG_DSV4_COMPRESS_STATE_DTYPE
@@ -37,25 +37,25 @@ class LinearState:
     value_heads: int
     head_dim: int
     conv_kernel: int
-    key_dim: int | None = None  # None: as `head_dim`
+    key_dim: int | None = None  # None: same as `head_dim`
 
     def bytes(self, *, ranks: int, element: int) -> int:
         """Return the bytes of one state (configs/mamba_utils.py, `mamba_cache_per_req`, `Mamba2StateShape.create`)."""
         width = self.key_dim or self.head_dim
-        groups = self.key_heads if self.key_heads % ranks == 0 else ranks  # each rank has one at least
+        groups = self.key_heads if self.key_heads % ranks == 0 else ranks  # each rank has at least one
         conv = (self.value_heads * self.head_dim + 2 * groups * width) // ranks * (self.conv_kernel - 1)
         return self.layers * (conv * _CONV + self.value_heads // ranks * self.head_dim * width * element)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StateOptions:
-    """The options that decide how many states there are. None stands for sglang's default."""
+    """The options that determine the number of states. None means sglang's default."""
 
     slots: int | None  # `max-mamba-cache-size`
     ratio: float  # `mamba-full-memory-ratio`
     dtype: str | None  # `mamba-ssm-dtype`
     per_request: int  # states of a running request
-    replay: bool  # drafts have no states of their own
+    replay: bool  # drafts have no separate states
     prefix_cache: bool
 
 
@@ -70,7 +70,7 @@ class RequestMemory:
 
 
 def state_element(options: StateOptions, env: Mapping[str, str]) -> int:
-    """Return the bytes of a state's values: by variable, else by option, else float32, as these models' configs say."""
+    """Return the bytes of a value in a state: by variable, else by option, else float32, as in the models' configs."""
     return _STATE_TYPES.get(env.get("SGLANG_MAMBA_SSM_DTYPE", options.dtype or "float32"), 4)
 
 
@@ -79,7 +79,7 @@ def state_pool(
 ) -> RequestMemory:
     """Divide `rest` bytes between states and tokens (mem_cache/kv_cache_configurator.py, `_handle_max_mamba_cache`).
 
-    `drafts` is the number of draft tokens, 0 for none; each running request keeps a state for each.
+    `drafts` is the number of draft tokens, or 0; each running request has a state for each draft token.
     """
     padding = 1 if Version(version) >= _PADDED_SINCE else 0
     drafts = 0 if options.replay else drafts
@@ -102,10 +102,10 @@ def state_pool(
 
 @dataclass(frozen=True, kw_only=True)
 class CompressedCache:
-    """The cache of DeepSeek-V4: layers by the tokens that one entry stands for, and a window that every layer keeps."""
+    """The cache of DeepSeek-V4: layers by the number of tokens per entry, and a window in every layer."""
 
     layers: int
-    ratios: Mapping[int, int]  # tokens of an entry: layers
+    ratios: Mapping[int, int]  # tokens per entry → layers
     head_dim: int
     rope_dim: int
     index_head_dim: int
@@ -129,7 +129,7 @@ class CompressedCache:
         return RequestMemory(per_request=fixed // (running + 1), slots=running, requests=running, bytes=fixed)
 
     def _fixed_bytes(self, *, running: int, drafts: int) -> int:
-        """Return the bytes of rings and compressors for `running` requests and one slot more.
+        """Return the bytes of rings and compressors for `running` requests and one more slot.
 
         Source: as above, `_fixed_swa_bytes`, `_fixed_c4_state_bytes` and `_get_c128_state_fixed_bytes`.
         """
@@ -144,14 +144,14 @@ class CompressedCache:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceCache:
-    """The cache of DeepSeek-V4.1: few layers keep entries, which the others read, and a window that every layer keeps.
+    """The cache of DeepSeek-V4.1: entries in few layers, which the other layers read, and a window in every layer.
 
     Source: wheel 0.5.21, model_executor/pool_configurator.py, `DSV4PoolConfigurator`; 0.5.22 computes the same. Windows
     are sized by the running requests, or as a share of the tokens if `ratio` is set.
     """
 
     layers: int
-    sources: Mapping[int, int]  # tokens of an entry: layers
+    sources: Mapping[int, int]  # tokens per entry → layers
     head_dim: int
     rope_dim: int
     index_head_dim: int
@@ -200,10 +200,10 @@ def _inflation(layers: int, drafts: int) -> float:
 
 
 def is_unified(env: Mapping[str, str], *, platform: str, version: str) -> bool:
-    """Return whether DeepSeek-V4 has one pool for all layers (layers/attention/dsv4/unified_kv_gate.py)."""
+    """Return whether DeepSeek-V4 has a single pool for all layers (layers/attention/dsv4/unified_kv_gate.py)."""
     return platform == "rocm" and env.get(_UNIFIED[0]) == _UNIFIED[1] and Version(version) >= UNIFIED_SINCE
 
 
 def is_unified_fp8(env: Mapping[str, str], *, arch: str) -> bool:
-    """Return whether that pool is FP8, which only gfx950 supports."""
+    """Return whether the unified pool is FP8, which only gfx950 supports."""
     return arch.startswith("gfx95") and env.get(_UNIFIED_FP8, "").lower() in ON

@@ -1,4 +1,4 @@
-"""Request bodies: greedy requests that verify a server, and streamed ones that measure its performance."""
+"""Request bodies: greedy requests to verify a server, and streamed requests to measure its performance."""
 
 import json
 from collections.abc import Sequence
@@ -9,13 +9,13 @@ from orchestrator.engine.endpoints import COMPLETIONS, GENERATE
 from orchestrator.engine.liveness import RANK_FIELD
 
 Body = dict[str, object]
-# Requests the token ids of an answer by the completions API (sglang from 0.5.18, vLLM); older ones ignore the field.
-# sglang's own API always returns them.
+# Requests the token ids of an answer from the completions API (sglang from 0.5.18, vLLM); older versions ignore the
+# field. sglang's own API always returns token ids.
 RETURN_IDS: Final[Body] = {"return_token_ids": True}
 
 
 class Api(StrEnum):
-    """The two APIs that are measured: OpenAI completions (any engine), and sglang's own."""
+    """The two APIs for measurements: OpenAI completions (any engine), and sglang's own."""
 
     COMPLETIONS = "completions"
     GENERATE = "generate"
@@ -29,8 +29,8 @@ class Api(StrEnum):
 def generate_body(prompt: str | Sequence[int], *, tokens: int, model: str = "", rank: int = 0, **more: object) -> Body:
     """Return the body that requests exactly `tokens` tokens after a text or token ids, from one data-parallel rank.
 
-    For sglang's own API, which ignores `model`: a gateway that discovers its servers requires it (smg 1.13.0). Decoding
-    is greedy, unless `more` sets sampling parameters: `temperature=1.0, top_p=0.9`.
+    For sglang's own API. It ignores `model`, but a gateway that discovers its servers requires it (smg 1.13.0).
+    Decoding is greedy, unless `more` sets sampling parameters: `temperature=1.0, top_p=0.9`.
     """
     sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True, **more}
     key = "text" if isinstance(prompt, str) else "input_ids"
@@ -40,7 +40,7 @@ def generate_body(prompt: str | Sequence[int], *, tokens: int, model: str = "", 
 def scoring_body(prompts: Sequence[Sequence[int]], *, top: int, tokens: int, start: int = 0, rank: int = 0) -> Body:
     """Return the body that requests log-probabilities of prompts from `start` on, and of `tokens` generated tokens.
 
-    The response is a list, with the `top` likeliest tokens at each position. Decoding is greedy. sglang never takes
+    The response is a list, with the `top` most likely tokens at each position. Decoding is greedy. sglang never reads
     tokens after `start` from the prefix cache (`_compute_max_prefix_len` of managers/schedule_batch.py, 0.5.14 to
     0.5.23).
     """
@@ -55,7 +55,7 @@ def scoring_body(prompts: Sequence[Sequence[int]], *, top: int, tokens: int, sta
 
 
 def completion_body(model: str, prompt: str | Sequence[int], *, tokens: int, **more: object) -> Body:
-    """Return the body that requests at most `tokens` tokens after a text or token ids, by the completions API.
+    """Return the body that requests at most `tokens` tokens after a text or token ids from the completions API.
 
     Decoding is greedy, unless `more`, added as it is, sets other parameters.
     """
@@ -63,7 +63,7 @@ def completion_body(model: str, prompt: str | Sequence[int], *, tokens: int, **m
 
 
 def chat_body(model: str, question: str, *, tokens: int, **more: object) -> Body:
-    """Return the body that requests at most `tokens` tokens in reply to a question, from rank 0, by the chat API.
+    """Return the body that requests at most `tokens` tokens in reply to a question from rank 0, by the chat API.
 
     Decoding is greedy, unless `more`, added as it is, sets other parameters.
     """
@@ -89,8 +89,8 @@ def benchmark_body(
 ) -> tuple[bytes, ...]:
     """Return the chunks of the body of a measured request, which streams exactly `tokens` tokens.
 
-    `prompt` holds the chunks of the inside of a JSON array of token ids, or of a JSON string if it is `text`, so that
-    prompts with a common prefix share its bytes. `more` is added as it is.
+    `prompt` is the inside of a JSON array of token ids, or of a JSON string if it is `text`, in chunks, so that prompts
+    with a common prefix share its bytes. `more` is added unchanged.
     `completions` streams only new text. `generate` repeats the whole text in every chunk, which costs both sides CPU,
     unless the server runs with --incremental-streaming-output.
     """
@@ -100,7 +100,7 @@ def benchmark_body(
         settings = {"model": model, "sampling_params": sampling, "stream": True, **more}
         name = "text" if text else "input_ids"
     else:
-        # continuous_usage_stats: every chunk counts the output tokens, as with speculation a chunk may hold several
+        # continuous_usage_stats: every chunk reports the output tokens, as a chunk may have several with speculation
         usage = {"include_usage": True, "continuous_usage_stats": True}
         settings = {"model": model, **sampling, "max_tokens": tokens, "stream": True, "stream_options": usage, **more}
         name = "prompt"

@@ -1,7 +1,7 @@
-"""Strict parsing of a server's responses: an unexpected format is an error with a clear message.
+"""Strict parsing of a server's responses: unexpected formats raise errors with clear messages.
 
-`read_json` is the only parser of their JSON; accessors take single values of one type each from its result. Whatever
-a response contains, parsing raises no other error than UnexpectedResponseError.
+Only `read_json` parses JSON; typed accessors read single values from its result. For any content of a response, parsing
+raises no error other than UnexpectedResponseError.
 """
 
 import io
@@ -17,7 +17,7 @@ from orchestrator.engine.disaggregation import ROLES
 from orchestrator.engine.endpoints import CHAT_COMPLETIONS, COMPLETIONS, GENERATE, SERVER_INFO, TOKENIZE
 
 Json = Mapping[str, Any]  # an unchecked JSON object of a response
-MAX_RESPONSE_BYTES: Final = 2 << 20  # of one document; the parsed document takes up to 30 times as much
+MAX_RESPONSE_BYTES: Final = 2 << 20  # per document, which takes up to 30 times as much memory when parsed
 MAX_COUNT: Final = 1 << 53  # larger integers are not exact in JSON (RFC 8259, 6)
 _MAX_REPLICAS: Final = 1024
 _MAX_PAGE: Final = 1 << 16  # tokens
@@ -29,7 +29,7 @@ _SPECULATIVE: Final = ("algorithm", "num_steps", "eagle_topk", "num_draft_tokens
 
 
 class NoResponseError(Exception):
-    """No complete response arrived; the message names the reason, in the same words as long as the fault lasts."""
+    """No complete response arrived; the message is the reason, and does not change while the fault lasts."""
 
 
 class UnexpectedResponseError(Exception):
@@ -37,7 +37,7 @@ class UnexpectedResponseError(Exception):
 
 
 class UnauthorizedError(UnexpectedResponseError):
-    """The server requires an API key or rejects the one it got."""
+    """The server requires an API key or rejects the given key."""
 
 
 class AbortedResponseError(UnexpectedResponseError):
@@ -61,9 +61,8 @@ class GenerateResponse:
     def accept_length(self) -> float | None:
         """Mean tokens per verification, 1.0 if no draft token is accepted; None without speculation.
 
-        The first token comes from prefill and is not counted here. sglang's `spec_accept_length` counts it, and is
-        therefore above 1.0 even if all drafts are wrong: 64 tokens in 63 steps (0.5.16,
-        managers/tokenizer_manager.py:2415).
+        The first token comes from prefill and is not counted. sglang's `spec_accept_length` counts it, and is therefore
+        above 1.0 even if all drafts are wrong: 64 tokens in 63 steps (0.5.16, managers/tokenizer_manager.py:2415).
         """
         if not self.verify_steps:
             return None
@@ -74,11 +73,11 @@ class GenerateResponse:
 
 @dataclass(frozen=True, kw_only=True)
 class ChatResponse:
-    """A response to a chat request. Token counts are in tokens, `chunks` in chunks of the stream with text."""
+    """A response to a chat request. `chunks` counts the chunks of the stream that contain text."""
 
-    text: str  # reasoning first
+    text: str  # reasoning, then content
     content: str  # without the reasoning
-    tools: tuple[str, ...]  # names of the called tools; not read from a stream
+    tools: tuple[str, ...]  # names of called tools; not read from a stream
     finish_reason: str
     prompt_tokens: int
     completion_tokens: int
@@ -87,19 +86,19 @@ class ChatResponse:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerInfo:
-    """The settings of an sglang server from `/server_info`, reduced to fields that contain no key."""
+    """The settings of an sglang server from `/server_info`, without fields that may contain a key."""
 
     version: str
     page_size: int  # tokens
     replicas: int  # data-parallel
     reports_cache: bool  # responses have `cached_tokens`
     speculative: str | None  # algorithm, steps, top-k, draft tokens
-    cache_tokens: int | None = None  # of a replica's device
-    tier_tokens: int | None = None  # of a replica, with the host's memory; None: unknown, or storage keeps more
-    prompt_tokens: int | None = None  # of the longest prompt that it accepts
-    role: str = ""  # prefill or decode, if they are apart
-    tiers: tuple[str, ...] = ()  # of the KV cache behind the device's, as `cached_by_source` names them
-    cache_bytes: float = 0.0  # of the KV cache of all ranks that report it
+    cache_tokens: int | None = None  # cache size on the device, per replica
+    tier_tokens: int | None = None  # including host memory, per replica; None: unknown, or storage holds more
+    prompt_tokens: int | None = None  # longest prompt that the server accepts
+    role: str = ""  # prefill or decode, if disaggregated
+    tiers: tuple[str, ...] = ()  # tiers of the KV cache below the device, named as in `cached_by_source`
+    cache_bytes: float = 0.0  # size of the KV cache over all ranks that report it
 
 
 def read_json(content: bytes | bytearray, *, path: str) -> Any:  # noqa: ANN401 - of any shape
@@ -177,7 +176,7 @@ def name(data: Json, key: str) -> str:
 
 
 def read_models(data: Json) -> dict[str, int | None]:
-    """Parse the served models, in order, each with its context length in tokens, None if the server reports none.
+    """Parse the served models, in order, with their context lengths in tokens, None if unreported.
 
     Raises UnexpectedResponseError.
     """
@@ -189,7 +188,7 @@ def read_server_info(data: Json) -> ServerInfo | None:
     if "version" not in data or "page_size" not in data:
         return None
     page = number(data, "page_size")
-    # Since 0.5.22 those of attention have a field of their own, and `dp_size` is 1 (server_args.py, `resolved_dict`).
+    # Since 0.5.22 data-parallel attention has its own field, and `dp_size` is 1 (server_args.py, `resolved_dict`).
     replicas = (optional_number(data, "dp_size") or 1) * (optional_number(data, "attn_dp_size") or 1)
     if not 1 <= page <= _MAX_PAGE:
         raise UnexpectedResponseError(f"`page_size` in `{SERVER_INFO}` is {page}")
@@ -267,13 +266,13 @@ def read_completed(data: Json) -> GenerateResponse:
 
 
 def read_cached(usage: Json) -> int | None:
-    """Return the cached tokens in a `usage`; None if it has none. Raises UnexpectedResponseError."""
+    """Return the cached tokens in a `usage`; None if unreported. Raises UnexpectedResponseError."""
     details = usage.get("prompt_tokens_details")
     return optional_number(details, "cached_tokens") if isinstance(details, dict) else None
 
 
 def read_chat(data: Json) -> ChatResponse:
-    """Parse a chat response that was not streamed. Raises UnexpectedResponseError."""
+    """Parse an unstreamed chat response. Raises UnexpectedResponseError."""
     choices = get_objects(data, "choices")
     if not choices:
         raise UnexpectedResponseError(f"the response of `{CHAT_COMPLETIONS}` has no choice")
@@ -322,7 +321,7 @@ def read_chat_events(events: Iterable[bytes]) -> ChatResponse:
 
 
 def read_prompt_tokens(content: bytes | bytearray) -> int:
-    """Parse the number of prompt tokens of a completion, of sglang's own API too. Raises UnexpectedResponseError."""
+    """Parse the number of prompt tokens of a completion, from either API. Raises UnexpectedResponseError."""
     data = read_object(content, path=COMPLETIONS)
     return number(get_object(data, "meta_info" if "meta_info" in data else "usage"), "prompt_tokens")
 
@@ -341,7 +340,7 @@ def token_ids(data: Json, key: str) -> tuple[int, ...]:
 
 
 def read_completion_event(event: bytes) -> tuple[str, str | None]:
-    """Parse an event of a streamed completion: its text, and the finish reason, None while the stream continues.
+    """Parse an event of a streamed completion: its text, and the finish reason or None.
 
     Raises UnexpectedResponseError.
     """
@@ -355,7 +354,7 @@ def _output(message: Json) -> str:
 
 
 def native_ending(meta: Json) -> str | None:
-    """Return the finish reason in sglang's own format, None if there is none. Raises UnexpectedResponseError."""
+    """Return the finish reason in sglang's own format, or None. Raises UnexpectedResponseError."""
     reason = get_object(meta, "finish_reason") if meta.get("finish_reason") is not None else {}
     return finished(optional_text(reason, "type"))
 
@@ -373,7 +372,7 @@ def finished(reason: str | None) -> str | None:
 
 
 def setting(value: object) -> str:
-    """Return a setting as printable text, at most 40 characters; for a list or an object only its size."""
+    """Return a setting as printable text of at most 40 characters; for a list or an object, only its size."""
     return (
         _excerpt(value)
         if isinstance(value, dict | list)
@@ -388,7 +387,7 @@ def _unexpected_value(key: str, value: object, expected: str) -> UnexpectedRespo
 
 
 def _excerpt(value: object) -> str:
-    """Return a value for a message; for a list or an object only its size."""
+    """Return a value for a message; for a list or an object, only its size."""
     if isinstance(value, dict | list):
         return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
     text = excerpt(ascii(value), _MAX_SHOWN + 1)

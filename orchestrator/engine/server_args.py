@@ -1,4 +1,4 @@
-"""Questions to an engine's own `ServerArgs` about command lines, and its verdicts.
+"""The check of command lines by an engine's own `ServerArgs`: questions and verdicts.
 
 `images/check_server_args.py` runs in the engine's Python, constructs `ServerArgs` and prints the verdicts.
 """
@@ -20,9 +20,9 @@ _RDMA: Final = "rdma"
 
 @dataclass(frozen=True, kw_only=True)
 class ArgumentQuestion:
-    """Command lines to check, and the GPUs they are for.
+    """Command lines to check, and the GPUs to check them for.
 
-    `files` are the model's text files by name; None makes the program read the model path of the command line.
+    `files` are the model's text files by name; with None, the program reads the model path of the command line.
     """
 
     argv: tuple[tuple[str, ...], ...]
@@ -33,10 +33,10 @@ class ArgumentQuestion:
     compute_units: int
     model: str
     files: Mapping[str, str] | None
-    rdma: bool  # whether the servers use it
+    rdma: bool  # whether the servers use RDMA
 
     def to_json(self) -> str:
-        """Return the question as the program reads it; equal questions give equal text."""
+        """Return the question as input for the program; equal questions give equal text."""
         data = asdict(self)
         files = data.pop("files")
         data["model"] = None if files is None else {"name": self.model, "files": files}
@@ -45,7 +45,7 @@ class ArgumentQuestion:
 
 @dataclass(frozen=True, kw_only=True)
 class ArgumentRejection:
-    """The engine's reason to reject a command line. Without any one of `options` this rejection does not occur."""
+    """The engine's reason to reject a command line. Removing any of `options` avoids this rejection."""
 
     kind: str  # `argparse`, the class of the exception, or `rdma` if RDMA cannot work on the node
     message: str
@@ -63,7 +63,7 @@ class ArgumentRejection:
 
     @property
     def is_of_node(self) -> bool:
-        """Whether the node is the reason, and not the command line."""
+        """Whether the node, not the command line, is the reason."""
         return self.kind == _RDMA
 
     @property
@@ -72,7 +72,7 @@ class ArgumentRejection:
         return self.text if self.is_of_node else f"sglang rejected its arguments: {self.text}"
 
     def rejected_options(self, option_names: Collection[str]) -> tuple[str, ...]:
-        """Return those of `option_names` that the rejection is about; empty if none can be identified."""
+        """Return the rejected options among `option_names`; empty if none can be identified."""
         if options := tuple(name for name in self.options if name in option_names):
             return options
         for text, pattern in ((self.message, _OPTION), (self.message, _NAME), (self.line, _NAME)):
@@ -82,7 +82,7 @@ class ArgumentRejection:
         return ()
 
     def keys(self, option_names: Collection[str]) -> tuple[tuple[str, ...], ...]:
-        """Return the paths of the profile keys behind `rejected_options`; only those below `flags` if there are any."""
+        """Return the paths of the profile keys that set `rejected_options`; only paths below `flags`, if any."""
         options = self.rejected_options(
             [name for name in option_names if name not in PROFILE_KEYS]
         ) or self.rejected_options(option_names)
@@ -95,11 +95,11 @@ class ArgumentVerdict:
 
     rejection: ArgumentRejection | None = None
     unchecked: str = ""  # the reason why the command line could not be checked
-    parsed_only: bool = False  # without a config.json only the parser was run
+    parsed_only: bool = False  # only the parser ran, without a config.json
 
 
 def first_rejection(printed: str) -> ArgumentRejection | None:
-    """Return the first rejection in the program's output, None if there is none. Raises ValueError without verdicts."""
+    """Return the first rejection in the program's output, or None. Raises ValueError without verdicts."""
     return next((verdict.rejection for verdict in read_verdicts(printed) if verdict.rejection is not None), None)
 
 

@@ -1,4 +1,4 @@
-"""The meaning of sglang's options for all other packages, so that no other package interprets an option.
+"""The meaning of sglang's options: only this module interprets them.
 
 Paths are below `sglang/srt/` in sglang's wheel 0.5.14, unless another version is named.
 """
@@ -15,7 +15,7 @@ from orchestrator.engine.memory import DSA_PAGE, WINDOW_RATIO
 from orchestrator.engine.options import Meaning
 from orchestrator.engine.request_memory import DSV4_PAGE, STATE_RATIO, StateOptions
 
-_OF_DEEPSEEK_V4: Final = 256  # also beside drafts; 0.5.19 to 0.5.23, arg_groups/deepseek_v4_hook.py
+_OF_DEEPSEEK_V4: Final = 256  # with drafts too; 0.5.19 to 0.5.23, arg_groups/deepseek_v4_hook.py
 _SOURCE_WINDOWS: Final = 0.1  # 0.5.21, model_executor/pool_configurator.py, DSV4_DEFAULT_SWA_FULL_TOKENS_RATIO
 _SIZE_SOURCE_WINDOWS: Final = (
     "disable-radix-cache",
@@ -23,14 +23,14 @@ _SIZE_SOURCE_WINDOWS: Final = (
     "disable-overlap-schedule",
     "disaggregation-mode",
 )
-_RUNNING_WITH_DRAFTS: Final = 48  # default of running requests with speculation; arg_groups/speculative_hook.py:271
-_MAX_PREFILL_TOKENS: Final = 16384  # default of `max_prefill_tokens`: tokens of a prefill batch without chunking
+_RUNNING_WITH_DRAFTS: Final = 48  # default running requests with speculation; arg_groups/speculative_hook.py:271
+_MAX_PREFILL_TOKENS: Final = 16384  # default `max_prefill_tokens`: tokens of a prefill batch without chunking
 # Default steps/top-k/draft tokens: 3/1/4 for GLM, DeepSeek and most others (arg_groups/speculative_hook.py:512-542,
-# the same in 0.5.16 and 0.5.23). The 5/4/8 of Llama and Grok is left out, as these have no MTP layer.
+# the same in 0.5.16 and 0.5.23). The 5/4/8 of Llama and Grok is omitted, as they have no MTP layer.
 _STEPS: Final = 3
 _PORTS: Final = ("nccl-port", "dist-init-addr", BOOTSTRAP_PORT)  # a port, or host:port
 _HOST_CACHES: Final = ("enable-hierarchical-cache", "enable-hicache", "enable-hisparse")
-# Second names of options used in this module; the same in every version that has them.
+# Aliases of options used in this module; the same in every version that has them.
 _ALIASES: Final[Mapping[str, str]] = {
     "pipeline-parallel-size": "pp-size",
     "speculative-draft-model": "speculative-draft-model-path",
@@ -46,9 +46,9 @@ class Drafts:
     algorithm: str
     steps: int
     topk: int  # branches per step
-    tokens: int  # that one step of the target verifies
+    tokens: int  # verified in one step of the target
     tokens_are_set: bool
-    separate_model: bool  # a separate draft model; otherwise the checkpoint's MTP layer or n-grams draft
+    separate_model: bool  # otherwise the checkpoint's MTP layer or n-grams draft
     by_ngrams: bool
 
     @property
@@ -58,37 +58,37 @@ class Drafts:
 
     @property
     def room(self) -> int:
-        """Tokens of the KV cache that a running request reserves for drafts."""
+        """The KV-cache tokens that a running request reserves for drafts."""
         return max(self.steps * self.topk, self.tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FixedPort:
-    """A port that an option sets; None if the value contains no port."""
+    """A port set by an option; None if the value contains no port."""
 
-    option: str  # its name as written in the profile
+    option: str  # name as written in the profile
     port: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServingFacts:
-    """The meaning of a server's options. None stands for a value that the engine chooses at startup."""
+    """The meaning of a server's options. None means that the engine chooses the value at startup."""
 
     context: int  # tokens
-    running_set: int | None  # the limit of concurrent requests in a replica that an option sets
-    running_default: int | None  # the engine's own; None: only memory limits them
+    running_set: int | None  # limit of concurrent requests in a replica, set by an option
+    running_default: int | None  # the engine's default limit; None: only memory limits them
     prefill_chunk: int | None  # tokens; None also without chunking
-    prefill_batch: int | None  # tokens that are prefilled at once, at most
-    cache_tokens: int | None  # the limit of tokens in a replica's KV cache that an option sets
+    prefill_batch: int | None  # maximum tokens of a prefill batch
+    cache_tokens: int | None  # limit of tokens in a replica's KV cache, set by an option
     kv_dtype: str | None
     dtype: str | None
     page: int  # tokens
     memory_fraction: float | None  # as written, even if the engine rejects the value
-    graph_batch: int | None  # the largest batch of a CUDA graph; 0 for no graphs
+    graph_batch: int | None  # largest batch of a CUDA graph; 0: no graphs
     window_ratio: float | None  # tokens of the window pool relative to other layers; None: no window pool
-    window_pool_option: str  # options, in backticks, that make the engine size that pool differently; "" for none
-    source_windows: float | None  # the same for DeepSeek-V4.1; None: by the running requests
-    source_window_option: str  # as `window_pool_option`, for DeepSeek-V4.1
+    window_pool_option: str  # options, in backticks, that change the size of that pool; "" for none
+    source_windows: float | None  # the same for DeepSeek-V4.1; None: sized by running requests
+    source_window_option: str  # like `window_pool_option`, for DeepSeek-V4.1
     sparse_backends: tuple[str | None, str | None]  # for prefill and decode with sparse attention
     drafts: Drafts | None
     prefix_cache: bool
@@ -99,17 +99,17 @@ class ServingFacts:
     grammar: bool  # structured output
     reasoning_parser: str | None
     tool_parser: str | None
-    expert_fusion: bool | None  # of the shared experts with the routed ones
-    fusion_vetoes: tuple[str, ...]  # options that turn that fusion off unless it is enforced
-    stages: int  # of the pipeline
+    expert_fusion: bool | None  # fusion of the shared experts with the routed experts
+    fusion_vetoes: tuple[str, ...]  # options that disable that fusion unless it is enforced
+    stages: int  # pipeline stages
     first_gpu: int
     gpu_step: int
-    tiers: CacheTiers | None  # behind the KV cache of the device
-    head_option: str  # that sets the address of the first node, as written; "" for none
-    binds_memory: bool  # each rank to a NUMA node
+    tiers: CacheTiers | None  # below the KV cache of the device
+    head_option: str  # option that sets the first node's address, as written; "" for none
+    binds_memory: bool  # binds each rank to a NUMA node
     ports: tuple[FixedPort, ...]
-    bootstrap_port: int | None  # at which decode servers find a prefill server
-    paths: tuple[str, ...]  # values that may name a repository of the hub
+    bootstrap_port: int | None  # port at which decode servers find a prefill server
+    paths: tuple[str, ...]  # values that may name a repository on the hub
 
     @property
     def running(self) -> int | None:
@@ -177,12 +177,12 @@ def serving_facts(
 
 
 def all_readable(flags: Mapping[str, FlagValue], table: FlagTable) -> bool:
-    """Return whether sglang's parser accepts the options of `Meaning`; `serving_facts` counts others as unset."""
+    """Return whether sglang's parser accepts the options in `Meaning`; `serving_facts` treats invalid ones as unset."""
     return not any([*flag_problems(name, flags[name], table, "")] for name in Meaning if name in flags)
 
 
 def recorded_facts(plan: Mapping[str, object]) -> ServingFacts | None:
-    """Return the meaning of the flags in the plan of a saved result; None if the plan has no list of flags."""
+    """Return the meaning of the flags in a saved result's plan; None if it has no list of flags."""
     flags, model, engine = plan.get("flags"), plan.get("model"), plan.get("engine")
     if not isinstance(flags, list | tuple):
         return None
@@ -216,11 +216,11 @@ class _Options:
         return next(iter(self._words[name]), "") if name in self._words else None
 
     def number(self, name: str) -> float | None:
-        """Return the value of a numeric option, as `read_number`."""
+        """Return the value of a numeric option, like `read_number`."""
         return read_number(self.text(name))
 
     def count(self, name: str) -> int | None:
-        """Return the value of an option as a count; None if it is below 1 or no number."""
+        """Return the value of an option as a count; None if it is below 1 or not a number."""
         number = self.number(name)
         return int(number) if number is not None and number >= 1 else None
 
@@ -244,7 +244,7 @@ def _drafts(options: _Options) -> Drafts | None:
 
 
 def _states(options: _Options) -> StateOptions:
-    """Return the options of linear attention; a request takes three states, and two that overlapping batches track.
+    """Return the options of linear attention; a request takes three states, plus two to track overlapping batches.
 
     Source: 0.5.23, mem_cache/kv_cache_configurator.py, `_calculate_mamba_ratio`; the strategy's default is
     `extra_buffer` (0.5.20, arg_groups/overrides.py:545).
@@ -279,10 +279,10 @@ def _tiers(options: _Options) -> CacheTiers | None:
 
 
 def coupled_flags(varied: Mapping[str, object], flags: Mapping[str, object]) -> dict[str, int | None]:
-    """Return the flags that must change with `varied` ones, `flags` being those of the profile.
+    """Return the flags that must change with `varied` flags; `flags` are the profile's.
 
-    With top-k 1, sglang verifies one draft token more than it has steps; without steps it accepts neither of the other
-    two (arg_groups/speculative_hook.py:316-404).
+    With top-k 1, sglang verifies steps + 1 draft tokens; without steps it accepts neither top-k nor draft tokens
+    (arg_groups/speculative_hook.py:316-404).
     """
     steps, topk, tokens = "speculative-num-steps", "speculative-eagle-topk", "speculative-num-draft-tokens"
     value = varied.get(steps)

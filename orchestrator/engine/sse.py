@@ -1,7 +1,7 @@
-"""Streamed responses: a parser of server-sent events, and token counts taken from an event without parsing its JSON.
+"""Streamed responses: a parser of server-sent events, and token counts read from an event without parsing its JSON.
 
 Parsing the JSON of every event would take most of a load client's CPU time. Each event is therefore only searched for
-the two facts that are needed at once: whether it carries text, and the number of tokens so far.
+the two facts needed immediately: whether it contains text, and the number of tokens so far.
 """
 
 import re
@@ -27,23 +27,23 @@ DONE: Final = b"[DONE]"  # the last event of a complete response
 MAX_EVENT_BYTES: Final = MAX_RESPONSE_BYTES  # sglang's own API repeats the whole text in each event
 _END: Final = "the end of the stream"
 _MAX_SHOWN: Final = 300  # characters of an error
-_MAX_TOKENS: Final = 1 << 26  # of one prompt or answer; keeps the sums of results plausible
+_MAX_TOKENS: Final = 1 << 26  # per prompt or answer; keeps sums plausible
 
 # This key cannot occur inside a JSON string, where its quotes would be escaped.
 _COUNT_KEY: Final = b'"completion_tokens":'
 _COUNT: Final = re.compile(rb"\s*(\d{1,9})\b")
 _TEXT: Final = re.compile(rb'"text":\s*"[^"]')
-# `output_ids` of sglang's own API, all so far or new ones; `token_ids` of completions with `return_token_ids`, new ones
+# `output_ids` in sglang's own API, cumulative or new; `token_ids` in completions with `return_token_ids`, only new
 # (sglang from 0.5.18, vLLM). The first event of vLLM and sglang also has `prompt_token_ids`, which does not match.
 _IDS: Final = re.compile(rb'"(?:output|token)_ids":\s*\[([\d,\s]*)\]')
 _NO_CHOICES: Final = re.compile(rb'"choices":\s*\[\s*\]')
-_ERROR: Final = re.compile(rb'"error"\s*:(?!\s*null\b)')  # the event may have other keys as well
+_ERROR: Final = re.compile(rb'"error"\s*:(?!\s*null\b)')  # the event may have other keys
 _ERROR_TYPE: Final = re.compile(rb"event:[ \t]*error[ \t]*")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """The token counts of one request that the server reports."""
+    """The token counts of one request, as reported by the server."""
 
     prompt_tokens: int
     output_tokens: int
@@ -63,12 +63,12 @@ class SseParser:
     def feed(self, data: bytes) -> list[bytes]:
         """Return the data of each event that `data` completes.
 
-        Raises UnexpectedResponseError for an error event and for an event of more than MAX_EVENT_BYTES.
+        Raises UnexpectedResponseError for an error event or an event of more than MAX_EVENT_BYTES.
         """
         if b"\r" in data:
             data = data.replace(b"\r", b"")  # a carriage return inside JSON is escaped
         if self._rest:
-            searched = len(self._rest) - 1  # earlier bytes contain no end of an event: search each byte only once
+            searched = len(self._rest) - 1  # search each byte only once: earlier bytes contain no end of an event
             self._rest += data
             if self._rest.find(b"\n\n", max(searched, 0)) < 0:
                 self._require_end()
@@ -99,12 +99,12 @@ def is_error(event: bytes) -> bool:
 
 
 def has_usage(event: bytes) -> bool:
-    """Return whether an event has a count of tokens."""
+    """Return whether an event has token counts."""
     return _COUNT_KEY in event
 
 
 def has_choices(event: bytes) -> bool:
-    """Return whether an event belongs to the answer; the final event with only counts has empty `choices`."""
+    """Return whether an event belongs to the answer; a final event with only counts has empty `choices`."""
     return _NO_CHOICES.search(event) is None
 
 
@@ -116,18 +116,18 @@ def tokens_so_far(event: bytes) -> int | None:
 
 
 def carries_text(event: bytes) -> bool:
-    """Return whether an event carries text."""
+    """Return whether an event contains text."""
     return _TEXT.search(event) is not None
 
 
 def ids_in(event: bytes) -> bytes:
-    """Return the token ids of an answer that an event has, as the inside of a JSON array; empty without any."""
+    """Return the token ids of the answer in an event, as the inside of a JSON array; may be empty."""
     match = _IDS.search(event)
     return match[1].strip() if match else b""
 
 
 def read_usage(counted: bytes, last: bytes) -> Usage:
-    """Parse the usage of a request from `counted`, the last event with counts, and `last`, the last with an answer.
+    """Parse a request's usage from its last event with counts, `counted`, and its last event with an answer, `last`.
 
     Raises UnexpectedResponseError.
     """

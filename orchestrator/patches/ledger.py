@@ -27,7 +27,7 @@ def read_ledger(catalog: Catalog | None = None) -> tuple[Patch, ...]:
 
 @cache
 def _read(catalog: Catalog) -> tuple[Patch, ...]:
-    """Read the ledger, once per process: the plan, its image and the checkpoint's overlay all need it."""
+    """Read the ledger once per process, for the plan, its image and the checkpoint's overlay."""
     patches: list[Patch] = []
     problems: list[Problem] = []
     for path in catalog.all(EntryKind.PATCH):
@@ -47,7 +47,7 @@ def _read(catalog: Catalog) -> tuple[Patch, ...]:
 
 
 def read_diffs(ledger: Sequence[Patch], catalog: Catalog | None = None) -> dict[str, str]:
-    """Return the texts of the diffs among these patches, by patch id. Raises ProfileError for an unreadable diff."""
+    """Return the diffs of these patches by patch id. Raises ProfileError for an unreadable diff."""
     catalog = catalog or Catalog.from_environment()
     diffs = [(patch.id, patch.apply) for patch in ledger if isinstance(patch.apply, Diff)]
     return {name: _diff(diff, catalog.path(EntryKind.PATCH, name)) for name, diff in diffs}
@@ -68,8 +68,8 @@ def manifest(
 ) -> str:
     """Return the manifest of `patches`, sorted by id; `diffs` maps the id of a patch of kind `diff` to its text.
 
-    A patch that does not fit the sources fails the build, unless it is in `unexpected`. `hint` is the next command if
-    a patch lacks its file.
+    A patch that does not apply to the sources fails the build, unless it is in `unexpected`. `hint` is the next
+    command if a patch lacks its file.
     """
     entries = [
         {**_entry(patch, diffs), "digest": patch_digest(patch, diffs), "expected": patch.id not in unexpected}
@@ -80,7 +80,7 @@ def manifest(
 
 
 def patch_digest(patch: Patch, diffs: Mapping[str, str]) -> str:
-    """Return the sha256 (hex) of a patch's conditions and effects. A receipt names it to identify the patch."""
+    """Return the sha256 (hex) of a patch's conditions and effects, which identifies the patch in a receipt."""
     acts = {key: value for key, value in _entry(patch, diffs).items() if key not in {"title", "upstream"}}
     return sha256(json.dumps(acts, sort_keys=True).encode()).hexdigest()
 
@@ -88,7 +88,7 @@ def patch_digest(patch: Patch, diffs: Mapping[str, str]) -> str:
 def _entry(patch: Patch, diffs: Mapping[str, str]) -> dict[str, object]:
     """Return the manifest entry of a patch.
 
-    It has no prose, so that a reworded symptom does not rebuild every image.
+    Without prose, so that a reworded symptom does not rebuild every image.
     """
     entry: dict[str, object] = {
         "id": patch.id,

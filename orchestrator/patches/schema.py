@@ -147,7 +147,7 @@ class EnvironmentPatch(StrictModel):
     env: tuple[Variable, ...]
 
 
-MOE_TABLE: Final = "moe-table"  # the input of patches/aiter-fp4-moe-table, for a plan's own table
+MOE_TABLE: Final = "moe-table"  # input of patches/aiter-fp4-moe-table, for a plan's own table
 
 
 class AddedFile(StrictModel):
@@ -176,7 +176,7 @@ class Patch(StrictModel):
 
     @model_validator(mode="after")
     def _is_reported_when_applied(self) -> "Patch":
-        """Require a probe for the applied diff: without one, a base image that has it already would be a conflict."""
+        """Require a probe for the applied diff; without it, a base image with the diff would be a conflict."""
         if isinstance(self.apply, Diff) and not self.detect.present:
             raise ValueError("a diff needs a probe under `detect.present` that recognizes the applied diff")
         return self

@@ -1,4 +1,4 @@
-"""Transforms of a checkpoint's config.json, by name. A new one is a function and a line in `TRANSFORMS`.
+"""Transforms of a checkpoint's config.json, by name. To add one, write a function and add it to `TRANSFORMS`.
 
 `mtp-exclude`: repeats the exclude list and the layer schemes of a Quark checkpoint under sglang's names of the MTP
 layer, including shell patterns and `re:` patterns.
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from typing import Final, TypeAlias, cast
 
-_OWN_NAMES: Final = ("shared_head.norm", "eh_proj", "enorm", "hnorm")  # belong to the draft model, not to its decoder
+_OWN_NAMES: Final = ("shared_head.norm", "eh_proj", "enorm", "hnorm")  # in the draft model, outside its decoder
 _EXPERTS: Final = "model.decoder.mlp.experts"  # the fused module; entries of single experts do not match it
 _UNQUANTIZED: Final = frozenset({"BF16", "F16", "F32"})  # dtypes in safetensors headers
 
@@ -25,14 +25,14 @@ _UNQUANTIZED: Final = frozenset({"BF16", "F16", "F32"})  # dtypes in safetensors
 class Transformed:
     """The result of a transform."""
 
-    config: Mapping[str, object]  # the given config if no change was needed
+    config: Mapping[str, object]  # the original config if nothing changed
     reason: str
 
 
 def expand_exclude(config: Mapping[str, object], dtypes: Mapping[str, str]) -> Transformed:
     """Return a copy of `config` (a parsed config.json) with runtime names in its exclude list and schemes. Idempotent.
 
-    `dtypes` maps tensor names to dtypes from the safetensors headers; those of the MTP layer suffice.
+    `dtypes` maps tensor names to dtypes from the safetensors headers; the MTP layer's suffice.
     """
     quantization = cast("Mapping[str, object]", config.get("quantization_config") or {})
     if quantization.get("quant_method") != "quark":
@@ -63,12 +63,12 @@ def expand_exclude(config: Mapping[str, object], dtypes: Mapping[str, str]) -> T
 
 
 def _of_layer(number: int) -> re.Pattern[str]:
-    """Return a pattern for the layer in an entry: exact, in a shell pattern, or in one that begins with `re:`."""
+    """Return a regular expression for the layer in an entry: a name, a shell pattern, or a `re:` pattern."""
     return re.compile(rf"(?:model(?:\\?\.))?\blayers\\?\.{number}(?!\d)")
 
 
 def _runtime_names(entry: str, number: int) -> Iterator[str]:
-    """Yield the runtime names of an entry: in the draft model's decoder, and of the draft model's own modules."""
+    """Yield the runtime names of an entry: for the draft model's decoder and for its own modules."""
     layer, of_layer = f"model.layers.{number}", _of_layer(number)
     matching = [name for name in _OWN_NAMES if _matches(entry, f"{layer}.{name}")]
     exact = entry.startswith(f"{layer}.") and not _is_pattern(entry)
@@ -98,9 +98,9 @@ def _experts_unquantized(dtypes: Mapping[str, str], layer: str) -> bool:
 
 
 def _expand_schemes(schemes: Mapping[str, object], number: int) -> dict[str, object]:
-    """Return `layer_quant_config` (pattern -> scheme) with runtime names; the first key that matches a module counts.
+    """Return `layer_quant_config` (pattern → scheme) with runtime names; the first key that matches a module counts.
 
-    So each new key has the position of the key that it repeats.
+    Each new key therefore takes the position of the key that it repeats.
     """
     expanded: dict[str, object] = {}
     for key, scheme in schemes.items():

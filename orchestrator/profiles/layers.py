@@ -17,9 +17,9 @@ from orchestrator.core.errors import Problem, ProfileError, UsageError
 from orchestrator.core.origin import Origin
 from orchestrator.core.yaml_document import MAX_DEPTH, Data, Document, KeyPath, read_scalar
 
-EXTENDS: Final = "extends"  # in a profile: the name or path of the profile that it overrides
+EXTENDS: Final = "extends"  # in a profile: name or path of the profile to override
 ENTRY_KEYS: Final = ("hardware", "model", "engine")
-USE: Final = "use"  # in an entry inside a profile: the file that it overrides
+USE: Final = "use"  # in an entry inside a profile: the file to override
 SHARED: Final = ("flags", "env")  # keys of an entry that belong to the whole profile
 SETTINGS: Final = (*SHARED, "layout", "gateway")  # keys with settings as entries
 _OPTION: Final = "--set "
@@ -32,8 +32,8 @@ _SECTIONS: Final[tuple[KeyPath, ...]] = (("layout", "prefill"), ("layout", "deco
 
 
 def is_setting(path: KeyPath) -> bool:
-    """Return whether a key path is that of a value with its own origin."""
-    if path[:2] in _SECTIONS:  # of `layout`: its keys are settings, or those of its `flags`
+    """Return whether the value at a key path has its own origin."""
+    if path[:2] in _SECTIONS:  # in `layout`, settings are its keys and the keys of its `flags`
         return len(path) == (4 if path[2:3] == ("flags",) else 3) and path[1] != "transfer" and path[2] != "replicas"
     return len(path) == 2 and path[0] in SETTINGS
 
@@ -45,10 +45,10 @@ class MergedProfile:
     data: dict[str, Data]
     locations: Mapping[KeyPath, str]
     names: Mapping[str, str]
-    files: Mapping[str, str]  # of entries that are files
+    files: Mapping[str, str]  # files of entries
 
     def location(self, path: KeyPath) -> str:
-        """Return the location of a key path, of its nearest parent, or else of a key inside it."""
+        """Return the location of a key path, else of its nearest parent, else of a key inside it."""
         requested = path
         while path and path not in self.locations:
             path = path[:-1]
@@ -59,7 +59,7 @@ class MergedProfile:
         )
 
     def from_command_line(self, path: KeyPath) -> bool:
-        """Return whether a command-line option, not a file, sets the key path."""
+        """Return whether a command-line option sets the key path."""
         return self.location(path).startswith(_OPTION)
 
 
@@ -72,7 +72,7 @@ class Override:
 
     @classmethod
     def parse(cls, text: str) -> "Override":
-        """Parse `key.path=value`, a list as `key=[a,b]`. Raises UsageError with the expected form."""
+        """Parse `key.path=value`, or `key=[a,b]` for a list. Raises UsageError with the expected form."""
         key, equals, value = text.partition("=")
         path = tuple(key.strip().split("."))
         if not equals or not all(path):
@@ -88,7 +88,7 @@ class Override:
 class EntryChoice:
     """The file of one catalog entry, and the profiles that override it or replace it inline.
 
-    `by` is the profile that names the file, None for a command-line option.
+    `by` is the profile that names the file; None: a command-line option.
     """
 
     file: str | None
@@ -97,9 +97,9 @@ class EntryChoice:
 
 
 def select_entries(profiles: Sequence[Document], overrides: Sequence[Override]) -> dict[str, EntryChoice]:
-    """Return the choice of hardware, model and engine: by the profile, the one it extends, or a `--set`.
+    """Return the choice of hardware, model and engine, from the profile, its base, or a `--set`.
 
-    `profiles` are the layers of the profile, its own last. Raises ProfileError with every entry that is missing or
+    `profiles` are the layers of the profile, base first. Raises ProfileError with every entry that is missing, or
     neither a name nor a mapping.
     """
     choices: dict[str, EntryChoice] = {}
@@ -157,7 +157,7 @@ def merge_layers(
 ) -> MergedProfile:
     """Merge the layers. `choices` and `names` cover each catalog entry, `parts` the documents of named files.
 
-    `profiles` are the layers of the profile itself, base first.
+    `profiles` are the layers of the profile, base first.
     """
     data: dict[str, Data] = {}
     locations: dict[KeyPath, str] = {}
@@ -167,7 +167,7 @@ def merge_layers(
             _layer(data, locations, _entries(entry_key, parts[entry_key], parts[entry_key].data))
         for profile in choice.over:
             with _image_replaced(data, locations, names):
-                left_out = {USE, _SOURCE} if entry_key in parts else {USE}  # a file has a source of its own
+                left_out = {USE, _SOURCE} if entry_key in parts else {USE}  # a file has its own source
                 section = {key: value for key, value in _mapping(entry_key, profile).items() if key not in left_out}
                 _layer(data, locations, _entries(entry_key, profile, section, entry_key))
     for profile in profiles:
@@ -205,7 +205,7 @@ def _value(data: Mapping[str, Data], path: tuple[str, str]) -> Data:
 
 
 def _naming(entry_key: str, profiles: Sequence[Document]) -> Document:
-    """Return the last layer that names a catalog entry, or the profile itself."""
+    """Return the last layer that names a catalog entry, else the profile itself."""
     return next((profile for profile in reversed(profiles) if entry_key in profile.data), profiles[-1])
 
 
@@ -256,14 +256,14 @@ def _merge(
             _merge(data, locations, (*path, name), item, location)
         return
     _forget(locations, path, parent.pop(key, None))
-    of_role = path[2:3] == ("flags",) and is_setting(path)  # without the null the role has the shared flag
+    of_role = path[2:3] == ("flags",) and is_setting(path)  # without the null, the role would inherit the shared flag
     if value is not None or of_role:
         parent[key] = value
         _remember(locations, path, value, location)
 
 
 def parent_of(data: dict[str, Data], path: KeyPath) -> dict[str, Data]:
-    """Return the section of nested data that holds the last key of a path; missing sections are added."""
+    """Return the section that contains the last key of a path; add missing sections."""
     for key in path[:-1]:
         inner = data.setdefault(str(key), {})
         if not isinstance(inner, dict):
@@ -308,7 +308,7 @@ def _apply_override(data: dict[str, Data], locations: dict[KeyPath, str], overri
 
 
 def _of_user(data: Mapping[str, Data], override: Override, path: KeyPath) -> Data:
-    """Return the setting at `path` that an override names or reaches into, with the user as its only origin."""
+    """Return the setting at `path` that contains an override's key, with the user as its only origin."""
     leaf, old = override.path[len(path) :], cast("Data", data)
     for key in path:
         old = old.get(str(key)) if isinstance(old, dict) else None

@@ -9,7 +9,7 @@ from orchestrator.core.validation import StrictModel, Text
 
 
 def _scalar_or_list(value: object) -> object:
-    """Raise ValueError for other values, with one message: each member of the union would add its own."""
+    """Raise ValueError for other values, with a single message; the union would report one for each member."""
     items = value if isinstance(value, list) else [value]
     if not all(isinstance(item, bool | int | float | str) for item in items):
         raise ValueError("expected a value or a list of values")

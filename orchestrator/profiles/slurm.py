@@ -1,4 +1,4 @@
-"""The `slurm` section of a profile: the job of the server."""
+"""The `slurm` section of a profile: the server's job."""
 
 from typing import Annotated, Final, Literal, TypeAlias
 

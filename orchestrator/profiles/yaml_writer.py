@@ -14,7 +14,7 @@ _WIDTH: Final = 120
 
 @dataclass(frozen=True, kw_only=True)
 class YamlLine:
-    """One key of a file by its path, its value, and the comment after it."""
+    """One key of a file by path, its value, and its comment."""
 
     path: tuple[str, ...]
     value: Data
@@ -22,7 +22,7 @@ class YamlLine:
 
 
 def yaml_text(head: Sequence[str], lines: Sequence[YamlLine]) -> str:
-    """Return a file: `head` as comments, then each line; keys of a section are kept together."""
+    """Return the text of a file: `head` as comments, then the lines, grouped by section."""
     return "\n".join([*(f"# {text}" for text in head), *_sections(lines)]) + "\n"
 
 
@@ -43,7 +43,7 @@ def _sections(lines: Sequence[YamlLine]) -> Iterator[str]:
 
 
 def _first(line: YamlLine, lines: Sequence[YamlLine]) -> int:
-    """Return the index at which the section of a line begins, so that no section begins twice."""
+    """Return the index of the first line in the same section."""
     return next(at for at, item in enumerate(lines) if item.path[:1] == line.path[:1])
 
 
@@ -52,7 +52,7 @@ def _key(text: str) -> str:
 
 
 def flow(value: Data) -> str:
-    """Return a value on one line, in a form that this tool's strict reader accepts."""
+    """Return a value on one line, in a form that `deploy`'s strict reader accepts."""
     if isinstance(value, str):
         is_plain = _PLAIN.fullmatch(value) and read_scalar(value) == value
         return value if is_plain else json.dumps(value, ensure_ascii=False)
