@@ -1,4 +1,4 @@
-"""Reader of a checkpoint: its config, its index, the headers of its shards; tensors are not read."""
+"""Reader of a checkpoint's config, index and shard headers, without tensors."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -24,13 +24,13 @@ T = TypeVar("T")
 _ENGINE_FILES: Final = (CONFIG, QUANT_CONFIG, CheckpointFile("generation_config.json"))
 _MAX_ENGINE_FILE: Final = 16 << 20  # bytes; Quark lists each excluded layer
 _COPY_AGAIN: Final = "download or copy the file again"
-_MAX_MODULES: Final = 32  # of a model with its own code
-_MAX_BYTES: Final = 64 << 20  # of an index or config; the index of a trillion parameters has 15 MB
+_MAX_MODULES: Final = 32  # Python files of a model with its own code
+_MAX_BYTES: Final = 64 << 20  # of an index or config; the index of a trillion parameters takes 15 MB
 
 
 @dataclass(frozen=True)
 class CheckpointIndex:
-    """The tensors of each shard by the index, and the problems of the index.
+    """The tensors of each shard according to the index, and the problems of the index.
 
     Without an index there is one shard without known tensors.
     """
@@ -46,13 +46,13 @@ class CheckpointIndex:
 
 
 class Checkpoint:
-    """A checkpoint in a directory or on the hub, read lazily and once.
+    """A checkpoint in a directory or on the hub; each file is read once, on demand.
 
     A checkpoint on a remote host is read from its mirror, a directory of sparse files (see `remote_download`).
     """
 
     def __init__(self, files: CheckpointFiles) -> None:
-        """Read nothing yet."""
+        """Create a reader, without reading."""
         self.files = files
         self._headers: dict[CheckpointFile, Mapping[str, StoredTensor]] = {}
         self._dtypes: dict[CheckpointFile, Mapping[str, str]] = {}
@@ -88,7 +88,7 @@ class Checkpoint:
             return self.read(TEMPLATE).decode(errors="replace")
         tokenizer = self._config(TOKENIZER_CONFIG)
         template = tokenizer.data.get("chat_template") if tokenizer is not None else None
-        if isinstance(template, list):  # named templates, as `{name, template}`
+        if isinstance(template, list):  # named templates: `{name, template}`
             templates = {str(item.get("name")): item.get("template") for item in template if isinstance(item, dict)}
             template = templates.get("tool_use", templates.get("default"))
         return template if isinstance(template, str) else ""
@@ -101,7 +101,7 @@ class Checkpoint:
 
     @property
     def shards(self) -> Mapping[CheckpointFile, set[str]]:
-        """The tensors of each shard by the index. Raises CheckpointError for an invalid index."""
+        """The tensors of each shard according to the index. Raises CheckpointError for an invalid index."""
         if self.index.problems:
             raise CheckpointError(INCOMPLETE, location=self.location, problems=self.index.problems)
         return self.index.shards
@@ -114,7 +114,7 @@ class Checkpoint:
         return self._headers[shard]
 
     def dtypes(self, shard: CheckpointFile) -> Mapping[str, str]:
-        """Read the dtypes of a shard's tensors, much faster than `header`; the shard may be incomplete."""
+        """Read the dtypes of a shard's tensors, much faster than `header` and also from an incomplete shard."""
         if shard not in self._dtypes:
             self._dtypes[shard] = self._parse_shard(shard, tensor_dtypes)
         return self._dtypes[shard]
@@ -181,7 +181,7 @@ def parse_index(content: bytes | None, *, single: bool, location: str) -> Checkp
         return CheckpointIndex({}, (Problem(message, location),))
     if not weight_map:
         return CheckpointIndex({}, (Problem(f"`{INDEX}` names no tensor", location),))
-    checked: dict[str, CheckpointFile] = {}  # each name once: an index repeats the name for every tensor
+    checked: dict[str, CheckpointFile] = {}  # check each name once, as an index repeats it for every tensor
     shards: dict[CheckpointFile, set[str]] = defaultdict(set)
     problems: dict[str, Problem] = {}
     for name, shard in weight_map:

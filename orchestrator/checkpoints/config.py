@@ -1,4 +1,4 @@
-"""Reader of a checkpoint's config.json, for new model files and for the check against a profile."""
+"""Reader of a checkpoint's config.json, to create model files and to check profiles."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ LAYERS: Final = "num_hidden_layers"
 LAYER_TYPES: Final = "layer_types"
 DRAFTS: Final = "num_nextn_predict_layers"
 SPARSE: Final = "index_topk"  # sglang 0.5.14, srt/configs/model_config.py, is_deepseek_dsa
-# The names in config.json of each key of a model's file; the first present one counts. Context: sglang 0.5.14 to
+# The names in config.json for each key of a model's file; the first present name counts. Context: sglang 0.5.14 to
 # 0.5.23, srt/utils/hf_transformers/common.py, CONTEXT_LENGTH_KEYS, in this order.
 NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "layers": (LAYERS,),
@@ -38,7 +38,7 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
 }  # fmt: skip
 _MAX_COUNT: Final = 1 << 53  # larger numbers are invalid
 _DTYPES: Final = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-_QUARK: Final = {"fp4": "mxfp4"}  # Quark's dtype: ours; other names are equal
+_QUARK: Final = {"fp4": "mxfp4"}  # Quark's dtype → profile's dtype; other names are equal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class ConfigFact:
 
     @property
     def number(self) -> int:
-        """The value as a number; 0 if it is none."""
+        """The value as a number; 0 for any other value."""
         return self.value if isinstance(self.value, int) else 0
 
 
@@ -70,13 +70,13 @@ class CheckpointConfig:
 
     @cached_property
     def text(self) -> Mapping[str, object]:
-        """All keys, those of the text section first."""
+        """All keys; those of the text section take precedence."""
         inner = next((inner for name in _TEXT if isinstance(inner := self.data.get(name), dict)), {})
         return {**self.data, **inner}
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        """The architectures, as sglang reads them: the top level first."""
+        """The architectures as sglang reads them: the top level takes precedence."""
         names = self.data.get("architectures", self.text.get("architectures"))
         return tuple(name for name in names if isinstance(name, str)) if isinstance(names, list) else ()
 
@@ -127,7 +127,7 @@ class CheckpointConfig:
         return section if isinstance(section, dict) else {}
 
     def context(self) -> ConfigFact | None:
-        """Return the maximum context length, as sglang 0.5.14 to 0.5.23 computes it (common.py, get_context_length)."""
+        """Return the maximum context length as computed by sglang 0.5.14 to 0.5.23 (common.py, get_context_length)."""
         length = self.count("context_length")
         factor = self.rope.get("factor", 1)
         already_scaled = "original_max_position_embeddings" in self.rope or self.rope.get("rope_type") == "llama3"
@@ -173,7 +173,7 @@ def modelopt_label(algorithm: object) -> str:
 
 
 def _quark_dtype(section: Mapping[str, object]) -> str | None:
-    """Return the dtype of weights in Quark's global scheme, of its first step if it has several."""
+    """Return the dtype of weights in Quark's global scheme, or in its first step."""
     scheme = section.get("global_quant_config")
     weight = scheme.get("weight") if isinstance(scheme, dict) else None
     weight = weight[0] if isinstance(weight, list) and weight else weight

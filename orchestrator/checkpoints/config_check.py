@@ -1,7 +1,7 @@
 """Check of the tensors in a checkpoint's headers against its quantization config.
 
-A mismatch is fatal if sglang cannot load the tensors, or loads them wrongly without an error. Mismatches of unknown
-modules and architectures are never fatal.
+A mismatch is fatal if sglang cannot load the tensors, or silently loads them wrongly. Mismatches of unknown modules and
+architectures are never fatal.
 """
 
 import re
@@ -33,8 +33,8 @@ _LINEAR: Final = frozenset(
 # Built without the config: routers, and the weights of the indexer's heads (sglang 0.5.14 to 0.5.23, deepseek_v2.py,
 # dsa_indexer.py, qwen2_moe.py).
 _UNQUANTIZED: Final = frozenset({"gate", "router", "shared_expert_gate", "weights_proj"})
-_MTP_MODULES: Final = ("eh_proj", "enorm", "hnorm", "shared_head.norm")  # of the layer that drafts (deepseek_nextn.py)
-_RENAMED_FROM: Final = ">=0.5.16"  # sglang renames a scheme of the MTP layer by its beginning (glm4_moe.py)
+_MTP_MODULES: Final = ("eh_proj", "enorm", "hnorm", "shared_head.norm")  # in the MTP layer (deepseek_nextn.py)
+_RENAMED_FROM: Final = ">=0.5.16"  # sglang renames schemes of the MTP layer by prefix (glm4_moe.py)
 _BLOCKS_ASKED: Final = "<0.5.17"  # sglang 0.5.14, deepseek_v2.py:767, `QuarkLinearMethod` without `quant_config`
 _FLAT_SCALES: Final = "<0.5.18"  # sglang 0.5.14 to 0.5.17, fp8_utils.py, channel_quant_to_tensor_quant
 
@@ -70,7 +70,7 @@ class _Checkpoint:
         return layer < self.layers or self.drafts
 
     def is_certain(self, module: str) -> bool:
-        """Return whether sglang builds this module by the config for certain."""
+        """Return whether sglang certainly builds this module by the config."""
         match = LAYER.fullmatch(module)
         is_layer = self.architecture is not None and match is not None and module.startswith("model.layers.")
         return is_layer and match is not None and self.loads(int(match[1])) and _last(module) in _LINEAR
@@ -79,7 +79,7 @@ class _Checkpoint:
 def find_mismatches(summary: CheckpointSummary, *, drafts: bool) -> tuple[Mismatch, ...]:
     """Find the mismatches between the tensors and the config, fatal ones first.
 
-    `summary` must have every header; `drafts` is whether the server loads the MTP layer.
+    `summary` must have every header; `drafts` means that the server loads the MTP layer.
     """
     schemes = read_schemes(summary.config, summary.quantized)
     if isinstance(schemes, str):
@@ -104,7 +104,7 @@ def _last(module: str) -> str:
 
 
 def _format_names(names: Iterable[str]) -> str:
-    """Format names of tensors; of names that differ only in numbers, the first stands for all."""
+    """Format names of tensors; the first of those that differ only in numbers stands for all."""
     groups: dict[str, list[str]] = defaultdict(list)
     for name in names:
         groups[re.sub(r"\d+", "#", name)].append(name)
@@ -163,7 +163,7 @@ def _storage_of(checkpoint: _Checkpoint, module: str) -> StorageScheme | None:
 def _storage_problem(
     tensors: Mapping[str, StoredTensor], module: str, leaf: str, tensor: StoredTensor, storage: StorageScheme | None
 ) -> str:
-    """Return the fault of a matrix or its scale, as the end of a sentence; empty without one."""
+    """Return the fault of a matrix or its scale, as the end of a sentence; "" if valid."""
     if storage is None:
         unquantized = leaf == "weight" and tensor.dtype in FLOATS
         return "" if unquantized else f"stored as {tensor.dtype}, but unquantized in {CONFIG_SAYS}"
@@ -292,7 +292,7 @@ def _experts_excluded_singly(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
 
 
 def _unfusable_shared_experts(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
-    """Find shared experts with another storage than routed experts: a server that fuses them cannot load them."""
+    """Find shared experts stored differently from routed experts: a server that fuses them cannot load them."""
     shared: dict[int, str] = {}
     for name, tensor in checkpoint.summary.tensors.items():
         match = LAYER.fullmatch(name)
@@ -310,7 +310,7 @@ def _unfusable_shared_experts(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
 
 
 def _incomplete_mtp_layer(checkpoint: _Checkpoint) -> Iterator[Mismatch]:
-    """Find missing modules of the MTP layer: it needs those of the last layer, except the indexer, and its own."""
+    """Find missing modules of the MTP layer: it needs its own, and those of the last layer except the indexer."""
     if not (checkpoint.summary.config.mtp_layers and checkpoint.has_separate_experts):
         return
     last, mtp = _modules_of(checkpoint, checkpoint.layers - 1), _modules_of(checkpoint, checkpoint.layers)

@@ -122,7 +122,7 @@ class _FactReader:
         return readers | {f"{cache}.counts_draft": self._counts_draft} | self._parsers()
 
     def _hybrid(self) -> dict[str, ConfigFact] | None:
-        """Read the layers that are not plain attention; None, with a note, if config.json lacks what tells of them."""
+        """Read the layers that are not plain attention; None, with a note, if config.json lacks a key for them."""
         if self.kind.hybrid is None:
             return {}
         try:
@@ -134,7 +134,7 @@ class _FactReader:
             return None
 
     def _counts_draft(self) -> ConfigFact | None:
-        """Return that sglang does not count the draft layer in the cache, if the config lacks its number; else None."""
+        """Return that sglang omits the draft layer from the cache if the config does not count it; else None."""
         if not self.summary.separate_mtp or self.config.mtp_layers or self.kind.attention == "other":
             return None
         source = f"{CONFIG} has no {DRAFTS} (sglang 0.5.23, spec_aux_hidden_state.py:172)"
@@ -194,7 +194,7 @@ class _FactReader:
 
     @property
     def _mtp_index(self) -> int:
-        """The index of the MTP layer: the one after the last."""
+        """The index of the MTP layer, after the last layer."""
         layers = self.config.count("layers")
         return layers.number if layers is not None else -1
 
@@ -225,7 +225,7 @@ class _FactReader:
         return replace(count, source=f"{CONFIG}: {count.source}")
 
     def head_dim(self) -> ConfigFact | None:
-        """Return the width of a key head, as sglang 0.5.16 computes it (model_config.py:765)."""
+        """Return the width of a key head as computed by sglang 0.5.16 (model_config.py:765)."""
         if (count := self.config.count("kv_cache.head_dim")) is not None:
             return count
         hidden, heads = self.config.count("moe.hidden_size"), self.config.count("attention_heads")
@@ -294,7 +294,7 @@ def _windows_differ(reader: _FactReader) -> Iterator[str]:
 
 
 def _impossible_counts(facts: dict[str, ConfigFact]) -> Iterator[str]:
-    """Find numbers of config.json that exclude each other."""
+    """Find contradictory numbers in config.json."""
     for whole, part, divides in (
         ("attention_heads", "kv_heads", True),
         ("moe.routed_experts", "moe.experts_per_token", False),
@@ -327,7 +327,7 @@ def _layers_differ(summary: CheckpointSummary) -> Iterator[str]:
 
 
 def _expected_rows(reader: _FactReader) -> Iterator[tuple[str, int, str]]:
-    """Yield endings of tensor names with the number of rows by config.json, and its source."""
+    """Yield endings of tensor names with the number of rows according to config.json, and its source."""
     config, kind = reader.config, reader.kind
     if kind.attention == "heads":
         heads = config.count("kv_heads") or config.count("attention_heads")

@@ -44,9 +44,9 @@ def stage_checkpoint(
 ) -> VerifiedCheckpoint:
     """Download missing files of a model's checkpoint and verify all files against the hub's sizes.
 
-    The listing of the hub completes `options`. A checkpoint that does not come from a hub is only verified. Raises
+    The listing of the hub completes `options`. A checkpoint from another source is only verified. Raises
     CheckpointError if the checkpoint is incomplete, and HostError if the hub does not answer, the disk is full, or the
-    download is interrupted: received bytes stay, and the next call resumes.
+    download is interrupted: received bytes remain, and the next call resumes.
     """
     if model.checkpoint.source != "hub":
         return verify_fresh(directory, model, options)
@@ -55,7 +55,7 @@ def stage_checkpoint(
     directory.mkdir(parents=True, exist_ok=True)
     config, path = listing.files.get(CONFIG), directory / CONFIG
 
-    def show_and_check(state: DownloadProgress) -> None:  # a config that does not match ends the download
+    def show_and_check(state: DownloadProgress) -> None:  # a mismatched config ends the download
         progress(state)
         if config is not None and path.is_file() and path.stat().st_size == config.size:
             require_profile_match(directory, model)
@@ -105,7 +105,7 @@ class Transfer:
             try:
                 message = json.loads(line)
             except ValueError:
-                continue  # a line of a login script
+                continue  # output of a login script
             if not isinstance(message, dict):
                 continue
             if "done" in message:

@@ -34,7 +34,7 @@ class LocalFiles:
         self.sizes: Mapping[CheckpointFile, int] = sizes
         try:
             for name, entry in _entries(directory):
-                with suppress(UnsafeValueError):  # unsafe names are no files of a checkpoint
+                with suppress(UnsafeValueError):  # a checkpoint has no unsafe names
                     if entry.is_file():  # not a dangling link
                         sizes[CheckpointFile(name)] = entry.stat().st_size
         except FileNotFoundError as error:
@@ -50,7 +50,7 @@ class LocalFiles:
 
 
 def file_stamps(directory: Path) -> dict[str, tuple[int, int]]:
-    """Return the size and mtime of every file of a checkpoint, without hidden folders (records of a download)."""
+    """Return the size and mtime of every file of a checkpoint, except in hidden folders (records of a download)."""
     stamps = ((name, entry.stat()) for name, entry in _entries(directory))
     return {name: (status.st_size, status.st_mtime_ns) for name, status in stamps}
 

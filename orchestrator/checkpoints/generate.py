@@ -22,9 +22,9 @@ _MARKER: Final = ".generator"  # the digest of the generator
 
 
 def generate_model(model: Model, generator: Path, *, python: Path, home: Home, progress: Progress) -> Path:
-    """Return the checkpoint of a `generated` model, made by `generator` with the engine's Python if needed.
+    """Return the checkpoint of a `generated` model; if needed, create it by `generator` with the engine's Python.
 
-    Raises BuildError with the generator's last lines, and for a directory that this tool did not make; OSError for a
+    Raises BuildError with the generator's last lines, or for a directory that `deploy` did not create; OSError for a
     full disk.
     """
     target = home.models / FileName(model.name)
@@ -49,12 +49,12 @@ def generate_model(model: Model, generator: Path, *, python: Path, home: Home, p
                 progress.done()
             atomic_write(checkpoint / _MARKER, _digest(generator))
             remove_tree(target, within=home.models)
-            move(checkpoint, target)  # with its marker: a directory without it counts as the user's
+            move(checkpoint, target)  # with its marker: a directory without a marker counts as the user's
     return target
 
 
 def is_generated(directory: Path, generator: Path) -> bool:
-    """Return whether the directory was made by this generator."""
+    """Return whether this generator created the directory."""
     marker = directory / _MARKER
     return marker.is_file() and marker.read_text() == _digest(generator)
 

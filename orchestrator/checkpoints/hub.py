@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final
 
-import huggingface_hub  # it imports each name at its first use: half a second that few commands need
+import huggingface_hub  # lazy: names are imported at first use, which takes 0.5 s
 
 from orchestrator.core.errors import CheckpointError, HostError
 from orchestrator.core.safe_paths import (
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _ABBREVIATED: Final = re.compile(r"[0-9a-f]{7,39}")  # commit
 _FULL_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _TIMEOUT_S: Final = 30.0  # for one response
-_MAX_FILES: Final = 100_000  # of a repository: the hub's recommended maximum
+_MAX_FILES: Final = 100_000  # per repository: the hub's recommended maximum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,10 +68,10 @@ class Listing:
 def list_files(repository: str, revision: str | None, hub: Hub) -> Listing:
     """List the files of a repository at a branch, tag or (abbreviated) commit.
 
-    Raises CheckpointError if the repository is missing or not accessible, HostError otherwise: also for a malformed
-    response, or one with an unsafe file name.
+    Raises CheckpointError if the repository is missing or not accessible; HostError for other failures, including a
+    malformed response or an unsafe file name.
     """
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it logs each retry
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # otherwise it logs each retry
     # False, not None: None would use the token of `hf auth login`.
     api = huggingface_hub.HfApi(endpoint=hub.endpoint, token=hub.token.reveal() if hub.token else False)
     try:
@@ -130,7 +130,7 @@ def _full_revision(api: "HfApi", repository: str, revision: str | None) -> str |
     """Expand an abbreviated commit, which the hub does not accept; return other revisions unchanged."""
     if revision is None or not _ABBREVIATED.fullmatch(revision):
         return revision
-    api.repo_info(repository)  # fails at once if the hub is down; a list is retried for 23 s
+    api.repo_info(repository)  # fails immediately if the hub is down; a list is retried for 23 s
     commits = [CommitHash(entry.commit_id) for entry in api.list_repo_commits(repository)]
     return next((commit for commit in commits if commit.startswith(revision)), revision)
 
@@ -149,13 +149,13 @@ class HubFiles:
     headers_are_cheap = False
 
     def __init__(self, listing: Listing, hub: Hub) -> None:
-        """Send no request yet."""
+        """Create a reader, without a request."""
         self.location = f"{listing.repository}@{listing.commit[:8]}"
         self.sizes: Mapping[CheckpointFile, int] = {name: file.size for name, file in listing.files.items()}
         self._address, self._headers = download_url(listing, hub)
 
     def read(self, name: CheckpointFile, begin: int, length: int) -> bytes:
-        """Read up to `length` bytes of a file; stop a store that ignores ranges as soon as they have arrived."""
+        """Read up to `length` bytes of a file, then close the connection, as some stores ignore ranges."""
         import httpx  # noqa: PLC0415 - takes 0.2 s, and few commands need it
 
         headers = {**self._headers, "Range": f"bytes={begin}-{begin + length - 1}", "Accept-Encoding": "identity"}

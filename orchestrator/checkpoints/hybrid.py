@@ -1,7 +1,7 @@
-"""Layers that are not plain attention, read from config.json as sglang reads them.
+"""Layers that are not plain attention, read from config.json as in sglang.
 
-Linear attention and Mamba keep a state for each request; other kinds compress tokens or choose blocks of them. Source:
-sglang 0.5.23, `srt/configs/` and `srt/model_executor/pool_configurator.py`.
+Linear attention and Mamba keep a state for each request; other kinds compress tokens or select blocks of tokens.
+Source: sglang 0.5.23, `srt/configs/` and `srt/model_executor/pool_configurator.py`.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ class MissingKeyError(Exception):
 
 
 def read_hybrid(kind: Hybrid, config: CheckpointConfig) -> Facts:
-    """Return the facts of a model's file about such layers. Raises MissingKeyError."""
+    """Return the facts about such layers for a model's file. Raises MissingKeyError."""
     return _READERS[kind](config, min(_number(config.text, "num_hidden_layers"), _MAX_LAYERS))
 
 
@@ -87,7 +87,7 @@ def _mamba(config: CheckpointConfig, _: int) -> Facts:
 def _compressed(config: CheckpointConfig, layers: int) -> Facts:
     """Read the ratios of DeepSeek-V4 (pool_configurator.py, `DSV4PoolConfigurator`); the draft's come last.
 
-    Of V4.1, only the layers that `kv_source_layer_ids` names keep entries (`collect_sources_by_ratio`).
+    In V4.1, only the layers in `kv_source_layer_ids` keep entries (`collect_sources_by_ratio`).
     """
     text = config.text
     ratios, sources = text.get("compress_ratios"), text.get("kv_source_layer_ids")
@@ -109,7 +109,7 @@ def _compressed(config: CheckpointConfig, layers: int) -> Facts:
 
 
 def _blocks(config: CheckpointConfig, _: int) -> Facts:
-    """Read the layers of MiniMax-M3 that choose blocks (model_config.py, `get_minimax_sparse_layer_ids`)."""
+    """Read the layers of MiniMax-M3 that select blocks (model_config.py, `get_minimax_sparse_layer_ids`)."""
     section = config.text.get("sparse_attention_config")
     frequencies = section.get("sparse_attention_freq") if isinstance(section, dict) else None
     if not isinstance(section, dict) or not isinstance(frequencies, list):

@@ -14,11 +14,11 @@ class Mismatch:
 
     message: str
     hint: str = ""
-    fatal: bool = False  # does not load, or loads wrongly without an error
+    fatal: bool = False  # does not load, or silently loads wrongly
     sglang: str = ""  # versions in which it is fatal, a PEP 440 range; empty: all
 
     def is_fatal_in(self, version: str) -> bool:
-        """Return whether it is fatal in a version of sglang; "" stands for all versions."""
+        """Return whether it is fatal in a version of sglang ("": in all versions)."""
         if not self.sglang:
             return self.fatal
         return self.fatal and bool(version) and SpecifierSet(self.sglang).contains(version, prereleases=True)

@@ -1,4 +1,4 @@
-"""Overlay of a checkpoint: a patched config.json with links to all other files; the original is unchanged."""
+"""Overlay of a checkpoint: a patched config.json, and links to all other files of the unchanged original."""
 
 import json
 import tempfile
@@ -16,7 +16,7 @@ _UNCHANGED: Final = "the engine's sources need no patched config; config.json is
 
 
 def overlay_path(plan: Plan, detected: DetectedPatches = NO_DETECTED_PATCHES) -> str | None:
-    """Return the path of the patched config.json below the tool's home; None without a config patch."""
+    """Return the path of the patched config.json below `deploy`'s home; None without a config patch."""
     active = (patch for patch in plan.patches if patch.expected or patch.id in detected.ids)
     ids = [patch.id for patch in active if patch.kind == "config"]
     return f"overlays/{plan.model.name}/{'+'.join(ids)}/{CONFIG}" if ids else None

@@ -11,13 +11,13 @@ from orchestrator.engine.architectures import ARCHITECTURES
 from orchestrator.plan.plan import Model
 
 _UNQUANTIZED: Final = ("bf16", "fp16", "bfloat16", "float16")
-_PREFIXES: Final = ("quark", "fp8")  # methods that are the prefix of a profile's `quantization`
+_PREFIXES: Final = ("quark", "fp8")  # methods that are prefixes of a profile's `quantization`
 
 
 def require_profile_match(directory: Path, model: Model) -> None:
     """Raise CheckpointMismatchError with every key of the profile that differs from the checkpoint's config.
 
-    Keys that the config lacks are not checked, and neither is a missing or unreadable config.
+    Keys missing from the config are not checked, nor is a missing or unreadable config.
     """
     try:
         config = Checkpoint.local(directory).config

@@ -35,7 +35,7 @@ class CheckpointReceipt:
 
     location: str
     revision: Annotated[CommitHash, PlainValidator(CommitHash)] | None
-    mtp_layer: int | None  # the layer with verified tensors
+    mtp_layer: int | None  # MTP layer with verified tensors
     shards: int
     tensors: int
     files: Stamps
@@ -64,7 +64,7 @@ def read_receipt(directory: Path) -> CheckpointReceipt | None:
 
 
 def write_receipt(directory: Path, receipt: CheckpointReceipt) -> None:
-    """Write the receipt; skip an unwritable directory (a read-only share), which is verified each time."""
+    """Write the receipt, except in an unwritable directory (a read-only share), which is verified each time."""
     with suppress(OSError):
         write_cache(receipt_path(directory), json.dumps(asdict(receipt), indent=1, sort_keys=True) + "\n")
 

@@ -1,8 +1,7 @@
 """Staging on a remote host: its Python downloads the checkpoint, this host verifies it.
 
-Weights are verified by their headers and sizes. The remote host sends these and the small files; this host writes them
-as a mirror, a directory of sparse files, and verifies it like a local checkpoint. The receipt is saved on the remote
-host.
+Weights are verified by their headers and sizes. The remote host sends these and the small files; this host writes a
+mirror, a directory of sparse files, and verifies it like a local checkpoint. The remote host saves the receipt.
 """
 
 import base64
@@ -33,7 +32,7 @@ from orchestrator.plan.plan import Model
 
 
 def remote_program() -> list[str]:
-    """Return the command for the remote host: program and imported module as text; nothing is installed there."""
+    """Return the command for the remote host, with program and imported module as text, so that it installs nothing."""
     needed = (
         f"import sys, types\nsys.modules[{safe_paths.__name__!r}] = module = types.ModuleType({safe_paths.__name__!r})"
     )
@@ -43,21 +42,21 @@ def remote_program() -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteDownload:
-    """A checkpoint on a remote host; `directory` is absolute, or relative to the tool's home on that host."""
+    """A checkpoint on a remote host; `directory` is absolute, or relative to `deploy`'s home on that host."""
 
-    host: str  # as the user named it
+    host: str  # as named by the user
     directory: str
     model: Model
     options: VerifyOptions
     hub: Hub | None  # None: verify only
     progress: Callable[[DownloadProgress], None]
-    mirror: Path | None = None  # directory that keeps the mirror after verification; None: discard it
+    mirror: Path | None = None  # directory for the mirror after verification; None: discard it
 
     def run(self, program: Program, read_stderr: Callable[[], str]) -> VerifiedCheckpoint:
         """Run the protocol with the started program; `read_stderr` returns the stderr of the program and ssh.
 
         Raises CheckpointError if the checkpoint is incomplete, and HostError if the host has no Python, the hub does
-        not answer, the disk is full, or the download is interrupted: received bytes stay, and the next call resumes.
+        not answer, the disk is full, or the download is interrupted: received bytes remain, and the next call resumes.
         """
         source, hub = self.model.checkpoint, self.hub
         listing = list_files(source.path, source.revision, hub) if hub and source.source == "hub" else None
@@ -76,7 +75,7 @@ class RemoteDownload:
         return replace(verified, directory=Path(directory))
 
     def _temporary_dir(self) -> "TemporaryDirectory[str]":
-        """Return a directory for the mirror, next to its target: a move keeps files sparse."""
+        """Return a temporary directory next to the mirror's target, so that a move keeps files sparse."""
         if self.mirror is None:
             return TemporaryDirectory(prefix="deploy-mirror-")
         self.mirror.parent.mkdir(parents=True, exist_ok=True)
@@ -101,7 +100,7 @@ class RemoteDownload:
         raise self._exit_error(program.wait(), read_stderr().strip(), transfer)
 
     def _checked_path(self, directory: object) -> str:
-        """Return the full path of the requested directory; reject any other."""
+        """Return the full path of the requested directory; reject other paths."""
         if not isinstance(directory, str) or not directory.isprintable() or not directory.startswith("/"):
             raise HostError(f"`{display(directory)}` on {self.host} is not an absolute path")
         if not f"{directory}/".endswith(f"/{self.directory.lstrip('/').rstrip('/')}/"):
@@ -128,7 +127,7 @@ class RemoteDownload:
         except CheckpointError as error:
             local, remote = str(mirror), f"{self.host}: {directory}"
             error_type, hint = CheckpointError, self._hint
-            if isinstance(error, CheckpointMismatchError):  # a download does not fix the profile
+            if isinstance(error, CheckpointMismatchError):  # a download cannot fix the profile
                 error_type, hint = CheckpointMismatchError, error.hint
             elif self.hub is None and read_receipt(mirror):
                 error_type = CheckpointModifiedError

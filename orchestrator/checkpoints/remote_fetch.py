@@ -1,7 +1,7 @@
 """Download program: run here as a module, or sent as text to a remote host and run there with `python3 -c`.
 
 It needs Python 3.8, the standard library, and `core/safe_paths.py`, which is sent too. The first line of stdin is the
-request as JSON, with the token, which thus appears in no command line and no file. Each line of stdout is a message:
+request as JSON, with the token, which therefore appears in no command line or file. Each line of stdout is a message:
 
     {"nothing": …}                           no such directory, and nothing to download
     {"room": {"missing": …, "free": …}}      not enough disk space, nothing downloaded
@@ -11,9 +11,9 @@ request as JSON, with the token, which thus appears in no command line and no fi
     {"file": …, "size": …, "time": …, "data": …}     each file at the end, with the data to verify it
     {"end": true}
 
-The second line of stdin is the receipt, saved next to the checkpoint. With `here` in the request no file and no receipt
-is sent. The process can be killed at any byte and resumes: files grow below `.parts/<commit>` and are moved when they
-are complete. (huggingface_hub's `snapshot_download` restarts a file since its PR 4228.)
+The second line of stdin is the receipt, saved next to the checkpoint. With `here` in the request, no file and no
+receipt are sent. A killed download resumes at any byte: files grow below `.parts/<commit>` and are moved when complete.
+(huggingface_hub's `snapshot_download` restarts a file since its PR 4228.)
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ from orchestrator.core.safe_paths import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-PARTIAL_FILES = RelativePath(".parts")  # below a checkpoint: partial files, and the record of complete ones
+PARTIAL_FILES = RelativePath(".parts")  # below a checkpoint: partial files, and the record of complete files
 _RECORD = RelativePath(".parts/fetched")  # a line for each downloaded file, see `_line`
 _WORKERS = 8
 _CHUNK_BYTES = 1 << 20
-_MAX_FAILURES = 3  # without progress in between
-_MAX_SENT_BYTES = 64 << 20  # of a file that is sent whole; a tokenizer has 20 MB
+_MAX_FAILURES = 3  # consecutive failures without progress
+_MAX_SENT_BYTES = 64 << 20  # per file sent completely; a tokenizer has 20 MB
 _TICK = 1.0
 _RETRYABLE = (408, 425, 429)  # besides 5xx
 _OUTPUT_LOCK = threading.Lock()
@@ -127,7 +127,7 @@ def _fetch(
 
 
 def _is_complete(file: tuple[int, ContentHash], directory: Path, name: CheckpointFile, fetched: frozenset[str]) -> bool:
-    """Return whether a file equals the hub's; a file that is unrecorded or modified since is hashed."""
+    """Return whether a file equals the hub's; hash an unrecorded or modified file."""
     path, (size, identity) = join(directory, name), file
     if not path.is_file() or path.stat().st_size != size:
         return False
@@ -135,7 +135,7 @@ def _is_complete(file: tuple[int, ContentHash], directory: Path, name: Checkpoin
 
 
 def _identity(path: Path, size: int, *, large: bool) -> str:
-    """Return the hub's content hash: sha256 of a large file (git-lfs), git's sha1 of others."""
+    """Return the content hash in the hub's form: sha256 of a large file (git-lfs), git's sha1 of others."""
     digest = hashlib.sha256() if large else hashlib.sha1(f"blob {size}\0".encode())  # noqa: S324 - git's
     with path.open("rb") as content:
         for chunk in iter(lambda: content.read(_CHUNK_BYTES), b""):
@@ -155,7 +155,7 @@ def _size(path: Path) -> int:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Redirect handler that sends no token to another host, whose URL has its own signature."""
+    """Redirect handler that sends no token to another host, as the URL is signed."""
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:  # noqa: ANN401
         redirected = super().redirect_request(req, fp, code, msg, headers, newurl)
@@ -201,11 +201,11 @@ def _append(url: str, headers: Mapping[str, str], partial_file: Path, size: int)
 
 
 def _file_records(directory: Path) -> Iterator[dict[str, object]]:
-    """Yield every file with the data to verify it: small files whole, weights by their header."""
+    """Yield every file with the data to verify it: small files complete, weights as their header."""
     for path in sorted(path for path in directory.rglob("*") if path.is_file()):
         try:
             name = CheckpointFile(path.relative_to(directory).as_posix())
-        except UnsafeValueError:  # a partial file, or a file of git
+        except UnsafeValueError:  # a partial file, or git's
             continue
         status = path.stat()
         with path.open("rb") as file:
@@ -237,13 +237,13 @@ def _send(**message: object) -> None:
 
 
 def _deploy_home() -> Path:
-    """Return the tool's home on this host, as `orchestrator.core.paths` does."""
+    """Return `deploy`'s home on this host, like `orchestrator.core.paths`."""
     data = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")  # noqa: PTH111
     return Path(os.environ.get("DEPLOY_HOME") or os.path.join(data, "deploy"))  # noqa: PTH118
 
 
 def _receipt(directory: Path) -> Path:
-    """Return the path of a checkpoint's receipt, as `receipt.py` does."""
+    """Return the path of a checkpoint's receipt, like `receipt.py`."""
     return directory.with_name(directory.name + ".receipt.json")
 
 
@@ -272,7 +272,7 @@ def _stage(request: dict[str, Any], directory: Path) -> None:
 
 
 def main() -> None:
-    """Run the request in the first line of stdin; save the receipt in the second."""
+    """Execute the request in the first line of stdin; save the receipt in the second."""
     request = json.loads(sys.stdin.readline())
     try:
         directory = path_named_in(_deploy_home(), request["directory"])

@@ -1,7 +1,7 @@
 """Reader of safetensors headers: 8 bytes of length, then JSON with the offsets of each tensor.
 
-The checked rules are the format's (huggingface/safetensors README, "Format"): the header has at most 100 MB, the
-tensors cover the data without holes or overlaps, and the file ends with the last of them.
+The reader checks the rules of the format (huggingface/safetensors README, "Format"): the header has at most 100 MB, the
+tensors cover the data without holes or overlaps, and the file ends with the last tensor.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ _LFS = b"version https://git-lfs"
 
 
 class BadShardError(ValueError):
-    """Reason why a file is not a complete safetensors file."""
+    """The reason why a file is not a complete safetensors file."""
 
 
 class StoredTensor(NamedTuple):
@@ -55,7 +55,7 @@ def complete_header(read: Read, size: int) -> dict[str, StoredTensor]:
 
 
 def _stored(entry: dict[str, Any]) -> StoredTensor:
-    """Parse an entry with valid offsets; without a shape it counts as no matrix."""
+    """Parse an entry with valid offsets; without a shape, it does not count as a matrix."""
     begin, end = entry["data_offsets"]
     shape = entry.get("shape")
     lengths = shape if isinstance(shape, list) and all(type(length) is int for length in shape) else ()

@@ -1,7 +1,7 @@
-"""Storage scheme of each module by a checkpoint's quantization config.
+"""The storage scheme of each module according to a checkpoint's quantization config.
 
-As sglang 0.5.16 reads it (srt/layers/quantization): quark/quark.py and quark/utils.py, fp8.py with `is_layer_skipped`
-of utils.py, compressed_tensors/utils.py.
+Rules of sglang 0.5.16 (srt/layers/quantization): quark/quark.py and quark/utils.py, fp8.py with `is_layer_skipped` of
+utils.py, compressed_tensors/utils.py.
 """
 
 import fnmatch
@@ -14,7 +14,7 @@ from typing import Final, TypeAlias, cast
 
 from orchestrator.checkpoints.config import CheckpointConfig
 
-FLOATS: Final = frozenset({"BF16", "F16", "F32", "F64"})  # as safetensors headers write them
+FLOATS: Final = frozenset({"BF16", "F16", "F32", "F64"})  # names in safetensors headers
 _FP8: Final = frozenset({"F8_E4M3"})
 _INT4: Final = frozenset({"I32"})  # eight per value
 _SCALES: Final = FLOATS | {"F8_E8M0", "U8"}

@@ -29,7 +29,7 @@ from orchestrator.plan.plan import Plan
 def download(plan: Plan, directory: Path, *, allow_mismatch: bool = False) -> VerifiedCheckpoint:
     """Download missing files of the plan's checkpoint into `directory` and verify it. Raises as `stage_checkpoint`.
 
-    With `allow_mismatch` tensors that do not match the config are accepted, until a file changes.
+    With `allow_mismatch`, accept tensors that do not match the config, until a file changes.
     """
     options = _verify_options(plan, allow_mismatch=allow_mismatch)
     with Progress() as line:
@@ -54,9 +54,9 @@ def _warn_mismatches(verified: VerifiedCheckpoint) -> VerifiedCheckpoint:
 def stage_remote(
     plan: Plan, directory: str, host: str, *, allow_mismatch: bool = False, mirror: Path | None = None
 ) -> VerifiedCheckpoint:
-    """Stage a checkpoint on a remote host, which needs Python only; `directory` may be relative to its home.
+    """Stage a checkpoint on a remote host, which needs only Python; `directory` may be relative to its home.
 
-    `mirror` is a directory for its config and headers. Raises UsageError for a generated checkpoint, otherwise as
+    `mirror` is a directory for its config and headers. Raises UsageError for a generated checkpoint, and the errors of
     `RemoteDownload.run`.
     """
     if plan.model.checkpoint.source == "generated":
@@ -68,7 +68,7 @@ def stage_remote(
 def _verify_remote(
     plan: Plan, directory: str, host: str, hub: Hub | None, *, allow_mismatch: bool, mirror: Path | None
 ) -> VerifiedCheckpoint:
-    """Verify a checkpoint on a remote host; with a `hub` download missing files first."""
+    """Verify a checkpoint on a remote host; with a `hub`, first download missing files."""
     if hub is not None:
         ignore_sigpipe()
     with Progress() as line, TemporaryFile() as stderr, ssh_start(host, remote_program(), stderr) as program:

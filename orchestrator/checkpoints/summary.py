@@ -1,7 +1,7 @@
-"""Summary of a checkpoint by its config, its index and the headers of its shards; tensors are not read.
+"""Summary of a checkpoint's config, index and shard headers, without tensors.
 
-In a directory every header is read, which verifies that every file is complete. On the hub only the needed headers are
-read, by range requests.
+In a directory, all headers are read, which verifies that every file is complete. On the hub, only the needed headers
+are read, with range requests.
 """
 
 import re
@@ -21,8 +21,8 @@ from orchestrator.core.safe_paths import CheckpointFile
 _MTP: Final = "mtp."
 _MAX_EXAMPLES: Final = 3  # tensor names in one message
 LAYER: Final = re.compile(r"(?:(?:language_model|model|transformer)\.)*layers\.(\d+)\.(.+)")
-# Name endings of tensors with a number of rows that follows from config.json. Packing never changes the rows of a
-# matrix called `weight`.
+# Name endings of tensors whose number of rows follows from config.json. Packing never changes the rows of a matrix
+# called `weight`.
 HEAD_ROWS: Final = "self_attn.k_proj.weight"
 LATENT_ROWS: Final = "self_attn.kv_a_proj_with_mqa.weight"
 INDEXER_ROWS: Final = "self_attn.indexer.wk.weight"
@@ -36,17 +36,17 @@ class CheckpointSummary:
 
     location: str
     config: CheckpointConfig
-    quantized: CheckpointConfig | None  # ModelOpt's own file
+    quantized: CheckpointConfig | None  # ModelOpt's config file
     shards: int
     weight_bytes: int
-    has_shards: bool = True  # False: only config and index are present, and no tensor was checked
+    has_shards: bool = True  # False: only config and index are present; no tensor was checked
     chat_template: str = ""
     layers: Counter[int] = field(default_factory=Counter)  # tensors by layer
-    layer_bytes: Counter[int] = field(default_factory=Counter)  # by layer, of the read headers
+    layer_bytes: Counter[int] = field(default_factory=Counter)  # bytes by layer, from the read headers
     separate_mtp: bool = False  # the MTP layer has no index: its tensors are named `mtp.` (Qwen3-Next, Qwen3.5)
-    mtp_bytes: int = 0  # of those, of the read headers
-    rows: dict[str, tuple[str, int]] = field(default_factory=dict)  # one tensor for each ending above: (name, rows)
-    tensors: dict[str, StoredTensor] = field(default_factory=dict)  # of the read headers
+    mtp_bytes: int = 0  # bytes of these tensors, from the read headers
+    rows: dict[str, tuple[str, int]] = field(default_factory=dict)  # for each ending above, one tensor: (name, rows)
+    tensors: dict[str, StoredTensor] = field(default_factory=dict)  # from the read headers
 
     def count_layers(self, names: Iterable[str]) -> None:
         """Count the layers in tensor names."""
@@ -68,7 +68,7 @@ class CheckpointSummary:
 
 
 def local_summary(directory: Path, *, config_only: bool = False) -> CheckpointSummary:
-    """Summarize a checkpoint in a directory; with `config_only`, also one of which no shard is present.
+    """Summarize a checkpoint in a directory; with `config_only`, shards may be missing.
 
     Raises CheckpointNotFoundError if it is missing, CheckpointError with all problems.
     """

@@ -1,4 +1,4 @@
-"""Verification of a checkpoint, by `stage` after a download and by `up` before every start."""
+"""Verification of a checkpoint, for `stage` after a download and for `up` before every start."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -22,12 +22,12 @@ from orchestrator.core.text import gb, parse_json
 from orchestrator.engine.architectures import ARCHITECTURES
 from orchestrator.plan.plan import Model, Plan
 
-FROM_RECEIPT: Final = ", as in its receipt"  # suffix for a checkpoint that was not read again
+FROM_RECEIPT: Final = ", as in its receipt"  # suffix for a checkpoint verified by its receipt
 _TOKENIZERS: Final = tuple(
     tuple(map(CheckpointFile, names))
     for names in (("tokenizer.json",), ("tokenizer.model",), ("tiktoken.model",), ("vocab.json", "merges.txt"))
 )
-_SIZE_TOLERANCE: Final = 0.02  # of a model's `weights_size`, which a person may have rounded
+_SIZE_TOLERANCE: Final = 0.02  # share of a model's `weights_size`, which may be rounded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class VerifiedCheckpoint:
 
 
 def checkpoint_directory(model: Model, home: Home) -> Path:
-    """Return the directory of a model's checkpoint: its own, or one in the tool's home."""
+    """Return the directory of a model's checkpoint: its own, or a directory in `deploy`'s home."""
     return Path(model.checkpoint.path) if model.checkpoint.source == "local" else home.models / FileName(model.name)
 
 
@@ -64,9 +64,9 @@ def needs_mtp(plan: Plan) -> bool:
 def verify_checkpoint(directory: Path, model: Model, *, speculative: bool, sglang: str = "") -> VerifiedCheckpoint:
     """Verify a checkpoint; trust its receipt if no file has changed.
 
-    Reads the tokenizer, the index and every shard's header, not the tensors: only the mtime shows a modified tensor.
+    Reads the tokenizer, the index and every shard's header, but no tensors: only the mtime shows a modified tensor.
     Raises CheckpointError with all problems, CheckpointNotFoundError if it is missing, CheckpointMismatchError if it
-    does not match the profile, or its tensors do not match its config in a way fatal to this version of `sglang`.
+    does not match the profile, or if a mismatch of tensors and config is fatal in this version of `sglang`.
     """
     require_profile_match(directory, model)
     layer = model.mtp_layer if speculative else None
@@ -144,9 +144,9 @@ def _inspect(
 
 
 def _check_files(checkpoint: Checkpoint, options: VerifyOptions) -> tuple[int, tuple[Problem, ...]]:
-    """Check config, tokenizer, index and every header, and that the MTP layer is there if it is required.
+    """Check config, tokenizer, index and every header, and that a required MTP layer is present.
 
-    Return the number of tensors, and the problems; an unreadable file is one.
+    Return the number of tensors and the problems, including unreadable files.
     """
     problems = list(_sizes(checkpoint, options.sizes))
     reported = {problem.location for problem in problems}  # one problem per file
@@ -173,7 +173,7 @@ def _check_files(checkpoint: Checkpoint, options: VerifyOptions) -> tuple[int, t
 
 
 def _is_of_mtp(name: str, layer: int | None) -> bool:
-    """Return whether a tensor is of the MTP layer, which DeepSeek-V4 and Qwen3.5 name `mtp` instead of by index."""
+    """Return whether a tensor belongs to the MTP layer; DeepSeek-V4 and Qwen3.5 name it `mtp`, not by index."""
     return name.startswith("mtp.") or f".layers.{layer}." in name
 
 
@@ -213,7 +213,7 @@ def _readable(checkpoint: Checkpoint, name: CheckpointFile) -> Iterator[Problem]
 
 
 def compare_with_config(summary: CheckpointSummary, *, drafts: bool) -> tuple[Mismatch, ...]:
-    """Find all mismatches between the tensors and the config of a summary with every header.
+    """Find all mismatches between tensors and config in a summary with every header.
 
     A wrong number of rows is fatal if the architecture is known.
     """
@@ -225,7 +225,7 @@ def compare_with_config(summary: CheckpointSummary, *, drafts: bool) -> tuple[Mi
 
 
 def known_mismatches(directory: Path) -> tuple[Mismatch, ...]:
-    """Return the mismatches of a checkpoint by its receipt, else by its headers; empty if it is incomplete."""
+    """Return the mismatches of a checkpoint from its receipt, else from its headers; empty if incomplete."""
     receipt = read_receipt(directory)
     with suppress(OSError):
         if receipt is not None and file_stamps(directory) == receipt.files:

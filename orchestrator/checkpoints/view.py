@@ -50,7 +50,7 @@ def view_checkpoint(directory: Path) -> CheckpointView:
     for name, tensor in summary.tensors.items():
         module, _, leaf = name.rpartition(".")
         if ".layers." in module and leaf in {"weight", "qweight", "weight_packed"} and len(tensor.shape) > 1:
-            parts = module.partition(".layers.")[2].split(".")  # without the indices of layers and experts
+            parts = module.partition(".layers.")[2].split(".")  # without indices of layers and experts
             in_layer = ".".join(part for part in parts if not part.isdecimal())
             matrices.setdefault(in_layer, Counter())[tensor.dtype] += 1
     quantization = summary.config.quantization()

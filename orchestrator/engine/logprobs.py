@@ -28,7 +28,7 @@ Ranked = tuple[tuple[int, float], ...]  # the most likely token ids at one posit
 
 @dataclass(frozen=True, kw_only=True)
 class TokenLogprobs:
-    """Log-probabilities in nats at consecutive positions: `actual` of the given token, `top` of the likeliest tokens."""
+    """Log-probabilities in nats at consecutive positions: `actual` for the token itself, `top` for the likeliest."""
 
     actual: tuple[float, ...]
     top: tuple[Ranked, ...]

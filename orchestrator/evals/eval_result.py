@@ -31,7 +31,7 @@ class AnsweredQuestion:
     correct: bool
     seed: int | None = None  # sampling seed or trial number; None if each question is asked once
     group: str = ""  # a domain; all domains have equal weight
-    answer: str = ""  # prefix of the digest of the answer; equal for equal answers
+    answer: str = ""  # prefix of the answer's digest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class EvalResult:
 
     @cached_property
     def answers(self) -> Mapping[QuestionKey, tuple[bool, ...]]:
-        """Whether each answer was correct, by question."""
+        """For each question, whether each answer was correct."""
         correct = defaultdict[QuestionKey, list[bool]](list)
         counts = defaultdict[tuple[int | None, str, str], int](int)
         for item in self.items:
@@ -102,7 +102,7 @@ class EvalResult:
 
     @property
     def is_deterministic(self) -> bool:
-        """Whether all seeds gave identical answers, which means that the server did not sample."""
+        """Whether all seeds gave identical answers, so that the server did not sample."""
         answers = defaultdict[str, set[str]](set)
         for item in self.items:
             answers[item.id].add(item.answer)
@@ -113,7 +113,7 @@ _ADAPTER: Final = TypeAdapter(EvalResult)
 
 
 def eval_result_file(suite: str) -> FileName:
-    """Return the file name of a result, as `deploy report` expects it."""
+    """Return the file name that `deploy report` expects for a result."""
     return FileName(f"eval-{suite}.json")
 
 

@@ -94,7 +94,7 @@ def describe_sensitivity(suite: Suite, *, limit: int | None, expected: float | N
     """Describe the smallest score difference that a number of questions can detect (80 % power).
 
     `expected` is the expected score; None assumes 0.5, the worst case. A paired test detects the same or smaller
-    differences. The agreement between seeds is unknown, so the bounds are one answer per question and one per seed.
+    differences. Since the agreement between seeds is unknown, the bounds assume full and no agreement.
     """
     questions, score = min(limit or suite.size, suite.size), 0.5 if expected is None else expected
     low, high = (f"{minimum_detectable_difference(score, questions * answers):.3f}" for answers in (seeds, 1))
@@ -107,7 +107,7 @@ def describe_sensitivity(suite: Suite, *, limit: int | None, expected: float | N
 
 
 def expected_score(suite: str, baseline: EvalResult | None) -> float | None:
-    """Return the expected score: that of the baseline, else the published mean; None if both are unknown."""
+    """Return the baseline's score, else the published mean; None if both are unknown."""
     if baseline is not None:
         return baseline.score
     line = next((line for line in published_evals() if line.suite == suite), None)
@@ -131,7 +131,7 @@ def _obstacles(parts: Sequence[SuiteRun], plan: Plan | None) -> Iterator[str]:
 
 
 def find_pace(plan: Plan | None, results: Path) -> EvalPace:
-    """Return the measured throughput of a plan, else the published one of its layout."""
+    """Return the measured throughput of a plan, else the published throughput of its layout."""
     if plan is None:
         return EvalPace(tok_s=None, source="the plan of the server is unknown")
     measured = [result for result in results_under(results) if result.run.provenance.plan_digest == plan.digest]

@@ -48,7 +48,7 @@ class EvalRequest:
 
 
 def harness_python(home: Home) -> Path:
-    """Return the interpreter of the harness, in a venv that the first call creates in `home`. Raises BuildError."""
+    """Return the interpreter of the harness, from a venv in `home`; the first call creates it. Raises BuildError."""
     return ensure_venv(data_root() / "images" / REQUIREMENTS, home=home, progress=Progress()).python
 
 
@@ -97,7 +97,7 @@ def argv(request: EvalRequest, *, task: str, work: Path) -> list[str]:
 
 
 def local_task(request: EvalRequest, data: Path) -> str:
-    """Return a task file that applies the task of the harness to local files. Raises UsageError if one is missing.
+    """Return a task file that applies the harness's task to local files. Raises UsageError for a missing file.
 
     The format is YAML, of which JSON is a subset.
     """
@@ -144,8 +144,8 @@ def read_eval_result(work: Path, request: EvalRequest, *, task: str) -> EvalResu
 def read_items(samples: str, *, metric: str, filter_: str, seed: int | None = None) -> tuple[AnsweredQuestion, ...]:
     """Parse a samples file of the harness, which has one JSON object per answered question, in order.
 
-    `doc_hash` identifies a question: it covers the text and the order of choices. Raises BenchError for another format
-    or no scored answer.
+    `doc_hash` identifies a question by its text and its order of choices. Raises BenchError for another format or
+    without a scored answer.
     """
     try:
         rows = [parse_json(line) for line in samples.splitlines() if line.strip()]
@@ -192,12 +192,12 @@ def _run(command: list[str], request: EvalRequest, notify: Callable[[str], None]
 
 
 def has_hub_token() -> bool:
-    """Return whether a token of the hub is set, or saved by its login."""
+    """Return whether a hub token is set, or saved by `hf auth login`."""
     return hub_token() is not None or _HUB_LOGIN.expanduser().is_file()
 
 
 def require_questions(suite: Suite, data: Path | None) -> None:
-    """Raise UsageError if the questions of a suite are neither local nor downloadable: gated ones need a token."""
+    """Raise UsageError if a suite's questions are neither local nor downloadable; gated questions need a token."""
     if data is not None:
         local_files(suite, data)
     elif suite.gated is not None and not has_hub_token():

@@ -20,7 +20,7 @@ from orchestrator.evals.significance import (
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteScore:
-    """An eval result with its file, and its baseline with a name; None compares with the published scores."""
+    """An eval result with its file, and its named baseline; None compares with the published scores."""
 
     result: EvalResult
     file: Path
@@ -156,7 +156,7 @@ def published_eval(line: PublishedEval) -> EvalRow:
 def _compare_with_published(line: PublishedEval, score: EvalScore, result: EvalResult) -> SignificanceTest | None:
     """Compare a measured score with a published one; None if no sample size was published.
 
-    The effective sample size of published seeds is assumed to match that of the measured ones.
+    Published seeds are assumed to have the same effective sample size as the measured seeds.
     """
     if line.samples is None:
         return None

@@ -31,7 +31,7 @@ from orchestrator.plan.plan import GREEDY_SPECULATION, Plan
 from orchestrator.planner.planning import load
 from orchestrator.runs.run_dir import latest_run, read_plan
 
-OpenTarget = Callable[[str], BenchTarget]  # opens a server by its name, or an endpoint by its URL
+OpenTarget = Callable[[str], BenchTarget]  # opens a server by name, or an endpoint by URL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,7 @@ class EvalOptions:
 def plan_of_target(name: str, home: Home, *, planned: bool) -> Plan | None:
     """Return the plan of a server, or of the profile with its name; None for a URL.
 
-    Raises ProfileError if `planned` is set and there is neither.
+    Raises ProfileError if `planned` is set and neither exists.
     """
     if is_url(name):
         return None
@@ -109,9 +109,9 @@ def plan_of_target(name: str, home: Home, *, planned: bool) -> Plan | None:
 def run_suites(
     request: EvalOptions, home: Home, open_target: OpenTarget, notify: Callable[[str], None]
 ) -> tuple[SuiteScore, ...]:
-    """Run each suite on target and baseline, after checking that all of them can run.
+    """Run each suite on target and baseline, after checking that all can run.
 
-    Raises what `score_suite` and `tau2.read_simulations` raise.
+    Raises the errors of `score_suite` and `tau2.read_simulations`.
     """
     saved, scores = request.saved_baselines, list[SuiteScore]()
     if tau2.NAME in request.suites and request.simulations is not None:
@@ -162,7 +162,7 @@ def _score_tau2(request: EvalOptions, simulations: Path, baseline: EvalResult | 
 def tau2_commands(request: EvalOptions, home: Home, open_target: OpenTarget) -> str:
     """Return the commands that run tau2 against a server; warn if the server parses no tool calls.
 
-    Raises what `open_target` and `served_model` raise.
+    Raises the errors of `open_target` and `served_model`.
     """
     plan = plan_of_target(request.target, home, planned=False)
     if plan is not None and plan.serving.tool_parser is None:
@@ -182,7 +182,7 @@ def score_suite(
 ) -> tuple[EvalResult, Path]:
     """Run the remaining seeds of a suite, save the result in `folder` after each, and return it with its file.
 
-    Raises Interrupted after Ctrl-C, and what `run_eval` and `save_eval_result` raise.
+    Raises Interrupted after Ctrl-C, and the errors of `run_eval` and `save_eval_result`.
     """
     suite, file = options.resolved_suite, folder / eval_result_file(options.suite)
     result = _earlier_result(file, options)
@@ -239,7 +239,7 @@ def merge_seeds(before: EvalResult, after: EvalResult, *, location: str) -> Eval
 def load_baseline(baseline: str, suite: str) -> EvalResult | None:
     """Return the baseline result of a suite from a file or directory; None if `baseline` is a server.
 
-    For tau2 the file or directory may be that of tau2 itself. Raises UsageError if there is no result of the suite.
+    For tau2, it may also be tau2's own file or directory. Raises UsageError without a result of the suite.
     """
     path = Path(baseline)
     if is_url(baseline) or not (path.exists() or path.suffix == ".json"):
@@ -258,7 +258,7 @@ def load_baseline(baseline: str, suite: str) -> EvalResult | None:
 
 
 def served_model(target: BenchTarget) -> str:
-    """Return the name of the model of an endpoint. Raises BenchError if the request fails or there is no model."""
+    """Return the name of an endpoint's model. Raises BenchError if the request fails or there is no model."""
     try:
         with EngineClient(target.url, key=target.key) as client:
             chosen = choose_model(client.models())
@@ -278,7 +278,7 @@ def run_eval(
 ) -> EvalResult:
     """Run a suite against a served model, with one answer per question.
 
-    Raises what `harness_python` and `harness.evaluate` raise.
+    Raises the errors of `harness_python` and `harness.evaluate`.
     """
     request = EvalRequest(
         model=served_model(target),
@@ -297,7 +297,7 @@ def run_eval(
 def require_gsm8k(target: BenchTarget, *, minimum: float, name: str, folder: Path, home: Home) -> None:
     """Run GSM8K with the published number of questions, and save the result in `folder`.
 
-    Raises SmokeError if the score is below `minimum`, and what `run_eval` raises.
+    Raises SmokeError if the score is below `minimum`, and the errors of `run_eval`.
     """
     command = f"deploy up --min-gsm8k {minimum:g}"
     limit = next(line.items for line in published_evals() if line.suite == "gsm8k")
@@ -314,7 +314,7 @@ def require_gsm8k(target: BenchTarget, *, minimum: float, name: str, folder: Pat
 
 
 def require_sampling(target: BenchTarget, suite: Suite) -> None:
-    """Raise BenchError if a suite needs sampling and the server cannot sample."""
+    """Raise BenchError if a suite needs sampling but the server cannot sample."""
     greedy = next((warning for warning in target.warnings if warning.id == GREEDY_SPECULATION), None)
     if greedy is not None and suite.samples:
         raise BenchError(

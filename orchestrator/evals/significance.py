@@ -38,7 +38,7 @@ class SignificanceTest:
     items: int
     difference: float
     interval: Interval
-    p_value: float | None  # of the paired test; None for different questions
+    p_value: float | None  # from the paired test; None for different questions
     lost: int | None  # correct in the baseline, wrong in the candidate
     gained: int | None
     significant: bool
@@ -86,9 +86,9 @@ def score_interval(result: EvalResult) -> Interval:
 def paired_interval(groups: Sequence[Sequence[Fraction]]) -> Interval:
     """Return the interval of the difference of two scores over the same questions; groups have equal weight.
 
-    `groups` hold the difference of the share of correct answers to each question. With one answer per side it is the
-    interval of Agresti and Min 2005 (Stat Med 24:729), which adds half a question to each of the four cells of a group,
-    so that the width is above 0 even without discordant pairs.
+    `groups` has the difference in the share of correct answers for each question. With one answer per side, this is
+    the interval of Agresti and Min 2005 (Stat Med 24:729), which adds half a question to each of the four cells of a
+    group, so that the width is above 0 even without discordant pairs.
     """
     z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
     middle = variance = 0.0
@@ -102,11 +102,11 @@ def paired_interval(groups: Sequence[Sequence[Fraction]]) -> Interval:
 
 
 def sign_flip(groups: Sequence[Sequence[Fraction]]) -> float:
-    """Return the two-sided p-value of the sign-flip test; groups have equal weight, whatever their size.
+    """Return the two-sided p-value of the sign-flip test; groups of any size have equal weight.
 
-    The null hypothesis is that each difference is equally likely with either sign. With one answer per side to each
-    question it is the exact McNemar test. All choices of signs are counted; beyond `_MAX_STEPS` the normal
-    approximation is used.
+    The null hypothesis: each difference is equally likely with either sign. With one answer per side to each question,
+    this is the exact McNemar test. It counts all choices of signs, and uses the normal approximation beyond
+    `_MAX_STEPS`.
     """
     weights = [Fraction(math.lcm(*map(len, groups)), len(group)) for group in groups]
     shares = [share * weight for group, weight in zip(groups, weights, strict=True) for share in group if share]

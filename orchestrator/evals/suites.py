@@ -25,7 +25,7 @@ class Suite:
     task_file: str  # below lm_eval/tasks/
     metric: str
     filter: str
-    chat: bool  # chat completions with the server's own template, else plain completions
+    chat: bool  # chat completions with the server's template, else plain completions
     few_shot: int
     generation: Mapping[str, str]
     loader: str  # loader of the datasets library for local files
@@ -55,7 +55,7 @@ class Suite:
         return (None,)
 
 
-FIRST_SEED: Final = 1234  # first sampling seed, the default of lm-eval; the order of choices has another, fixed seed
+FIRST_SEED: Final = 1234  # first sampling seed, lm-eval's default; the order of choices has a separate, fixed seed
 
 SUITES: Final = {
     suite.name: suite
@@ -152,7 +152,7 @@ class EvalPace:
 
 
 def suite_run(suite: str, published: Sequence[PublishedEval]) -> SuiteRun:
-    """Return a suite as published, or all of its questions once. Raises UsageError for an unknown suite."""
+    """Return a suite as published, else all its questions once. Raises UsageError for an unknown suite."""
     definition = find_suite(suite)
     line = next((line for line in published if line.suite == suite), None)
     items = line.items if line and line.items else definition.size
@@ -161,9 +161,9 @@ def suite_run(suite: str, published: Sequence[PublishedEval]) -> SuiteRun:
 
 
 def suite_runs(suite: str, *, limit: int | None, seeds: int | None, max_tokens: int | None) -> tuple[SuiteRun, ...]:
-    """Return the runs of a suite or of all published ones; limit and seeds default to the published ones.
+    """Return the runs of a suite, or of all published suites; limit and seeds default to the published values.
 
-    Raises UsageError for an unknown suite, and for several seeds of a greedy suite.
+    Raises UsageError for an unknown suite, or for several seeds of a greedy suite.
     """
     if suite == PUBLISHED:
         lines = published_evals()

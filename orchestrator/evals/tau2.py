@@ -27,13 +27,13 @@ TRIALS: Final = 4  # per task, as required by docs/leaderboard-submission.md
 _USER: Final = "gpt-4.1-2025-04-14"  # DEFAULT_LLM_USER in config.py
 _CONCURRENCY: Final = 32
 RESULTS: Final = "results.json"
-_MAX_BYTES: Final = 1 << 30  # limit of one file, which has all conversations; 40 short ones have 0.4 MB
+_MAX_BYTES: Final = 1 << 30  # limit of a file with all conversations; 40 short conversations have 0.4 MB
 _NEVER_RAN: Final = "infrastructure_error"  # excluded from tau2's metrics
 _NEARLY: Final = 1e-6  # tolerance of a reward of 1, as in `is_successful`
 
 
 class _Fields(BaseModel):
-    """The used fields of a tau2 file; others are ignored."""
+    """The used fields of a tau2 file; other fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
@@ -71,7 +71,7 @@ class _Results(_Fields):
 
 @dataclass(frozen=True, kw_only=True)
 class Tau2Runs:
-    """The parsed simulations; `skipped` counts those that never ran."""
+    """The parsed simulations; `skipped` counts simulations that never ran."""
 
     result: EvalResult
     skipped: int
@@ -80,7 +80,7 @@ class Tau2Runs:
 def tau2_script(url: str, model: str, *, key_env: str | None, name: str, trials: int) -> str:
     """Return the commands that run all domains and save their results under `name`.
 
-    The API key, in the variable `key_env`, is in no argument or result.
+    The API key comes from the variable `key_env`, and appears in no argument or result.
     """
     url, name = shlex.quote(f"{url.rstrip('/')}/v1"), shlex.quote(name)
     key = f'export HOSTED_VLLM_API_KEY="${key_env}"' if key_env else "unset HOSTED_VLLM_API_KEY"
@@ -104,8 +104,8 @@ deploy eval {name} --suite tau2 --simulations data/simulations
 def read_simulations(folder: Path, name: str, command: str, *, require_name: bool = False) -> Tau2Runs:
     """Read the simulations of `name` below tau2's `data/simulations`, or a single file.
 
-    Without simulations of that name all are read, unless `require_name`. Domains have equal weight. Raises UsageError
-    if there are none, BenchError for invalid files, two runs of one domain, and runs of different models.
+    Without simulations of that name, read all, unless `require_name`. Domains have equal weight. Raises UsageError if
+    there are none, BenchError for invalid files, two runs of one domain, or runs of different models.
     """
     files = _files(folder, name, compared=require_name)
     results = [_read(file) for file in files]

@@ -14,7 +14,7 @@ from orchestrator.plan.facts import MoeCheckpoint
 from orchestrator.plan.fusion import Fusion, decide_fusion, is_mxfp4
 from orchestrator.plan.plan import Plan
 
-_DEFAULT_PREFILL = 131072  # without `--chunked-prefill-size`: all buckets of aiter
+_DEFAULT_PREFILL = 131072  # without `--chunked-prefill-size`: all aiter buckets
 
 
 class BucketState(StrEnum):
@@ -37,7 +37,7 @@ class BucketState(StrEnum):
         return self in {BucketState.TUNED, BucketState.DERIVED, BucketState.FALLBACK}
 
 
-_ALWAYS = (BucketState.TUNED, BucketState.DERIVED, BucketState.FALLBACK, BucketState.UNTUNED)  # in a count, even if 0
+_ALWAYS = (BucketState.TUNED, BucketState.DERIVED, BucketState.FALLBACK, BucketState.UNTUNED)  # counted even if 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,13 +72,13 @@ class KeyCoverage:
 
     @property
     def summary(self) -> str:
-        """Whether the server looks up the shape, and the number of buckets in each state that occurs."""
+        """Whether the server looks up the shape, and the number of buckets in each state, if above 0."""
         use = {True: "looked up", False: "not looked up", None: "looked up if the checkpoint requires it"}
         return f"{use[self.looked_up]}; {self._counts(())}"
 
     @property
     def counts(self) -> str:
-        """The number of buckets in each state; the usual states are named even if none is in them."""
+        """The number of buckets in each state; the usual states are named even with 0."""
         return self._counts(_ALWAYS)
 
     def _counts(self, always: Collection[BucketState]) -> str:
@@ -105,10 +105,10 @@ class Coverage:
     keys: tuple[KeyCoverage, ...]
     workload: tuple[int, ...]
 
-    @computed_field  # type: ignore[prop-decorator]  # mypy knows no decorator of a property
+    @computed_field  # type: ignore[prop-decorator]  # mypy does not support a decorated property
     @property
     def untuned_in_workload(self) -> tuple[int, ...]:
-        """The buckets of the plan's own workload without a usable tuned kernel, ascending."""
+        """The buckets of the plan's workload without a usable tuned kernel, ascending."""
         return tuple(sorted({key.token for key in self.untuned_keys} & set(self.workload)))
 
     @property
@@ -121,23 +121,23 @@ class Coverage:
 
     @property
     def derived_keys(self) -> tuple[Key, ...]:
-        """The keys with a derived row, of a shape that the server is known to look up."""
+        """The keys with a derived row, in shapes that the server certainly looks up."""
         buckets = (bucket for shape in self.keys if shape.looked_up for bucket in shape.buckets)
         return tuple(bucket.key for bucket in buckets if bucket.state is BucketState.DERIVED)
 
     @property
     def untuned_keys(self) -> tuple[Key, ...]:
-        """The keys without a usable tuned kernel, of each shape that the server may look up."""
+        """The keys without a usable tuned kernel, in shapes that the server may look up."""
         return tuple(key for shape in self.keys if shape.looked_up is not False for key in shape.untuned_keys)
 
 
 def uses_tuned_table(plan: Plan) -> bool:
-    """Return whether the plan's server runs a fused MXFP4 MoE, the only kind with a table of its own."""
+    """Return whether the plan's server runs a fused MXFP4 MoE, the only kind with its own table."""
     return queries_aiter_tables(plan) and is_mxfp4(plan)
 
 
 def queries_aiter_tables(plan: Plan) -> bool:
-    """Return whether the plan's server looks up a fused MoE in aiter's tables, by a supported key."""
+    """Return whether the plan's server looks up a fused MoE in aiter's tables by a supported key."""
     quantized = is_mxfp4(plan) or plan.model.quantization == "fp8"
     return plan.hardware.vendor == "amd" and plan.model.moe is not None and quantized
 
@@ -151,10 +151,10 @@ def coverage_of(
     aiter_commit: str | None = None,
     tables: str = "",
 ) -> Coverage:
-    """Compute the coverage of a plan by `rows` in table order; of equal keys the first is used.
+    """Compute the coverage of a plan by `rows` in table order; the first of equal keys counts.
 
-    `tables` names the sources of the rows. `aiter_commit` is the commit found in an image, by default the plan's.
-    `names` are its kernels; None skips the check of kernel names. Raises ValueError for a plan without routed experts.
+    `tables` names the sources of the rows. `aiter_commit` is the commit of an image, by default the plan's; `names`
+    are its kernels, or None to skip the check of names. Raises ValueError for a plan without routed experts.
     """
     moe = checkpoint.moe if checkpoint else plan.model.moe
     fusion = decide_fusion(plan, checkpoint)
@@ -190,7 +190,7 @@ def lookup_keys(plan: Plan, shape: Shape) -> tuple[Key, ...]:
 def workload_buckets(plan: Plan) -> tuple[int, ...]:
     """Return the buckets of decode steps with one to all running requests, and of a full prefill.
 
-    A step verifies all draft tokens of each running request at once: one request with 5/1/6 looks up 6 tokens.
+    A step verifies all draft tokens of all running requests: one request with 5/1/6 looks up 6 tokens.
     """
     facts = plan.serving
     drafts = facts.drafts.tokens if facts.drafts else 1
@@ -226,7 +226,7 @@ def _bucket(key: Key, row_by_key: Mapping[Key, TunedRow], names: KernelNames | N
 
 
 def to_text(coverage: Coverage) -> str:
-    """Format as text: a line per bucket, a column per shape; if unknown, the command that computes the coverage."""
+    """Format as text: a line per bucket and a column per shape; if unknown, the command that computes the coverage."""
     head = f"{coverage.profile}: {coverage.layout} on {coverage.gpu}"
     if coverage.unknown:
         return f"{head}\ntuned kernels: {coverage.unknown}"

@@ -50,7 +50,7 @@ def buckets(largest: int) -> tuple[int, ...]:
 
 
 def fallbacks(size: int) -> tuple[int, ...]:
-    """Return the buckets tried if `size` has no row, in order; only the upper tier has fallbacks."""
+    """Return the buckets to try if `size` has no row, in order; only the upper tier has fallbacks."""
     return tuple(reversed([tier for tier in TIERS if tier < size])) if size in TIERS else ()
 
 
@@ -86,7 +86,7 @@ class Key:
     def read(
         cls, gfx: str, *, number: Callable[[str], int], text: Callable[[str], str], switch: Callable[[str], bool]
     ) -> "Key":
-        """Return the key whose parts the functions give by name of the column."""
+        """Return the key from functions that read a column by name."""
         return cls(
             gfx=gfx,
             cu_num=number("cu_num"),
@@ -107,7 +107,7 @@ class Key:
 
 
 def rank_shape(moe: Moe, layout: Layout, *, fused: bool, padding: int = _PADDING) -> Shape:
-    """Return the shape that one rank looks up; `fused`: sglang fuses the shared experts with the routed ones.
+    """Return the shape that one rank looks up; `fused`: sglang fuses the shared experts with the routed experts.
 
     Under expert parallelism aiter subtracts one from topk for a masked slot (`topk -= int(is_ep)`). Raises ProfileError
     for a layout that does not divide the model.
@@ -135,7 +135,7 @@ def rank_shape(moe: Moe, layout: Layout, *, fused: bool, padding: int = _PADDING
 
 
 def rank_shapes(plan: Plan, moe: Moe | None = None) -> dict[Shape, bool]:
-    """Return the shapes that a rank may look up, each with whether the shared expert is fused.
+    """Return the shapes that a rank may look up, and for each whether the shared expert is fused.
 
     `moe` is the checkpoint's MoE, by default the plan's. Raises ValueError for a plan without routed experts.
     """

@@ -1,9 +1,9 @@
 """Log gate: hits and misses of the tuned table in a server's log.
 
-The lines are those of `aiter/fused_moe.py` (`get_2stage_cfgs`), unchanged from June to August 2026; each process logs
-a key once. `AITER_LOG_LEVEL=WARNING` hides hits and the `default` line, but not the fallback warning. Only complete
-lines count: any text may precede `[fused_moe]`, only blanks may follow the key, and the number of tokens must be one of
-aiter's buckets. Other lines are ignored: two processes may write at once.
+The lines come from `aiter/fused_moe.py` (`get_2stage_cfgs`), unchanged from June to August 2026; each process logs a
+key once. `AITER_LOG_LEVEL=WARNING` hides hits and the `default` line, but not the fallback warning. Only complete lines
+count: any text may precede `[fused_moe]`, only blanks may follow the key, and the number of tokens must be one of
+aiter's buckets. Other lines are ignored, as concurrent writes of two processes may mix.
 """
 
 import re
@@ -50,12 +50,12 @@ class GateReport:
 
     @property
     def has_lookups(self) -> bool:
-        """Whether the log holds any hit or miss."""
+        """Whether the log has any hit or miss."""
         return bool(self.hits or self.misses)
 
     @property
     def inconsistent(self) -> tuple[Key, ...]:
-        """Keys found by one process and missed by another."""
+        """The keys found by one process and missed by another."""
         return tuple(sorted(set(self.hits) & set(self.misses)))
 
     @property
@@ -89,7 +89,7 @@ def describe(key: Key) -> str:
 
 @dataclass(kw_only=True)
 class GateReader:
-    """Incremental reader of a log; memory grows with the number of distinct keys only."""
+    """Incremental reader of a log; memory grows only with the number of distinct keys."""
 
     _hits: set[Key] = field(default_factory=set)
     _misses: set[Key] = field(default_factory=set)
@@ -145,7 +145,7 @@ def gate_report(lines: Iterable[str]) -> GateReport:
 
 
 def _consistent(match: re.Match[str]) -> bool:
-    """Return whether the tail belongs to the head, and the tokens are a bucket; false for two lines run together."""
+    """Return whether the tail belongs to the head and the tokens are a bucket; False for two mixed lines."""
     ends = {"fallback": ", using heuristic", "unavailable": ", using default"}
     kind = next((name for name in ends if match[name]), None)
     tail = match["tail"] or ""

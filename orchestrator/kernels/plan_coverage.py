@@ -1,4 +1,4 @@
-"""Coverage of a plan by tuned kernels, computed before the server is started."""
+"""Coverage of a plan by tuned kernels, computed before a start."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -39,16 +39,16 @@ class RowSources:
 
 NO_SOURCES: Final = RowSources()
 TABLE_PATCH: Final = "aiter-fp4-moe-table"
-TUNING_HOURS: Final = 12.0  # limit for aiter's tuner; no duration is published
-_LISTED: Final = 6  # counts of tokens in a hint
+TUNING_HOURS: Final = 12.0  # limit for aiter's tuner, without a published duration
+_LISTED: Final = 6  # maximum token counts in a hint
 TUNE: Final = "`deploy kernels tune PROFILE` on a node with these GPUs"
 
 
 def compute_coverage(plan: Plan, sources: RowSources, home: Home) -> Coverage:
-    """Compute the coverage of a plan by the given tables, else by its built table, else by the table `up` would build.
+    """Compute the coverage of a plan by the given tables, else its built table, else the table that `up` would build.
 
-    The last is known for the aiter commits in the pins. The checkpoint, given or staged, decides on the fused shape;
-    without one both shapes count.
+    The last is known for the pinned aiter commits. A given or staged checkpoint determines the fused shape; without a
+    checkpoint, both shapes count.
     """
     checkpoint = experts_of_checkpoint(plan, sources, home)
     shapes = set(rank_shapes(plan, checkpoint.moe if checkpoint else None))
@@ -77,10 +77,10 @@ def compute_coverage(plan: Plan, sources: RowSources, home: Home) -> Coverage:
 
 
 def _known_rows(plan: Plan, home: Home, pins: Pins, moe: Moe | None) -> tuple[list[TunedRow], list[str]]:
-    """Return the rows that a server will use, and their sources, without reading an image; no source means unknown.
+    """Return the rows that a server will use, and their sources, without reading an image; no sources: unknown.
 
-    The rows come from an image that was read before, else for FP8 from the pins of its aiter, and for MXFP4 from all
-    that goes into the table of `up`.
+    The rows come from an image that was read earlier; else, for FP8, from the pins of its aiter, and for MXFP4, from
+    all sources of the table that `up` builds.
     """
     shapes = set(rank_shapes(plan, moe))
     image = base_reference(plan.engine) if plan.engine.image else None
@@ -114,9 +114,9 @@ def needs_table(plan: Plan) -> bool:
 def report_coverage(
     plan: Plan, home: Home, sources: RowSources = NO_SOURCES, *, before: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """Print the coverage of the plan before a start, and return its lines; none if its server looks up no kernels.
+    """Print the coverage of the plan before a start; return its lines, none if its server looks up no kernels.
 
-    Lines that were printed `before`, for an earlier plan of the start, are not repeated.
+    Lines already printed for an earlier plan of the start, `before`, are not repeated.
     """
     text, derived = coverage_texts(plan, home, sources)
     lines = tuple(filter(None, (text and f"tuned kernels of `{plan.profile}`: {text}", derived)))
@@ -129,7 +129,7 @@ def report_coverage(
 def coverage_texts(plan: Plan, home: Home, sources: RowSources = NO_SOURCES) -> tuple[str, str]:
     """Format the coverage of the plan, and the command that measures its derived kernels, each in one line.
 
-    Empty if the server looks up no kernels, or has no derived ones.
+    Empty if the server looks up no kernels, or no derived kernels.
     """
     if not queries_aiter_tables(plan):
         return "", ""
@@ -143,15 +143,15 @@ def coverage_texts(plan: Plan, home: Home, sources: RowSources = NO_SOURCES) -> 
 
 
 def table_coverage(plan: Plan, table: bytes) -> str:
-    """Return how many of the plan's keys a table covers. Raises KernelsError with every invalid row."""
+    """Return the coverage of the plan's keys by a table. Raises KernelsError with every invalid row."""
     covered = _coverage_of_table(plan, table)
     return "; ".join(f"{key.label}: {key.counts} of {len(key.buckets)}" for key in covered.keys)
 
 
 def check_table(plan: Plan, table: bytes, home: Home, *, allow_untuned: bool) -> None:
-    """Print what the table of an image covers.
+    """Print the coverage by an image's table.
 
-    Raises KernelsError if the plan's workload has batches without a tuned kernel in it, as a start of the image would.
+    Raises KernelsError, like a start of the image, if the plan's workload has batches without a tuned kernel.
     """
     covered = _coverage_of_table(plan, table, experts_of_checkpoint(plan, NO_SOURCES, home))
     note(f"tuned kernels of the table: {covered.summary}")
@@ -172,7 +172,7 @@ def _coverage_of_table(plan: Plan, table: bytes, checkpoint: MoeCheckpoint | Non
 
 
 def derived_hint(plan: Plan, covered: Coverage) -> str:
-    """Return the command that measures the derived kernels of a coverage; empty if there are none."""
+    """Return the command that measures the derived kernels of a coverage; "" if there are none."""
     if not (keys := covered.derived_keys):
         return ""
     tune = TUNE.replace("PROFILE", "PROFILE --retune-derived")
@@ -182,9 +182,9 @@ def derived_hint(plan: Plan, covered: Coverage) -> str:
 def require_tuned(
     plan: Plan, home: Home, sources: RowSources = NO_SOURCES, *, tune: str = TUNE, allow: str | None = "--allow-untuned"
 ) -> None:
-    """Raise KernelsError if the plan's own workload has batches without a tuned kernel.
+    """Raise KernelsError if the plan's workload has batches without a tuned kernel.
 
-    A plan with unknown coverage passes, and so does a plan without the table patch.
+    A plan with unknown coverage passes, as does a plan without the table patch.
     """
     if problem := untuned_problem(plan, home, sources, tune=tune, allow=allow):
         raise KernelsError(problem.message, location=problem.location, hint=problem.hint)
@@ -198,9 +198,10 @@ def untuned_problem(
     tune: str = TUNE,
     allow: str | None = "deploy up PROFILE --allow-untuned",
 ) -> Problem | None:
-    """Return the batches of the plan's workload without a tuned kernel, and the commands that help.
+    """Return the problem of batches in the plan's workload without a tuned kernel, with commands that help.
 
-    `tune` measures them, `allow` starts the server without them. None if there are none, or the coverage is unknown.
+    `tune` measures the kernels, `allow` starts the server without them. None without such batches, or if the coverage
+    is unknown.
     """
     if not needs_table(plan):
         return None
@@ -216,9 +217,9 @@ def untuned_problem(
 
 
 def warn_untuned(plan: Plan, home: Home) -> bool:
-    """Warn of the batches for which `deploy up` refuses the plan, and return whether there are any.
+    """Warn of batches for which `deploy up` rejects the plan; return whether there are any.
 
-    Nothing is known of a prebuilt image.
+    The coverage of a prebuilt image is unknown.
     """
     problem = None if plan.prebuilt_image else untuned_problem(plan, home)
     if problem:
@@ -227,7 +228,7 @@ def warn_untuned(plan: Plan, home: Home) -> bool:
 
 
 def _tuning_cost(plan: Plan, keys: Sequence[Key]) -> str:
-    """Format the limit of the time that tuning takes, and its price if one is published."""
+    """Format the maximum tuning time, and its price if published."""
     from orchestrator.bench.published import price_book  # noqa: PLC0415 - a start needs no report
 
     counts = sorted({key.token for key in keys})
@@ -243,8 +244,8 @@ def _tuning_cost(plan: Plan, keys: Sequence[Key]) -> str:
 def tuning_options(plan: Plan) -> tuple[str, ...] | None:
     """Return the options of `deploy kernels tune` for the plan's workload; None if every batch has a tuned kernel.
 
-    Independent of this host: measured rows and checkpoints do not count. Derived rows count as untuned if only the
-    unfused shape is looked up.
+    Independent of this host: ignores measured rows and checkpoints. Derived rows count as untuned if the server looks
+    up only the unfused shape.
     """
     names = read_pins().names_of(plan.engine.aiter_commit)
     if not needs_table(plan) or names is None:
@@ -260,7 +261,7 @@ def _aiter_label(plan: Plan) -> str:
 
 
 def warn_mismatches(plans: Sequence[Plan], sources: RowSources, home: Home) -> None:
-    """Warn of mismatches between a checkpoint, given or staged for a plan, and its config."""
+    """Warn of mismatches between each plan's given or staged checkpoint and its config."""
     staged = (checkpoint_directory(plan.model, home) for plan in plans)
     for folder in [sources.model] if sources.model else dict.fromkeys(staged):
         for mismatch in known_mismatches(folder) if folder.is_dir() else ():
@@ -268,19 +269,19 @@ def warn_mismatches(plans: Sequence[Plan], sources: RowSources, home: Home) -> N
 
 
 def experts_of_checkpoint(plan: Plan, sources: RowSources, home: Home) -> MoeCheckpoint | None:
-    """Return the experts of the given checkpoint, else of the staged one, else None."""
+    """Return the experts of the given or else the staged checkpoint, or None."""
     folder = sources.model or checkpoint_directory(plan.model, home)
     checkpoint = Checkpoint.local(folder) if sources.model else local_checkpoint(folder)
     return read_experts(checkpoint) if checkpoint else None
 
 
 def has_unquantized_experts(folder: Path) -> bool:
-    """Return whether a checkpoint stores its routed experts as floats, for which aiter has no tuned table."""
+    """Return whether a checkpoint stores routed experts as floats, for which aiter has no tuned table."""
     return read_experts(Checkpoint.local(folder)).routed_dtype in FLOATS
 
 
 def tables_in_image(plan: Plan, image: str, remote: str | None = None) -> ImageTables:
-    """Read the tables of an image and the commit of its aiter; warn if the plan pins another one."""
+    """Read the tables and the aiter commit of an image; warn if the plan pins another commit."""
     if plan.engine.aiter_dir is None:
         raise KernelsError(
             f"the engine of `{plan.profile}` has no aiter",

@@ -1,4 +1,4 @@
-"""Tuned kernels of a plan: the table of its server, and the report on their use in its log."""
+"""Tuned kernels of a plan: the table for its server, and the report on their use in its log."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
@@ -34,8 +34,8 @@ from orchestrator.runs.run_dir import RunDir
 def make_table(plan: Plan, home: Home, find_sources: Callable[[], RowSources], *, allow_untuned: bool) -> bool:
     """Build the table of the plan's server if it is missing or outdated; return whether it was built.
 
-    `find_sources` finds the tables of the runtime's engine. Raises as `build_table` and `find_sources`, unless untuned
-    kernels are accepted.
+    `find_sources` finds the tables of the runtime's engine. Raises the errors of `build_table` and `find_sources`,
+    unless `allow_untuned`.
     """
     store = Store.of(home, plan)
     if not needs_table(plan) or store.is_fresh(plan):
@@ -71,9 +71,9 @@ def build_table(plan: Plan, sources: RowSources, home: Home, *, upstream: bool) 
     """Write the table of the plan's server and its companion of origins.
 
     Rows come from the image, by default the profile's (pulled if missing), or from copies of its tables; from the store
-    of measured rows; and with `upstream` from the pinned upstream table. The image's rows are required, because the
+    of measured rows; and with `upstream`, from the pinned upstream table. The image's rows are required, because the
     server reads no other file. Raises KernelsError if the plan uses no table, BuildError if the image cannot be pulled
-    or read, ProfileError as `read_pins`.
+    or read, ProfileError for invalid pins.
     """
     require_moe(plan)
     commit = plan.engine.aiter_commit
@@ -92,7 +92,7 @@ def build_table(plan: Plan, sources: RowSources, home: Home, *, upstream: bool) 
     names = pins.names_of(commit)
     table = assemble(plan, rows, names=names)
     checkpoint = experts_of_checkpoint(plan, sources, home)
-    written = Store.of(home, plan).write(plan, table.rows)  # where `build` and `up` look for it
+    written = Store.of(home, plan).write(plan, table.rows)  # the path that `build` and `up` read
     covered = coverage_of(
         plan, table.rows, checkpoint=checkpoint, names=names, aiter_commit=commit, tables=str(written)
     )
@@ -100,7 +100,7 @@ def build_table(plan: Plan, sources: RowSources, home: Home, *, upstream: bool) 
 
 
 def _base_image(plan: Plan, remote: str | None) -> str:
-    """Return the base of the plan's image, pulled if missing."""
+    """Return the base of the plan's image; pull it if missing."""
     try:
         ensure_base(find_docker(remote), plan.engine)
     except DeployError as error:
@@ -110,7 +110,7 @@ def _base_image(plan: Plan, remote: str | None) -> str:
 
 
 def kernel_report(log: Iterable[str], plan: Plan) -> GateReport | TritonReport | None:
-    """Return the report on tuned kernels, aiter's or Triton's, in a log; None if the plan looks up none."""
+    """Return the report on tuned kernels (aiter or Triton) in a log; None if the plan looks up none."""
     if uses_tuned_table(plan):
         return gate_report(log)
     return triton_report(log) if uses_triton_configs(plan) else None
@@ -119,7 +119,7 @@ def kernel_report(log: Iterable[str], plan: Plan) -> GateReport | TritonReport |
 def kernel_gate(log: Iterable[str], *, plan: Plan, run: RunDir, strict: bool) -> None:
     """Report hits and misses of tuned kernels in the log; do nothing if the plan looks up none.
 
-    Saves the report beside the log, and aiter's missed keys as input for its tuner. With `strict` raises KernelsError
+    Saves the report next to the log, and aiter's missed keys as input for its tuner. With `strict`, raises KernelsError
     on a miss. Large prefill buckets are looked up late, so `smoke` and `bench` check again.
     """
     report = kernel_report(log, plan)

@@ -1,8 +1,8 @@
-"""Rows of tuned tables: read as aiter and pandas do, merged without duplicates, derived for other shapes.
+"""Rows of tuned tables: read as in aiter and pandas, merged without duplicates, derived for other shapes.
 
-Upstream's files deviate in these ways, which are accepted: the last field (`_tag`) may be missing, `gfx` may be
-missing or empty and follows from `cu_num`, numbers may be written as `256.0`, truth values as `True`. Lines may end in
-CRLF. Every other deviation is an error with its file and line.
+Accepted deviations of upstream's files: the last field (`_tag`) may be missing, `gfx` may be missing or empty and then
+follows from `cu_num`, numbers may be written as `256.0`, truth values as `True`. Lines may end in CRLF. Every other
+deviation is an error with its file and line.
 """
 
 import csv
@@ -18,11 +18,11 @@ from orchestrator.core.errors import Problem
 from orchestrator.kernels.keys import KEY_COLUMNS, UNTUNED_COLUMNS, Key, Shape
 
 _GFX_OF_COMPUTE_UNITS: Final = {256: "gfx950", 80: "gfx942", 304: "gfx942"}  # aiter/jit/utils/chip_info.py
-_NA: Final = frozenset({"", "nan", "NaN", "None", "NULL", "null", "NA", "N/A"})  # what pandas reads as NaN, or prints
+_NA: Final = frozenset({"", "nan", "NaN", "None", "NULL", "null", "NA", "N/A"})  # read by pandas as NaN, or printed
 _TRUTH: Final = {"1": True, "1.0": True, "True": True, "0": False, "0.0": False, "False": False}
 _FALLBACK: Final = "flydsl_fallback"  # aiter/fused_moe.py, `get_cfg_2stages`
 _REQUIRED: Final = (*KEY_COLUMNS[1:], "block_m", "kernelName1", "kernelName2")
-# Read at every lookup; an empty cell is NaN, which is true for `run_1stage` and a crash for `xbf16` and `flat`.
+# Read at every lookup; an empty cell is NaN, which is true for `run_1stage` and crashes `xbf16` and `flat`.
 _ZERO_IF_EMPTY: Final = frozenset({"ksplit", "run_1stage", "xbf16", "flat"})
 _MEASURED: Final = ("us1", "err1", "us2", "err2", "us", "tflops", "bw")
 TABLE_COLUMNS: Final = (
@@ -33,12 +33,12 @@ TABLE_COLUMNS: Final = (
 
 
 class RowOrigin(StrEnum):
-    """Origin of a row, most preferred first among rows of equal key."""
+    """The origin of a row, in order of preference among rows of equal key."""
 
-    MEASURED = "measured"  # by aiter's tuner, through this tool
+    MEASURED = "measured"  # by aiter's tuner, run by `deploy`
     IMAGE = "image"
     UPSTREAM = "upstream"
-    DERIVED = "derived"  # from the row of another shape; the time is unmeasured
+    DERIVED = "derived"  # from a row of another shape; unmeasured time
     FILE = "file"  # a table named by the user
 
 
@@ -60,12 +60,12 @@ class TunedRow:
 
     @property
     def identity(self) -> tuple[Key, str, str]:
-        """The unique key of a row in a table: aiter's own merge key (`update_config_files`)."""
+        """The unique key of a row in a table: aiter's merge key (`update_config_files`)."""
         return self.key, self.act_type, self.tag
 
     @property
     def looked_up(self) -> bool:
-        """Whether aiter uses the row for its key; tags other than the fallback's are labels (c16d44b9)."""
+        """Whether aiter uses the row for its key; all tags except the fallback's are labels (c16d44b9)."""
         return self.tag != _FALLBACK
 
 
@@ -119,7 +119,7 @@ def _row(cells: dict[str, str], location: str, origin: RowOrigin) -> TunedRow:
         gfx, number=partial(_integer, cells), text=partial(_nonempty, cells), switch=partial(_boolean, cells)
     )
     tag = cells.get("_tag", "")
-    if origin is RowOrigin.FILE and cells.get("us") == "":  # as `write_table` writes a derived row
+    if origin is RowOrigin.FILE and cells.get("us") == "":  # a derived row from `write_table`
         origin = RowOrigin.DERIVED
     return TunedRow(
         key=key,
@@ -170,7 +170,7 @@ def _microseconds(text: str) -> float:
 def merge(rows: Iterable[TunedRow], *, gfx: str, cu_num: int) -> tuple[TunedRow, ...]:
     """Merge rows into a table for one kind of GPU, without duplicate keys, preferred origins first.
 
-    Of rows of one origin the fastest is used, as in aiter's own merge. Rows of other GPUs are skipped: an aiter before
+    Among rows of one origin the fastest counts, as in aiter's merge. Rows for other GPUs are skipped: an aiter before
     ad73ecb5 ignores `gfx`, and gfx1250 has 256 compute units too.
     """
     best: dict[tuple[Key, str, str], TunedRow] = {}
@@ -187,9 +187,9 @@ def _rank(row: TunedRow) -> tuple[int, float]:
 
 
 def derive_unfused(rows: Iterable[TunedRow], *, fused: Shape, unfused: Shape) -> tuple[TunedRow, ...]:
-    """Derive rows of the unfused shape from rows of the fused one, e.g. 257/9 → 256/8; times and errors are empty.
+    """Derive rows of the unfused shape from rows of the fused shape, e.g. 257/9 → 256/8, without times and errors.
 
-    Valid for FlyDSL's two-stage kernels only: their per-expert GEMM does not depend on the number of experts (aiter
+    Valid only for FlyDSL's two-stage kernels: their per-expert GEMM does not depend on the number of experts (aiter
     commit 31eb2c8f does the same for DeepSeek). `flydsl_mxmoe_*` is generated for one shape.
     """
     return tuple(
@@ -232,7 +232,7 @@ def _cell(row: TunedRow, column: str) -> str:
 def write_origins(rows: Sequence[TunedRow]) -> str:
     """Format the companion of a table: the key, the origin and the location of each row, in the table's order.
 
-    A separate file, because aiter and its tuner (which aligns columns) do not accept further columns.
+    It is a separate file because aiter and its tuner (which aligns columns) reject additional columns.
     """
     columns = ("line", *KEY_COLUMNS, "_tag", "origin", "location")
     return _csv(

@@ -1,4 +1,4 @@
-"""The table of a server: measured, image, upstream and derived rows, without duplicates.
+"""A server's table: measured, image, upstream and derived rows, without duplicates.
 
 Every kernel name must exist in the image's aiter; otherwise the server exits with `Invalid FlyDSL kernel name`.
 """
@@ -13,7 +13,7 @@ from orchestrator.kernels.keys import Key, Shape, buckets, key_of, rank_shapes
 from orchestrator.kernels.rows import RowOrigin, TunedRow, derive_unfused, merge
 from orchestrator.plan.plan import Moe, Plan
 
-_CHECKED = "flydsl"  # names of other families (CK, assembly) are generated from the row
+_CHECKED = "flydsl"  # other families' names (CK, assembly) are generated from the row
 
 
 class NameVerdict(StrEnum):
@@ -26,7 +26,7 @@ class NameVerdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ShapeConstraint:
-    """A family of kernels that exists for some shapes only; `prefix` is the prefix of its names."""
+    """A family of kernels that exists only for some shapes; `prefix` is the prefix of its names."""
 
     prefix: str
     shapes: tuple[Shape, ...]
@@ -35,12 +35,12 @@ class ShapeConstraint:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelNames:
-    """The FlyDSL names of one aiter commit, as patterns that match a whole name."""
+    """The FlyDSL names of one aiter commit, as patterns for complete names."""
 
     commit: str
     patterns: tuple[re.Pattern[str], ...]
     constraints: tuple[ShapeConstraint, ...]
-    excluded_tokens: Mapping[int, tuple[int, ...]]  # by inter_dim; their upstream rows name other kernels
+    excluded_tokens: Mapping[int, tuple[int, ...]]  # by inter_dim; upstream's rows for them name other kernels
 
     def check(self, name: str, shape: Shape) -> NameVerdict:
         """Check whether this aiter has the kernel `name` for `shape`."""
@@ -64,7 +64,7 @@ class Table:
     """The rows of a table in order, and the rejected rows."""
 
     rows: tuple[TunedRow, ...]
-    rejected: tuple[TunedRow, ...]  # rows whose kernels the image's aiter lacks
+    rejected: tuple[TunedRow, ...]  # rows with kernels that the image's aiter lacks
 
     @property
     def origins(self) -> dict[RowOrigin, int]:
@@ -145,7 +145,7 @@ def expected_rows(
 
 
 def _placeholder(key: Key, origin: RowOrigin, location: str) -> TunedRow:
-    """Return a row of which only the key is known."""
+    """Return a row with only a key."""
     return TunedRow(
         key=key, act_type="", tag="", kernels=("", ""), us=math.inf, cells={}, origin=origin, location=location
     )

@@ -1,4 +1,4 @@
-"""Log gate for CUDA: tuned Triton configurations of fused MoE that a server's log reports as found or missing.
+"""Log gate for CUDA: found and missing tuned Triton configurations of fused MoE in a server's log.
 
 sglang looks up one file per shape of a rank, e.g. `E=33,N=1024,device_name=NVIDIA_H200.json` for 33 experts (including
 the shared one) of 1024 columns (0.5.16, moe_runner/triton_utils/fused_moe_triton_config.py). Without that file sglang
@@ -27,7 +27,7 @@ TRITON_HINT: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class TritonReport:
-    """Paths of configurations, sorted: tuned for this Triton, for another one (`older`), and missing."""
+    """Sorted paths of configurations: tuned for this Triton, for another version (`older`), and missing."""
 
     hits: tuple[str, ...]
     older: tuple[str, ...]
@@ -35,7 +35,7 @@ class TritonReport:
 
     @property
     def summary(self) -> str:
-        """The counts, then one line for each configuration that is missing or of another Triton."""
+        """The counts, then one line for each configuration that is missing or for another Triton."""
         if not (self.hits or self.older or self.misses):
             return "fused MoE configurations: no lookup found in the log"
         lines = [f"fused MoE configurations: {len(self.hits)} found, {len(self.misses)} missing"]

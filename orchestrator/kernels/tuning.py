@@ -37,7 +37,7 @@ class Tuning:
 def prepare_tuning(
     plan: Plan, sources: RowSources, home: Home, *, hours: float, retune_derived: bool, tokens: Sequence[int] = ()
 ) -> Tuning:
-    """Prepare to tune the untuned keys, with `retune_derived` also the keys of derived rows; `tokens` selects buckets.
+    """Prepare to tune untuned keys and, with `retune_derived`, keys of derived rows; `tokens` selects buckets.
 
     Raises UsageError without an image.
     """
@@ -50,7 +50,7 @@ def prepare_tuning(
     commit = sources.aiter_commit or plan.engine.aiter_commit
     store = Store.of(home, plan, commit)
     folder = store.tuning(plan)
-    container = f"deploy-tune-{plan.profile}-{os.getpid()}-{secrets.token_hex(4)}"  # pids repeat in other namespaces
+    container = f"deploy-tune-{plan.profile}-{os.getpid()}-{secrets.token_hex(4)}"  # pids repeat across namespaces
     job = TuningJob(
         argv=tuner_command(plan, image=image, folder=folder, container=container),
         keys=tuple(

@@ -47,14 +47,14 @@ def assemble(
     layer = source.layers if source.drafts else None
     receipt = verify_created(folder.checkpoint, target, layer=layer)
     with defer_signals():
-        write_receipt(target, receipt)  # first: a target without a receipt, as after a kill, could not be resumed
+        write_receipt(target, receipt)  # first: after a kill, a target without a receipt could not be resumed
         move(folder.checkpoint, target)
         folder.remove()
     return receipt
 
 
 def _config(results: Mapping[CheckpointFile, ShardResult], forecast: Forecast) -> dict[str, Any]:
-    """Return the config that Quark wrote for each shard, with the union of their excluded modules."""
+    """Return the config that Quark wrote for the shards, with the union of their excluded modules."""
     exclude = sorted({name for result in results.values() for name in result.config[_QUANTIZED]["exclude"]})
     config, *other_configs = (
         {**result.config, _QUANTIZED: {**result.config[_QUANTIZED], "exclude": exclude}} for result in results.values()
@@ -74,7 +74,7 @@ def copied_size(source: Path) -> int:
 
 
 def _others(source: Path) -> Iterator[Path]:
-    """Yield tokenizer, generation config and code: all but weights, index, cards, and records of a download."""
+    """Yield all files except weights, index, cards and download records: tokenizer, generation config and code."""
     for entry in sorted(source.iterdir()):
         written = entry.name in {CONFIG, INDEX} or entry.name.startswith(".")
         if not (written or entry.suffix == ".safetensors" or entry.name.lower().startswith("readme")):
@@ -90,7 +90,7 @@ def _model_card(
     *,
     size: int,
 ) -> str:
-    """Return the checkpoint's README.md: source, tools and content. `size` is the bytes of its shards."""
+    """Return the checkpoint's README.md: source, tools and content. `size` is the size of its shards in bytes."""
     commit = f" at `{source.commit}`" if source.commit else ", commit unknown"
     dtypes = Counter(tensor.dtype for tensors in forecast.shards.values() for tensor in tensors.values())
     devices = sorted({result.device.partition(":")[0] for result in results.values()})

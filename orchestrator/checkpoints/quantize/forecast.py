@@ -23,9 +23,9 @@ from orchestrator.checkpoints.verify import compare_with_config
 from orchestrator.core.errors import UsageError
 from orchestrator.core.safe_paths import CheckpointFile
 
-_GROUP: Final = 32  # values that share a scale in MXFP4 (OCP Microscaling Formats 1.0)
+_GROUP: Final = 32  # values with a common scale in MXFP4 (OCP Microscaling Formats 1.0)
 _MXFP4: Final = "mxfp4"
-# Quark's form of a scheme in config.json, as far as it determines how tensors are stored.
+# Quark's form of a scheme in config.json, reduced to the storage of tensors.
 _QUARK_CONFIG: Final[Mapping[str, Mapping[str, object]]] = {
     "mxfp4": {"weight": {"dtype": "fp4", "qscheme": "per_group", "group_size": _GROUP}},
     "ptpc_fp8": {"weight": {"dtype": "fp8_e4m3", "qscheme": "per_channel"}},
@@ -92,7 +92,7 @@ def _is_linear(name: str, tensor: StoredTensor) -> bool:
 
 
 def _schemes(recipe: Recipe, layers: int) -> Callable[[str], str | None]:
-    """Return a function that gives the scheme of a module by its name; None for an excluded module."""
+    """Return a function from a module's name to its scheme, None if excluded."""
     excluded = re.compile("|".join(map(translate, recipe.excluded(layers))) or r"(?!)")
     patterns = [(re.compile(translate(key)), scheme) for key, scheme in recipe.schemes(layers).items()]
 
@@ -122,7 +122,7 @@ def _tensor(dtype: str, shape: tuple[int, ...], element_bytes: int) -> StoredTen
 
 
 def _require_loadable(source: Source, recipe: Recipe, result: Forecast) -> None:
-    """Raise CheckpointMismatchError if no sglang loads the output, or if it loads it wrongly without an error."""
+    """Raise CheckpointMismatchError if no version of sglang loads the output, or if it silently loads wrongly."""
     quantization = {
         "quant_method": "quark",
         "global_quant_config": _QUARK_CONFIG[recipe.scheme],

@@ -10,7 +10,7 @@ from orchestrator.core.errors import UsageError
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.core.validation import StrictModel, Text, Word, read_model
 
-MTP: Final = "{mtp}"  # in a pattern: the index of the MTP layer, which is the model's number of layers
+MTP: Final = "{mtp}"  # in a pattern: the index of the MTP layer, equal to the model's number of layers
 _FILES: Final = (".yaml", ".yml")
 
 
@@ -38,7 +38,7 @@ class Recipe(StrictModel):
 
 
 def load_recipe(name_or_file: str, catalog: Catalog) -> Recipe:
-    """Return the recipe of that name in the catalog, or in a file.
+    """Return a recipe by its name in the catalog, or from a file.
 
     Raises UsageError for an unknown name or a missing file, ProfileError with the location of every problem in it.
     """

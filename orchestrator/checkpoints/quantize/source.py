@@ -1,4 +1,4 @@
-"""The checkpoint to quantize, by its headers."""
+"""The headers of the checkpoint to quantize."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Source:
 
     @property
     def layers(self) -> int:
-        """The number of layers without MTP layers, which are numbered after them."""
+        """The number of layers, excluding the MTP layers that follow them."""
         count = self.summary.config.count("layers")
         return count.number if count else 0
 
@@ -43,7 +43,7 @@ class Source:
 
     @property
     def commit(self) -> str:
-        """The hub commit of the checkpoint by its receipt, else ""."""
+        """The checkpoint's hub commit from its receipt, else ""."""
         receipt = read_receipt(self.directory)
         return (receipt.revision if receipt else None) or ""
 

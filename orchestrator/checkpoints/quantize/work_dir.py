@@ -35,7 +35,7 @@ class QuantizationJob:
     """The inputs of a quantization; only a command with equal inputs resumes it."""
 
     source: str
-    files: Mapping[str, Sequence[int]]  # of the source: size in bytes and mtime in ns
+    files: Mapping[str, Sequence[int]]  # size in bytes and mtime in ns of each source file
     shards: Sequence[str]
     model_type: str
     scheme: str
@@ -72,8 +72,8 @@ class WorkDir:
 
     @contextmanager
     def lock(self, progress: Progress) -> Iterator[None]:
-        """Hold the lock on the directory; wait for another command, with a message."""
-        self._require_owned()  # before a lock file is written into it
+        """Lock the directory; wait for another command, with a message."""
+        self._require_owned()  # before writing a lock file
         with file_lock(self.root / _LOCK, progress):
             yield
 
@@ -90,14 +90,14 @@ class WorkDir:
                     hint=f"quantize into another target, or start again: `rm -r {shlex.quote(str(self.root))}`",
                 )
         self.root.mkdir(parents=True, exist_ok=True)
-        atomic_write(path, text)  # first: it marks the owner of the folder
+        atomic_write(path, text)  # first, to mark the folder as owned
         for name in map(FileName, ("parts", "claims")):
             remove_tree(self.root / name, within=self.root)
         for name in map(FileName, ("parts", "claims", "made", "checkpoint")):
             (self.root / name).mkdir(parents=True, exist_ok=True)
 
     def _require_owned(self) -> None:
-        """Raise UsageError for a link, or a directory that this tool did not create: it is removed at the end."""
+        """Raise UsageError for a link, or a directory that `deploy` did not create, as it is removed at the end."""
         names = {entry.name for entry in self.root.iterdir()} if self.root.is_dir() else set()
         unexpected = {name for name in names if name != _LOCK and not name.startswith(f".{_JOB}.")}
         if self.root.is_symlink() or (unexpected and _JOB not in names):
@@ -108,7 +108,7 @@ class WorkDir:
             )
 
     def resume(self, forecast: Forecast) -> set[CheckpointFile]:
-        """Return the finished shards; remove every other file, e.g. the temporary file of a killed command."""
+        """Return the finished shards; remove all other files, such as temporary files of a killed command."""
         for entry in self.checkpoint.iterdir():
             if entry.name not in forecast.shards:
                 if entry.is_dir() and not entry.is_symlink():
@@ -159,6 +159,6 @@ class WorkDir:
         return f"has {len(different)} tensors that differ, e.g. `{different[0]}`" if different else ""
 
     def remove(self) -> None:
-        """Remove the directory. Raises UsageError if this tool did not create it."""
+        """Remove the directory. Raises UsageError if `deploy` did not create it."""
         self._require_owned()
         remove_tree(self.root, within=self.target.parent)

@@ -1,6 +1,6 @@
 """Workers: processes that share the shards of a quantization, on this host or in containers of an image.
 
-They exit with this process, also if it is killed: local programs by the kernel, containers at the end of stdin.
+They exit with this process, even if it is killed: the kernel kills local programs, containers exit at the end of stdin.
 """
 
 import errno

@@ -1,7 +1,7 @@
 """The divergence of two sets of log-probabilities (nats) for the same tokens. Pure.
 
 Two correct servers differ by rounding, about equally at all positions. A wrong kernel causes larger differences: at all
-positions, from some position on, or growing with the position.
+positions, from a certain position on, or growing with the position.
 """
 
 import math
@@ -37,7 +37,7 @@ class Divergence:
 def diverge(before: TokenLogprobs, after: TokenLogprobs, *, first: int) -> tuple[Divergence, tuple[Divergence, ...]]:
     """Return the divergence over all positions, and by band; `first` is the position of the first score.
 
-    Only the positions in both are compared. Raises ValueError if there are none.
+    Compares only common positions. Raises ValueError if there are none.
     """
     count = min(len(before.actual), len(after.actual))
     if not count:
@@ -63,7 +63,7 @@ def _divergence(before: TokenLogprobs, after: TokenLogprobs, begin: int, end: in
 
 
 def kl_of_tops(before: Ranked, after: Ranked) -> float:
-    """Return the Kullback-Leibler divergence at one position, over the tokens in both lists and all others as one."""
+    """Return the Kullback-Leibler divergence at one position, over the common tokens and all others as one token."""
     after_scores = dict(after)
     shared = [(score, after_scores[token]) for token, score in before if token in after_scores]
     rest_before, rest_after = _rest(score for score, _ in shared), _rest(score for _, score in shared)

@@ -1,7 +1,7 @@
 """The log-probabilities of fixed texts from a server, with several request variants.
 
-They reveal within a minute a wrong kernel whose output still reads as good English. Each variant exercises other code:
-a single prompt (prefill, chunked if long), the prompt with its decoded tokens (prefill against decoding), a batch
+Within a minute, they reveal a wrong kernel whose output still reads as good English. Each variant exercises different
+code: a single prompt (prefill, chunked if long), the prompt with its decoded tokens (prefill against decoding), a batch
 (other shapes), and a cached prefix (the KV cache).
 """
 
@@ -20,11 +20,11 @@ from orchestrator.evals.logprobs.divergence import diverge
 from orchestrator.evals.logprobs.report import LogprobRow
 from orchestrator.verify.target import Target
 
-LENGTHS: Final = (64, 512, 2048, 8192)  # tokens; a response for the longest has 1.3 MB, and at most 2 MiB are read
+LENGTHS: Final = (64, 512, 2048, 8192)  # tokens; the response for the longest has 1.3 MB, below the limit of 2 MiB
 TOP: Final = 5
 _DECODED: Final = 32  # tokens decoded after each text
-_BATCHED: Final = 2048  # tokens of the longest text in the batch, which has each text twice
-_CHARACTERS: Final = 12  # characters per token, above the average of any tokenizer
+_BATCHED: Final = 2048  # tokens of the longest text in the batch, which contains each text twice
+_CHARACTERS: Final = 12  # characters per token, above any tokenizer's average
 _LIMITS: Final = Timeouts(connect=5.0, idle=180.0, total=180.0)
 _MAX_NAME: Final = 200  # characters
 

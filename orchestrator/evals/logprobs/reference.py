@@ -31,7 +31,7 @@ _Ranked = Annotated[tuple[tuple[Id, Nats], ...], Field(max_length=64), FailFast(
 
 @dataclass(frozen=True, kw_only=True)
 class TextScores:
-    """One text as token ids, with the scores of all tokens but the first."""
+    """One text as token ids, with the scores of all tokens except the first."""
 
     ids: Annotated[tuple[Id, ...], Field(min_length=2, max_length=_MAX_TOKENS), FailFast()]
     actual: Annotated[tuple[Nats, ...], Field(max_length=_MAX_TOKENS), FailFast()]

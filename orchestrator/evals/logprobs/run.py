@@ -1,6 +1,6 @@
 """`deploy logprobs`: the log-probabilities of a server compared with a reference of the same checkpoint.
 
-The limit on the difference of two correct servers is a multiple of the measured noise, at least that of rounding.
+The limit for the difference is a multiple of the measured noise, but at least of the rounding noise.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,10 +25,10 @@ from orchestrator.verify.target import Target
 REPORT_FILE: Final = "logprobs.json"
 _TEXT: Final = "alice"  # in profiles/texts, public domain
 _MAX_TEXT: Final = 1 << 18  # bytes
-# Correct servers of one model, with different layouts or fp32 against bf16, differed by 0.7 to 1.7 times this noise,
-# and the injected errors that were found by 4 times or more (measured by this project).
+# Correct servers of one model, with different layouts or fp32 against bf16, differed by 0.7 to 1.7 times this noise;
+# detected injected errors caused 4 times or more (measured by this project).
 _FACTOR: Final = 4.0
-# Nats; decoding against prefill of the tiny model (two layers) on a CPU. Larger models have more, measured noise.
+# Nats; decoding against prefill of the tiny model (two layers) on a CPU. Larger models have more noise (measured).
 _MIN_BF16: Final = 5e-4
 _MIN_FP32: Final = 5e-7
 _FP32: Final = frozenset({"float32", "float"})
@@ -47,7 +47,7 @@ class ProbeSide:
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeOptions:
-    """The options of `deploy logprobs`; `tolerance` is in nats, `max_length` is that of a text in tokens."""
+    """The options of `deploy logprobs`; `tolerance` is in nats, `max_length` is the tokens of a text."""
 
     tolerance: float | None
     max_length: int
@@ -113,7 +113,7 @@ class _Comparison:
                         )
                     except (NoResponseError, UnexpectedResponseError) as error:
                         raise UnexpectedResponseError(f"{label}: {error}" if label else str(error)) from error
-                    # Only the scores of the first rank are needed later: 8 MiB per rank.
+                    # Only the scores of the first rank are needed later; the scores of a rank take 8 MiB.
                     yield replace(
                         scores, single=() if first else scores.single, comparisons=self._compare(scores, first)
                     )
@@ -167,7 +167,7 @@ class _Comparison:
         return ()
 
     def _cut(self, client: EngineClient, target: Target) -> probe.Texts:
-        """Return the texts as token ids of this server. Raises BenchError if those of the reference differ."""
+        """Return the texts as this server's token ids. Raises BenchError if the reference has others."""
         passage = read_file(Catalog.shipped().path(EntryKind.TEXT, _TEXT), max_bytes=_MAX_TEXT).decode()
         self._progress.update("logprobs", transient="tokenizing")
         texts = probe.cut_texts(client, target, passage, max_length=self._options.max_length)
@@ -208,8 +208,8 @@ def _mean_limit(
 ) -> tuple[float | None, str]:
     """Return the maximum mean difference in nats (None: no verdict) from a reference, and its basis as text.
 
-    `noise` is that of the server in nats, `requested` the limit of the user. With equal rounding
-    settings the limit comes from the noise of the reference, else from the noisier side.
+    `noise` is the server's noise in nats, `requested` the user's limit. With equal rounding settings, the limit
+    follows from the reference's noise, else from the noisier side's.
     """
     if requested is not None:
         return requested, f"a mean of at most {requested:.2g} nats, as requested"
@@ -225,7 +225,7 @@ def _mean_limit(
 
 
 def _minimum_noise(numerics: Mapping[str, str]) -> float:
-    """Return the noise of rounding in nats; dtype `auto` counts as bf16, since no checkpoint ships in fp32."""
+    """Return the rounding noise in nats; dtype `auto` counts as bf16, since no checkpoint ships in fp32."""
     return _MIN_FP32 if numerics.get("dtype") in _FP32 else _MIN_BF16
 
 

@@ -1,7 +1,7 @@
-"""Compiled kernels as one file: an archive of folders with a receipt, which says for which starts they were compiled.
+"""Compiled kernels in one file: an archive of folders, with a receipt for the starts that they fit.
 
-Compiled kernels are code that a server runs. Nothing of an archive is unpacked before its digest and its receipt match.
-It holds regular files only, with paths that do not leave their folders.
+Compiled kernels are code that a server runs. `deploy` unpacks an archive only after checking its digest and receipt. An
+archive contains only regular files, with paths inside their folders.
 """
 
 import gzip
@@ -34,7 +34,7 @@ _MAX_UNPACKED: Final = 16 << 30  # bytes; the kernels of a Qwen3-MoE on an H200 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelFile:
-    """A file of a kernel; the first part of its path is the name of a folder of `engine/kernel_caches.py`."""
+    """A file of a kernel; its path begins with the name of a folder in `engine/kernel_caches.py`."""
 
     path: RelativePath
     content: bytes
@@ -43,16 +43,16 @@ class KernelFile:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelUse:
-    """The start that needs compiled kernels: GPU, driver, build of the engine, and plan."""
+    """A start that needs compiled kernels: GPU, driver, build of the engine, and plan."""
 
     arch: str
     driver: str
-    engine: Mapping[str, str]  # an image, or the versions of packages and their interpreter
+    engine: Mapping[str, str]  # an image, or versions of packages and interpreter
     plan: str  # digest of model, layout and flags
 
     @property
     def key(self) -> str:
-        """A digest of everything but the plan: kernels of several plans are kept in one archive."""
+        """A digest of everything except the plan: one archive has the kernels of several plans."""
         text = json.dumps([self.arch, self.driver, dict(self.engine)], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -68,7 +68,7 @@ class KernelReceipt:
     plans: tuple[str, ...]
 
     def problems(self, use: KernelUse) -> Iterator[Problem]:
-        """Yield each field that differs from the start's."""
+        """Yield a problem for each field that differs from the start's."""
         compiled, needed = {"arch": self.arch, "driver": self.driver}, {"arch": use.arch, "driver": use.driver}
         compiled |= {f"engine.{name}": value for name, value in self.engine.items()}
         needed |= {f"engine.{name}": value for name, value in use.engine.items()}
@@ -82,10 +82,10 @@ class KernelReceipt:
 
 
 class KernelStore(Protocol):
-    """The folders of compiled kernels of a server's host."""
+    """The folders of compiled kernels on a server's host."""
 
     def engine(self) -> Mapping[str, str]:
-        """Return the build of the engine that compiles into them. Raises HostError if it cannot be determined."""
+        """Return the build of the engine that compiles the kernels. Raises HostError if unknown."""
 
     def files(self) -> Iterator[KernelFile]:
         """Yield the kernels. Raises HostError."""
@@ -94,7 +94,7 @@ class KernelStore(Protocol):
         """Return whether files of an archive are missing. Raises HostError."""
 
     def add(self, archive: "KernelArchive") -> int:
-        """Unpack what is missing; return the number of added files. Raises HostError, OSError."""
+        """Unpack missing files; return the number of added files. Raises HostError, OSError."""
 
 
 @cache
@@ -104,7 +104,7 @@ def _receipts() -> TypeAdapter[KernelReceipt]:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelArchive:
-    """An archive whose paths and receipt were read and are valid."""
+    """An archive with valid paths and a valid receipt."""
 
     path: Path
     digest: str  # sha256:…
@@ -129,7 +129,7 @@ class KernelArchive:
 
 
 def write_archive(path: Path, use: KernelUse, plans: Iterable[str], files: Iterable[KernelFile]) -> int:
-    """Write an archive, whole or not at all; return the number of its files. Without files none is written.
+    """Write an archive atomically; return the number of its files. Without files, write no archive.
 
     Equal files give equal bytes. Raises OSError, and KernelsError above 16 GiB.
     """
@@ -157,7 +157,7 @@ def write_archive(path: Path, use: KernelUse, plans: Iterable[str], files: Itera
 
 
 def read_archive(path: Path) -> KernelArchive:
-    """Read an archive: its digest, its receipt and the paths of its files. Raises KernelsError if it is not valid."""
+    """Read an archive's digest, receipt and paths. Raises KernelsError if it is invalid."""
     try:
         with path.open("rb") as stream:
             digest, receipt, sizes = _digest(stream), b"", dict[RelativePath, int]()
@@ -177,7 +177,7 @@ def read_archive(path: Path) -> KernelArchive:
 
 
 def _entries(stream: IO[bytes]) -> Iterator[tuple[tarfile.TarInfo, IO[bytes]]]:
-    """Yield the entries of an archive. Raises UnsafeValueError for anything but a regular file, and above 16 GiB."""
+    """Yield the entries of an archive. Raises UnsafeValueError for an irregular file, or above 16 GiB."""
     total = 0
     with gzip.GzipFile(fileobj=stream, mode="rb") as zipped, tarfile.open(fileobj=zipped, mode="r|") as tar:
         for entry in tar:
@@ -191,9 +191,9 @@ def _entries(stream: IO[bytes]) -> Iterator[tuple[tarfile.TarInfo, IO[bytes]]]:
 
 
 def write_tar(stream: IO[bytes], archive: KernelArchive, folders: Mapping[str, str], *, private: bool = True) -> int:
-    """Write the kernels of the `folders`, paths by name, as a tar for Docker; return the number of files.
+    """Write the kernels in `folders` (paths by name) as a tar for Docker; return the number of files.
 
-    In an image they are not `private`: another user may run the server.
+    In an image, files are not `private`: another user may run the server.
     """
     now, count = int(time.time()), 0
     with tarfile.open(fileobj=stream, mode="w|") as tar:
@@ -214,7 +214,7 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes, mode: int, mtime: int 
 
 
 def _digest(stream: BufferedReader) -> str:
-    """Return the digest of a file, and go back to its beginning."""
+    """Return the digest of a file, and rewind it."""
     digest = hashlib.file_digest(stream, "sha256").hexdigest()
     stream.seek(0)
     return f"sha256:{digest}"

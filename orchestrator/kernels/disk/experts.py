@@ -1,4 +1,4 @@
-"""Experts of a checkpoint: their shape, and the storage of shared and routed ones, for the fusion rule."""
+"""Experts of a checkpoint: their shape, and the storage of shared and routed experts, for the fusion rule."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -38,7 +38,7 @@ def read_experts(checkpoint: Checkpoint) -> MoeCheckpoint:
 
 
 def _expert_dtypes(checkpoint: Checkpoint, layers: int) -> tuple[str | None, str | None]:
-    """Return the dtypes of a shared and a routed expert, of a layer where they differ if there is one.
+    """Return the dtypes of a shared and a routed expert, preferably from a layer where they differ.
 
     (None, None) without headers.
     """

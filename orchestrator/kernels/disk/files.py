@@ -1,4 +1,4 @@
-"""Reading tables on disk, by the rules of `orchestrator.kernels.rows`."""
+"""Reader of tables on disk, by the rules of `orchestrator.kernels.rows`."""
 
 import csv
 from collections.abc import Callable, Iterable, Mapping
@@ -11,7 +11,7 @@ from orchestrator.core.files import open_lines
 from orchestrator.kernels.keys import KEY_COLUMNS
 from orchestrator.kernels.rows import RowOrigin, TunedRow, read_rows
 
-_MAX_LINE_CHARS: Final = 1 << 16  # of a row; aiter's have about 400
+_MAX_LINE_CHARS: Final = 1 << 16  # of a row; aiter's rows have about 400
 
 
 def read_tables(
@@ -19,8 +19,8 @@ def read_tables(
 ) -> list[TunedRow]:
     """Read the rows of all tables that pass `keep`, in order. Raises KernelsError with every invalid row.
 
-    The origin and location of a row come from the table's companion, if the companion has the row. Rows are streamed:
-    a row that does not pass `keep` takes no memory.
+    The origin and location of a row come from the table's companion, if it contains the row. Rows are streamed: a row
+    that does not pass `keep` takes no memory.
     """
     rows: list[TunedRow] = []
     problems: list[Problem] = []
@@ -40,7 +40,7 @@ def read_tables(
 
 
 def tables_below(configs: Path) -> tuple[Path, ...]:
-    """Return the tables in aiter's `configs` that aiter reads without `AITER_CONFIG_FMOE`, the general one first.
+    """Return the tables in `configs` that aiter reads without `AITER_CONFIG_FMOE`, the general table first.
 
     These are tuned_fmoe.csv and model_configs/*tuned_fmoe*.csv (aiter, jit/core.py).
     """

@@ -24,7 +24,7 @@ _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True, kw_only=True)
 class ImageTables:
-    """Tables of an image: its rows in aiter's order, its digest, the commit of its aiter."""
+    """The tables of an image: rows in aiter's order, digest, and aiter commit."""
 
     rows: tuple[TunedRow, ...]
     files: int
@@ -61,7 +61,7 @@ def read_image(image: str, aiter_dir: str, remote: str | None = None) -> ImageTa
 
 
 def read_digest(image: str) -> str:
-    """Return the digest of `image`. Raises as `read_image`."""
+    """Return the digest of `image`. Raises the errors of `read_image`."""
     return _digest(find_docker(), image)
 
 
@@ -84,8 +84,8 @@ def _rows(tables: Iterable[Path], folder: Path) -> list[TunedRow]:
 
 
 def _is_copied(path: Path, folder: Path) -> bool:
-    """Return whether a path resolves to a file in the copied folder; a symlink may point to a file of this host."""
-    file = Path(os.path.realpath(path))  # `resolve` fails on links in a circle (Python before 3.13)
+    """Return whether a path resolves to a file in the copied folder; a symlink may point to a file on this host."""
+    file = Path(os.path.realpath(path))  # `resolve` fails on circular links (Python before 3.13)
     return file.is_relative_to(os.path.realpath(folder)) and file.is_file()
 
 

@@ -19,7 +19,7 @@ from orchestrator.kernels.disk.ninja_times import stamped
 
 @dataclass(frozen=True)
 class KernelFolders:
-    """The folders of a server that runs as this user; `folders` are their paths by name. See `KernelStore`."""
+    """The folders of a server that runs as this user; `folders` has paths by name. See `KernelStore`."""
 
     folders: Mapping[str, tuple[KernelFolder, Path]]
     engine: Callable[[], Mapping[str, str]]
@@ -28,13 +28,13 @@ class KernelFolders:
     def of(
         cls, env: Mapping[str, str], engine: Callable[[], Mapping[str, str]], *, aiter_dir: str | None
     ) -> "KernelFolders":
-        """Return the folders of a server with these variables, in addition to this process's own."""
+        """Return the folders of a server with these variables besides this process's."""
         env = {**os.environ, **env}
         folders = kernel_folders(env, home=env.get("HOME", "/"), user=_user(), aiter_dir=aiter_dir)
         return cls({folder.name: (folder, Path(os.path.realpath(path))) for folder, path in folders}, engine)
 
     def files(self) -> Iterator[KernelFile]:
-        """Yield the kernels. A link, and a file that vanishes meanwhile, is left out."""
+        """Yield the kernels, except links and files that vanish meanwhile."""
         for name, (folder, root) in self.folders.items():
             for path in sorted(root.rglob("*")):
                 below = path.relative_to(root).as_posix()
@@ -46,9 +46,9 @@ class KernelFolders:
         return any((path := self._path(name)) is not None and not path.exists() for name in archive.sizes)
 
     def add(self, archive: KernelArchive) -> int:
-        """Unpack what is missing, and return the number of added files. Existing files are kept. Raises OSError.
+        """Unpack missing files; return the number of added files. Existing files remain. Raises OSError.
 
-        The files are unpacked beside their folder and renamed into it, so that no server sees a part of one.
+        Files are unpacked next to their folder and renamed into it, so that no server sees a partial file.
         """
         now, token = time.time_ns(), uuid.uuid4().hex[:12]
         with ExitStack() as cleanup:
@@ -74,12 +74,12 @@ class KernelFolders:
 def _user() -> str:
     try:
         return getuser()
-    except (KeyError, OSError):  # a user without a name, as in some containers; Inductor cannot start for it
+    except (KeyError, OSError):  # a user without a name, as in some containers; Inductor cannot start for such a user
         return str(os.geteuid())
 
 
 def _is_own(target: Path) -> bool:
-    """Return whether a folder is missing or belongs to this user. Code is never written into another user's folder."""
+    """Return whether a folder is missing or belongs to this user, as code must not go into another user's folder."""
     return not target.exists() or target.stat().st_uid == os.geteuid()
 
 

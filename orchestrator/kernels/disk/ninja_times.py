@@ -1,8 +1,8 @@
-"""The times in ninja's records, which decide whether a kernel from elsewhere is compiled again.
+"""The times in ninja's records, which decide whether ninja recompiles an imported kernel.
 
-flashinfer runs ninja at each load (0.6, jit/core.py). ninja compiles again if a header is newer than its record of the
-output, as it is on a host where the engine was installed later. So kernels and records get the time of their unpacking.
-Formats: ninja 1.9 to 1.13, src/build_log.cc (versions 5 to 7) and src/deps_log.cc (version 4).
+flashinfer runs ninja at each load (0.6, jit/core.py). ninja recompiles if a header is newer than its record of the
+output, for example on a host where the engine was installed later. Therefore kernels and records get the time of
+unpacking. Formats: ninja 1.9 to 1.13, src/build_log.cc (versions 5 to 7) and src/deps_log.cc (version 4).
 """
 
 import struct
@@ -11,11 +11,11 @@ from typing import Final
 LOG: Final = ".ninja_log"
 DEPS: Final = ".ninja_deps"
 _DEPS_HEADER: Final = b"# ninjadeps\n" + struct.pack("<I", 4)
-_IS_DEPS: Final = 1 << 31  # in the size of a record: dependencies of an output, not a path
+_IS_DEPS: Final = 1 << 31  # flag in the size of a record: dependencies of an output, not a path
 
 
 def stamped(name: str, content: bytes, time_ns: int) -> bytes:
-    """Return the content of a file of a kernel with `time_ns` in each record; other files are returned unchanged."""
+    """Return a kernel file's content with `time_ns` in each of ninja's records; other files are unchanged."""
     if name == LOG:
         return b"".join(_log_line(line, time_ns) for line in content.splitlines(keepends=True))
     if name == DEPS and content.startswith(_DEPS_HEADER):
@@ -24,7 +24,7 @@ def stamped(name: str, content: bytes, time_ns: int) -> bytes:
 
 
 def _log_line(line: bytes, time_ns: int) -> bytes:
-    """Return a line with another time: start, end, time, output and hash, separated by tabs."""
+    """Return a line with a new time: start, end, time, output and hash, separated by tabs."""
     fields = line.split(b"\t")
     if line.startswith(b"#") or len(fields) != 5:
         return line
@@ -32,7 +32,7 @@ def _log_line(line: bytes, time_ns: int) -> bytes:
 
 
 def _deps(content: bytes, time_ns: int) -> bytes:
-    """Return records with another time: size, output, low and high half of the time, inputs."""
+    """Return records with a new time: size, output, low and high half of the time, inputs."""
     edited, at = bytearray(content), len(_DEPS_HEADER)
     while at + 4 <= len(edited):
         (size,) = struct.unpack_from("<I", edited, at)

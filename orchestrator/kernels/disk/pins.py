@@ -77,7 +77,7 @@ class Pins(StrictModel):
     block_fp8: tuple[_BlockFp8, ...] = ()
 
     def builtin_tokens(self, plan: Plan) -> Mapping[Shape, tuple[int, ...]] | None:
-        """Return the tokens by shape in the block-scaled FP8 tables of the plan's aiter and GPU; None if unknown."""
+        """Return the tokens by shape in the block-scaled FP8 tables for the plan's aiter and GPU; None if unknown."""
         gpu = (plan.hardware.arch, plan.hardware.compute_units)
         groups = (group for group in self.block_fp8 if _commit_in(group.commits, plan.engine.aiter_commit))
         gpu_pins = next((item for group in groups for item in group.gpus if (item.gfx, item.cu_num) == gpu), None)
@@ -98,7 +98,7 @@ class Pins(StrictModel):
 
 
 def _commit_in(commits: Iterable[str], commit: str | None) -> str | None:
-    """Return the full commit that an abbreviated one stands for."""
+    """Return the full commit for an abbreviated one."""
     candidates = commits if commit and len(commit) > 6 else ()
     return next((full for full in candidates if full.startswith(commit or "")), None)
 

@@ -40,7 +40,7 @@ class RowProvenance:
 
 @dataclass(frozen=True)
 class Store:
-    """Store of one aiter commit."""
+    """The store of one aiter commit."""
 
     folder: Path
 
@@ -70,7 +70,7 @@ class Store:
         return table.is_file() and not (measured.is_file() and measured.stat().st_mtime > table.stat().st_mtime)
 
     def save_shipped(self, rows: Sequence[TunedRow]) -> Path:
-        """Save the rows of an image's own tables; return the path."""
+        """Save the rows of an image's tables; return the path."""
         self._write(self._shipped, rows)
         return self._shipped
 
@@ -97,7 +97,7 @@ class Store:
         return read_tables([path], origin=RowOrigin.MEASURED) if path.is_file() else []
 
     def add(self, rows: Iterable[TunedRow], provenance: RowProvenance) -> None:
-        """Save newly measured rows; of rows with equal keys only the fastest."""
+        """Save newly measured rows; of rows with equal keys, only the fastest."""
         new = [replace(row, origin=RowOrigin.MEASURED, location=str(provenance)) for row in rows]
         both = [*self.measured_rows(), *new]
         gpus = dict.fromkeys((row.key.gfx, row.key.cu_num) for row in both)

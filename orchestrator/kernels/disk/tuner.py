@@ -1,6 +1,6 @@
 """aiter's tuner, run in the profile's image for given keys, with checks of its output.
 
-Source: `gemm_moe_tune.py` and `utility/base_tuner.py` at aiter 9127c94a; never run here, since it needs a gfx950 GPU.
+Source: `gemm_moe_tune.py` and `utility/base_tuner.py` at aiter 9127c94a; never tested, since it needs a gfx950 GPU.
 The tuner writes after every `--batch` shapes (default 100, so an interruption loses all). Without `-o` it overwrites
 the image's table. It skips rows that exist in `-o`. It can hang at shutdown. After a failed shape it may exit with 0.
 """
@@ -30,13 +30,13 @@ SCRIPT: Final = "csrc/ck_gemm_moe_2stages_codegen/gemm_moe_tune.py"
 WORK_DIR: Final = "/tuning"  # in the container
 ERROR_LIMIT: Final = 0.10  # share of wrong elements; upstream's GLM rows have at most 6.3 %
 TIME_LIMIT: Final = "the tuner reached its time limit"
-# Runs `argv` within `limits`, appends its output to `log`, asks `finished` about its work; returns its problem.
+# Runs `argv` within `limits`, appends its output to `log`, polls `finished`; returns its problem.
 TunerRunner: TypeAlias = Callable[..., str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TunerTimeouts:
-    """Seconds: for the work, from its end to the exit, between two polls, from SIGTERM to SIGKILL."""
+    """Timeouts in seconds: for the work, from its end to the exit, between two polls, from SIGTERM to SIGKILL."""
 
     total: float
     shutdown: float
@@ -46,7 +46,7 @@ class TunerTimeouts:
 
 @dataclass(frozen=True, kw_only=True)
 class TuningJob:
-    """A run of the tuner for `keys`; `names` are the kernels that its rows may name."""
+    """A run of the tuner for `keys`; `names` are the kernels allowed in its rows."""
 
     argv: tuple[str, ...]
     keys: tuple[Key, ...]
@@ -57,7 +57,7 @@ class TuningJob:
 
 @dataclass(frozen=True, kw_only=True)
 class Tuned:
-    """Result of a run of the tuner: valid rows, keys without one, and all problems."""
+    """The result of a tuner run: valid rows, keys without a valid row, and all problems."""
 
     accepted: tuple[TunedRow, ...]
     remaining: tuple[Key, ...]
@@ -65,7 +65,7 @@ class Tuned:
 
 
 def group_id(name: str) -> str | None:
-    """Return the id of a local group, None if there is no group of that name."""
+    """Return the id of a local group, or None."""
     try:
         return str(grp.getgrnam(name).gr_gid)
     except KeyError:
@@ -75,7 +75,7 @@ def group_id(name: str) -> str | None:
 def tuner_command(
     plan: Plan, *, image: str, folder: Path, container: str, group: Callable[[str], str | None] = group_id
 ) -> tuple[str, ...]:
-    """Return the argv of the tuner in `image`, with its files in `folder`: a worker per GPU, results after each round.
+    """Return the argv of the tuner in `image`, with files in `folder`, a worker per GPU, and results after each round.
 
     The container has the devices and options of the plan's server. `--timeout 1800` is the tuner's limit in seconds for
     one group of candidates.
@@ -92,7 +92,7 @@ def tuner_command(
 def run_with_limits(
     argv: Sequence[str], *, log: Path, limits: TunerTimeouts, finished: Callable[[], bool], container: str | None = None
 ) -> str:
-    """Run a tuner as a process, and always stop it and its `container`; return its problem, "" without one.
+    """Run a tuner as a process, and always stop it and its `container`; return its problem, or "".
 
     Raises ProgramMissingError if the program is missing.
     """
@@ -101,7 +101,7 @@ def run_with_limits(
             stack.callback(subprocesses.run_or_127, ["docker", "rm", "--force", container], timeout=60)
         output = stack.enter_context(open_to_append(log))
         program = stack.enter_context(subprocesses.start(argv, output=output))
-        stack.callback(program.end, signal.SIGTERM, grace=limits.grace)  # the whole group: it has a worker per GPU
+        stack.callback(program.end, signal.SIGTERM, grace=limits.grace)  # the whole group, as there is a worker per GPU
 
         def ends() -> bool:
             return program.wait_for(limits.poll) is not None or finished()
@@ -110,7 +110,7 @@ def run_with_limits(
         code = program.wait_for(limits.shutdown if done else 0)
     if code:
         return f"the tuner failed with exit code {code}"
-    return TIME_LIMIT if code is None and not done else ""  # it may hang after its work
+    return TIME_LIMIT if code is None and not done else ""  # the tuner may hang after its work
 
 
 def tune(
@@ -153,7 +153,7 @@ def tune(
 
 
 def _collect(job: TuningJob, store: Store, provenance: RowProvenance) -> Tuned:
-    """Move the valid rows of the output into the store; rename the output, so the other rows are tuned again."""
+    """Move the output's valid rows into the store, and rename the output, so that other rows are tuned again."""
     output = job.folder / "tuned.csv"
     unreadable: list[Problem] = []
     accepted, invalid = check_rows(_read(output, unreadable), job)
@@ -165,7 +165,7 @@ def _collect(job: TuningJob, store: Store, provenance: RowProvenance) -> Tuned:
 
 
 def check_rows(rows: Sequence[TunedRow], job: TuningJob) -> tuple[tuple[TunedRow, ...], tuple[Problem, ...]]:
-    """Split rows into the valid ones and problems with the others."""
+    """Split rows into valid rows and problems of the others."""
     counts = Counter(row.identity for row in rows)
     faults = {row.location: _row_problem(row, job, duplicate=counts[row.identity] > 1) for row in rows}
     accepted = tuple(row for row in rows if not faults[row.location])
