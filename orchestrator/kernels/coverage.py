@@ -108,7 +108,7 @@ class Coverage:
     @computed_field  # type: ignore[prop-decorator]  # mypy does not support a decorated property
     @property
     def untuned_in_workload(self) -> tuple[int, ...]:
-        """The buckets of the plan's workload without a usable tuned kernel, ascending."""
+        """The buckets of the plan's own workload without a usable tuned kernel, ascending."""
         return tuple(sorted({key.token for key in self.untuned_keys} & set(self.workload)))
 
     @property

@@ -33,7 +33,7 @@ TABLE_COLUMNS: Final = (
 
 
 class RowOrigin(StrEnum):
-    """The origin of a row, in order of preference among rows of equal key."""
+    """Origin of a row, most preferred first among rows of equal key."""
 
     MEASURED = "measured"  # by aiter's tuner, run by `deploy`
     IMAGE = "image"
