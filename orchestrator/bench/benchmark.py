@@ -89,7 +89,7 @@ def measure(request: BenchRequest, progress: Callable[[str, str], None]) -> Benc
     """
     try:
         return asyncio.run(_measure(request, progress))
-    except KeyboardInterrupt as error:  # a second Ctrl-C, or one after the last point
+    except KeyboardInterrupt as error:  # a second Ctrl-C, or Ctrl-C after the last point
         hint = f"{_left_running(request)}; finished points are in `{request.directory}`: continue with `--resume`"
         raise Interrupted("interrupted", hint=hint) from error
 

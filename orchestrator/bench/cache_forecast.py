@@ -83,7 +83,7 @@ class PointForecasts:
     workload: Workload
     source: SessionSource | None
     endpoint: Endpoint
-    forecast: CacheForecast | None  # of the workload
+    forecast: CacheForecast | None  # the workload's
     _shares: dict[tuple[int, float], float] = field(default_factory=dict)
 
     def with_known(self, point: Point) -> Point:

@@ -80,7 +80,7 @@ class SinglePrompt:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadResult:
-    """The finished requests of one point, in order, without those of the warm-up."""
+    """The finished requests of one point, in order, without the warm-up."""
 
     records: Collection[RequestRecord]
     end_reason: EndReason

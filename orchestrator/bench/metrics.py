@@ -95,7 +95,7 @@ class ReportMetric:
         return f"{self.inline_title[0].upper()}{self.inline_title[1:]}"
 
     def with_unit(self, value: float | None) -> str:
-        """Format `value`, with its unit if that is a time."""
+        """Format `value`, with its unit if it is a time."""
         unit = f" {self.unit}" if self.unit in _TIMES and value is not None else ""
         return f"{self.text(value)}{unit}"
 
@@ -202,7 +202,7 @@ def _duration_metric(
 _BENCH: Final = DisplayIn.BENCH
 _JOULES: Final = "joules_per_output_token"  # fields of `Energy`
 _PER_WATT: Final = "output_tok_per_s_per_watt"
-_TIERS: Final = ("device", "host", "storage")  # of the cache
+_TIERS: Final = ("device", "host", "storage")  # cache tiers
 _TABLES: Final = DisplayIn.BENCH | DisplayIn.COMPARE | DisplayIn.RATE
 _ALL: Final = _TABLES | DisplayIn.LAYOUT | DisplayIn.CARD
 

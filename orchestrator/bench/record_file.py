@@ -15,8 +15,8 @@ class RequestRecord(NamedTuple):
     """One request as measured by the client; times in seconds after the start of the measured window."""
 
     # The arrays come first because they are read separately.
-    chunk_s: "array[float]"  # of type "d": arrival times of the chunks with tokens
-    chunk_tokens: "array[int]"  # of type "i": cumulative output tokens; empty if not reported with each chunk
+    chunk_s: "array[float]"  # type "d": arrival times of chunks with tokens
+    chunk_tokens: "array[int]"  # type "i": cumulative output tokens; empty if not reported with each chunk
     index: int  # type: ignore[assignment]  # in the order of sending; hides the method of a tuple
     scheduled_s: float
     started_s: float

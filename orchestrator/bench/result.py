@@ -170,7 +170,7 @@ class SessionLoad:
     dropped_requests: Count  # longer than `max_context`, or after such a request
     next_prompts: str  # what a later prompt of a session contains after the earlier ones
     drawn_share: Share = 0.0  # share of the answers in later prompts replaced by drawn tokens, which no cache has
-    speed: Rate | None = None  # of the recorded arrivals; None: a closed loop
+    speed: Rate | None = None  # factor on the recorded arrivals; None: a closed loop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +185,7 @@ class Point:
     succeeded: Count
     success_share: Share
     failures: tuple[FailureCount, ...]
-    input_tokens: Count  # of successful requests, counted by the server
+    input_tokens: Count  # in successful requests, counted by the server
     output_tokens: Count
     concurrency: Number | None = None
     offered_rps: Rate | None = None
@@ -267,7 +267,7 @@ class CacheForecast:
     unlimited_share: Share
     sizes: tuple[CacheSize, ...]  # ascending; the largest has all hits of an unlimited cache
     replicas: Number
-    cache_tokens: Count | None = None  # of a replica of this server
+    cache_tokens: Count | None = None  # cache size of a replica
     share: Share | None = None
     sampled_share: Share | None = None  # share of the blocks used for the estimate; None: all
 
@@ -290,7 +290,7 @@ class Run:
     provenance: ServerProvenance
     price: Price | None = None
     label: str | None = None  # chosen by the user
-    text_sha256: str | None = None  # of the prompt text
+    text_sha256: str | None = None  # digest of the prompt text
     cache_forecast: CacheForecast | None = None  # None if no prompts share a prefix
     trace_sha256: str | None = None
 

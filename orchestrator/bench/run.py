@@ -45,7 +45,7 @@ class WorkloadChanges:
     request_rates: tuple[float, ...] | None = None
     requests: int | None = None
     duration_s: float | None = None
-    concurrency: int | None = None  # of a trace: closed loop instead of recorded arrivals
+    concurrency: int | None = None  # for a trace: closed loop instead of recorded arrivals
     speeds: tuple[float, ...] | None = None
     max_think_time_s: float | None = None
     max_context: int | None = None
@@ -60,7 +60,7 @@ class BenchTarget:
     url: str
     key: Secret | None
     provenance: ServerProvenance
-    warnings: tuple[PlanWarning, ...]  # of the plan
+    warnings: tuple[PlanWarning, ...]  # warnings of the plan
     kernel_gate: Callable[[], dict[str, object] | None]  # reads the kernel gate from the server log
     engine: str | None = None  # named by the user; None: detected
     workload: str = DEFAULT_WORKLOAD  # name or file used if the command names none
@@ -282,7 +282,7 @@ def parse_price(usd_per_gpu_hour: float | None) -> Price | None:
 
 
 def _energy_reader(target: BenchTarget) -> EnergyReader | None:
-    """Return a reader of the local energy counters; None for a remote server or one without GPUs."""
+    """Return a reader of the local energy counters; None for a remote server or without GPUs."""
     host = Address.from_url(target.url).host
     try:
         local = target.may_be_local and (host == "localhost" or ipaddress.ip_address(host).is_loopback)

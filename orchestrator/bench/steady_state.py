@@ -4,7 +4,7 @@
 planned arrival (the batch starts to drain). A window shorter than one median latency sees only prefill or only decode
 and gives no valid rate: overloaded, four H200 gave 8,889 tok/s over 22 s, but 5,905 in a window of 0.46 s.
 
-**Completion ratio**: completions in the window / requests that were due in it, those planned one median latency before.
+**Completion ratio**: completions in the window / requests that were due in it (planned one median latency before).
 Noise in the arrivals does not affect the ratio, but chance does: if each request is missing with a probability of 3 %,
 at most `_tolerated(due)` are missing in 95 % of all runs. If more are missing, the load is not sustained; if fewer, but
 more than 3 %, the rate is not judged. If completions exceed the requests due by more than the same bound, a queue

@@ -38,7 +38,7 @@ class SustainedLimits(StrictModel):
 
     ttft_p95_s: Annotated[float, Field(gt=0)] = 5.0
     tpot_p95_s: Annotated[float, Field(gt=0)] | None = None  # time per output token after the first
-    e2e_p95_s: Annotated[float, Field(gt=0)] | None = None  # of a whole request
+    e2e_p95_s: Annotated[float, Field(gt=0)] | None = None  # for a whole request
     success_share: Share = 0.99
 
 
@@ -64,7 +64,7 @@ class Workload(StrictModel):
     arrivals: Literal["constant", "poisson"] = "constant"
     request_rates: tuple[Rate, ...] = ()
     ramp: RateRamp | None = None
-    speeds: tuple[Rate, ...] = (1.0,)  # of the recorded arrivals of a trace, one point each
+    speeds: tuple[Rate, ...] = (1.0,)  # factors on a trace's recorded arrivals, one point each
     concurrency: Annotated[int, Field(ge=1, le=100_000)] | None = None  # requests; of sessions, with their subagents
     max_think_time_s: Annotated[float, Field(ge=0)] | None = None  # bound of the delays within a session
     max_context: Annotated[int, Field(ge=2)] | None = None  # tokens; a session ends before a longer request

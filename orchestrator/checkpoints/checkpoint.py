@@ -25,7 +25,7 @@ _ENGINE_FILES: Final = (CONFIG, QUANT_CONFIG, CheckpointFile("generation_config.
 _MAX_ENGINE_FILE: Final = 16 << 20  # bytes; Quark lists each excluded layer
 _COPY_AGAIN: Final = "download or copy the file again"
 _MAX_MODULES: Final = 32  # Python files of a model with its own code
-_MAX_BYTES: Final = 64 << 20  # of an index or config; the index of a trillion parameters takes 15 MB
+_MAX_BYTES: Final = 64 << 20  # for an index or config; the index of a trillion parameters has 15 MB
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class CheckpointIndex:
 
     shards: Mapping[CheckpointFile, set[str]]
     problems: tuple[Problem, ...]
-    total_bytes: int = 0  # of all tensors; 0: not stated
+    total_bytes: int = 0  # size of all tensors; 0: not stated
 
     @cached_property
     def shard_by_tensor(self) -> Mapping[str, CheckpointFile]:

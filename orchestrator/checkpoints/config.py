@@ -10,7 +10,7 @@ from orchestrator.core.text import parse_json
 
 CONFIG: Final = CheckpointFile("config.json")
 QUANT_CONFIG: Final = CheckpointFile("hf_quant_config.json")  # ModelOpt's, if config.json has no quantization
-_TEXT: Final = ("text_config", "llm_config", "language_config")  # of multimodal models
+_TEXT: Final = ("text_config", "llm_config", "language_config")  # in multimodal models
 LAYERS: Final = "num_hidden_layers"
 LAYER_TYPES: Final = "layer_types"
 DRAFTS: Final = "num_nextn_predict_layers"

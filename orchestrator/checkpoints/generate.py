@@ -37,7 +37,7 @@ def generate_model(model: Model, generator: Path, *, python: Path, home: Home, p
                 location=str(target),
                 hint="move the files, or serve the directory as is: `--set model.checkpoint.source=local`",
             )
-        for leftover in home.models.glob(f".{model.name}.making-*"):  # of killed commands
+        for leftover in home.models.glob(f".{model.name}.making-*"):  # from killed commands
             remove_tree(leftover, within=home.models)
         # a new directory: the generator of a killed command may still write into the old one
         with tempfile.TemporaryDirectory(dir=home.models, prefix=f".{model.name}.making-") as temporary:

@@ -20,7 +20,7 @@ class HostTier:
 
     tokens: int | None  # per replica
     bytes: int  # all pools of one rank
-    keeps_copies: bool  # of tokens that the device holds
+    keeps_copies: bool  # whether it also holds the device's tokens
 
     def reach(self, device: int) -> int | None:
         """Return the distinct tokens in the host tier and a device cache of `device` tokens together."""

@@ -142,7 +142,7 @@ class TokenBytes:
 
     planned: float  # like `held`, an integer without sliding windows
     held: float
-    keys: float = 0  # of an indexer, in `held`
+    keys: float = 0  # an indexer's share of `held`
 
 
 @dataclass(frozen=True, kw_only=True)

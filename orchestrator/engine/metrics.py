@@ -35,7 +35,7 @@ class Metric(StrEnum):
     ACCEPTED_DRAFTS = "vllm:spec_decode_num_accepted_tokens_total"  # tokens; sglang 0.5.14 counts none
     QUEUED = "sglang:num_queue_reqs"
     RUNNING = "sglang:num_running_reqs"
-    USED_TOKENS = "sglang:num_used_tokens"  # of the KV cache, without evictable tokens
+    USED_TOKENS = "sglang:num_used_tokens"  # used KV-cache tokens, without evictable tokens
     ALL_TOKENS = "sglang:max_total_num_tokens"
     TTFT = liveness.FIRST_TOKENS  # a histogram: `_sum` and `_count`
     ITL = liveness.LATER_TOKENS  # a histogram
@@ -88,7 +88,7 @@ def read_metrics(content: bytes | bytearray) -> Metrics:
     return {name: total if abs(total) <= MAX_COUNT else None for name, total in totals.items()}
 
 
-Buckets = Mapping[float, float]  # of a histogram: upper bound in seconds → cumulative count; the last bound is infinite
+Buckets = Mapping[float, float]  # histogram: upper bound in seconds → cumulative count; the last bound is infinite
 
 
 def read_buckets(content: bytes | bytearray, metric: Metric) -> Buckets:

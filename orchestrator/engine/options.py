@@ -37,7 +37,7 @@ SUBJECTS: Final = {"quantization": ("*quantization", f"{Meaning.CACHE_TYPE}*"), 
 class Tie(Enum):
     """A dependency of an option's value, which forbids copying it to another model or layout."""
 
-    SIZE = auto()  # of model, layout and GPU
+    SIZE = auto()  # depends on the sizes of model, layout and GPU
     MODEL = auto()
     SPARSE_ATTENTION = auto()
     DRAFTS = auto()

@@ -93,7 +93,7 @@ class ServingFacts:
     drafts: Drafts | None
     prefix_cache: bool
     plain_cache: bool  # neither a host cache nor disaggregation
-    states: StateOptions  # of linear attention
+    states: StateOptions  # for linear attention
     cached_tokens_report: bool  # in `usage`
     metrics: bool
     grammar: bool  # structured output

@@ -20,7 +20,7 @@ class TraceDocument:
 
     content: bytes
     location: str  # file:line
-    offset: int = 0  # of its first byte
+    offset: int = 0  # position of its first byte
 
 
 def documents(path: Path) -> Iterator[TraceDocument]:

@@ -11,7 +11,7 @@ from orchestrator.core.files import open_lines
 from orchestrator.kernels.keys import KEY_COLUMNS
 from orchestrator.kernels.rows import RowOrigin, TunedRow, read_rows
 
-_MAX_LINE_CHARS: Final = 1 << 16  # of a row; aiter's rows have about 400
+_MAX_LINE_CHARS: Final = 1 << 16  # per row; aiter's rows have about 400
 
 
 def read_tables(
