@@ -1,6 +1,6 @@
 """An incremental parser of HTTP/1.1 responses without I/O: bytes in, payload out.
 
-Parses (RFC 9112) with llhttp, the parser of Node.js, through httptools.
+It uses llhttp (RFC 9112), the parser of Node.js, through httptools.
 """
 
 from typing import Final

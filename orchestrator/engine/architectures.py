@@ -22,7 +22,7 @@ class Architecture:
     attention: Attention
     reason: str = ""  # for `other`: the feature whose sizes are not read
     windows: bool = False  # some layers have a sliding window, see `layer_types` in the config
-    hybrid: Hybrid | None = None  # layers without attention over all tokens, see checkpoints/hybrid.py
+    hybrid: Hybrid | None = None  # layers other than plain attention, see checkpoints/hybrid.py
     sparse: bool = False  # uses DeepSeek's sparse attention if the config has `index_topk`
     expert_size: str = "moe_intermediate_size"  # the config key with an expert's inner dimension
     separate_experts: bool = False  # loads routed experts one by one; an MTP layer, if any, follows the last layer

@@ -78,7 +78,7 @@ class KeyCoverage:
 
     @property
     def counts(self) -> str:
-        """The number of buckets in each state; the usual states are named even with 0."""
+        """The number of buckets in each state; the usual states appear even with 0."""
         return self._counts(_ALWAYS)
 
     def _counts(self, always: Collection[BucketState]) -> str:

@@ -177,7 +177,7 @@ def read_archive(path: Path) -> KernelArchive:
 
 
 def _entries(stream: IO[bytes]) -> Iterator[tuple[tarfile.TarInfo, IO[bytes]]]:
-    """Yield the entries of an archive. Raises UnsafeValueError for an irregular file, or above 16 GiB."""
+    """Yield the entries of an archive. Raises UnsafeValueError if any is not a regular file, or above 16 GiB."""
     total = 0
     with gzip.GzipFile(fileobj=stream, mode="rb") as zipped, tarfile.open(fileobj=zipped, mode="r|") as tar:
         for entry in tar:
