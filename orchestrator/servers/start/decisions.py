@@ -105,9 +105,7 @@ def prepare_start(request: UpRequest, source: PlanSource, first: Artifacts, host
         make_table(plan, home, partial(builtin_tables, plan, home, host_ref), allow_untuned=request.allow_untuned)
     final = _decide(source, host_ref, image)
     report_warnings(final.plan, before=plan)
-    report_coverage(
-        final.plan, home, rows, before=coverage
-    )  # now with the checkpoint's config and the built table
+    report_coverage(final.plan, home, rows, before=coverage)  # now with the checkpoint's config and the built table
     if not request.allow_untuned:
         require_tuned(final.plan, home, rows)
     if prepared is None or final != first:
