@@ -88,7 +88,7 @@ def scheduler_pid(container: str) -> int:
 
 
 @pytest.mark.slow
-def test_two_host_server_lifecycle_with_hung_rank(
+def test_two_host_server_lifecycle_with_hung_and_killed_ranks(
     deploy: CommandLine, hosts: tuple[str, str], docker_daemon: DockerCli, cpu_environment: Venv
 ) -> None:
     first, second = hosts
@@ -117,6 +117,20 @@ def test_two_host_server_lifecycle_with_hung_rank(
     assert f"rank 1 on {second}: a process is stopped (SIGSTOP): sglang::scheduler" in status(deploy, first)["detail"]
     os.kill(scheduler_pid(RANK_1), signal.SIGCONT)
     wait_for(lambda: status(deploy, first)["health"] == "healthy")
+
+    # Each rank is killed: the server ends, the status names the rank, and all ranks start again.
+    docker("kill", RANK_1)
+    wait_for(lambda: status(deploy, first)["status"] == "exited")
+    assert f"rank 1 on {second} ended first: killed by SIGKILL" in status(deploy, first)["detail"]
+    restarted = deploy.run("restart", NAME)
+    assert restarted.returncode == 0, restarted.stderr
+    os.kill(scheduler_pid(RANK_0), signal.SIGKILL)
+    # Rank 1, which has lost rank 0, may end before it.
+    wait_for(lambda: f"rank 0 on {first} ended first: " in status(deploy, first)["detail"])
+    with deploy.running("watch", NAME, "--json") as watch:
+        assert [json.loads(watch.line())["event"] for _ in range(2)] == ["died", "restarted"]
+        assert watch.end(signal.SIGINT)[0] == 130
+    run = Path(status(deploy, first)["run_dir"])
 
     down = deploy.run("down", NAME, "--host", first)
     assert down.returncode == 0, down.stderr
