@@ -44,7 +44,7 @@ class LinePattern(StrictModel):
 
     @property
     def numbered(self) -> bool:
-        """Whether the pattern contains digits, so that lines that differ only in numbers may match differently."""
+        """Whether the pattern contains digits: lines that differ only in numbers can then match differently."""
         pattern = self.regex.pattern if self.regex else ""
         return any(character.isdigit() for character in "".join((self.text, pattern, *self.unless)))
 

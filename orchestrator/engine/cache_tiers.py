@@ -48,7 +48,7 @@ class CacheTiers:
 
     @property
     def _keeps_copies(self) -> bool:
-        """Whether the host's pool also holds the device's tokens, because they are written when computed or reused."""
+        """Whether the host's pool also holds the device's tokens: they are written when computed or reused."""
         return self.write_policy != _WRITE_BACK
 
     def reach(self, device: int) -> int | None:

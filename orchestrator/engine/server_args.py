@@ -63,7 +63,7 @@ class ArgumentRejection:
 
     @property
     def is_of_node(self) -> bool:
-        """Whether the node, not the command line, is the reason."""
+        """Whether the node is the cause, not the command line."""
         return self.kind == _RDMA
 
     @property

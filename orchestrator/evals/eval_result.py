@@ -102,7 +102,7 @@ class EvalResult:
 
     @property
     def is_deterministic(self) -> bool:
-        """Whether all seeds gave identical answers, so that the server did not sample."""
+        """Whether all seeds gave identical answers, which means that the server did not sample."""
         answers = defaultdict[str, set[str]](set)
         for item in self.items:
             answers[item.id].add(item.answer)

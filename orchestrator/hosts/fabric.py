@@ -197,7 +197,7 @@ def _planned_network(fabric: Fabric) -> Iterator[Finding]:
     if transfer_uses_rdma(plan) and planned != name:
         hint = f"`--set layout.transfer.network={name}`"
         yield warn("transfer network", f"{planned} in the plan", detected.description, hint)
-    if plan.layout.nodes > 1 and plan.hardware.vendor == "amd":
+    if plan.layout.nodes > 1 and plan.hardware.vendor == "amd" and ranks_use_rdma(plan):
         env = {item.name: item for item in plan.env}
         missing = [
             variable

@@ -79,7 +79,7 @@ def _on_several_amd_nodes(profile: "Profile") -> bool:
 
 
 def _rank_network(profile: "Profile") -> str | None:
-    """Return the network between the ranks of a server: `hardware.network`, or else the NICs of the transfer."""
+    """Return the network between the ranks of a server: `hardware.network`, or else that of the KV cache transfer."""
     transfer = profile.layout.transfer
     return profile.hardware.network or (transfer.network if transfer and transfer.network != "tcp" else None)
 
@@ -98,7 +98,7 @@ def network_warnings(profile: "Profile", networks: Mapping[str, Network]) -> Ite
     if transfer and transfer.backend not in (known := networks[transfer.network].transfer):
         yield PlanWarning(
             id="transfer-unpublished",
-            summary=f"no known publication says what {transfer.backend} needs over {transfer.network}",
+            summary=f"no settings are published for {transfer.backend} over {transfer.network}",
             source=f"profiles/networks/{transfer.network}.yaml",
             hint=f"set `layout.transfer.backend` to {' or '.join(known)}; or set in `env` what your site uses",
         )

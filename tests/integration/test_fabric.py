@@ -279,6 +279,8 @@ def test_plan_for_other_nics_warns(trees: tuple[Path, Path]) -> None:
     other = checked(trees, plan=plan_of("mi355x-tp8", *TWO_NODES, "hardware.network=thor2"))[0]["nic environment"]
     assert "IONIC_LOCKFREE" in other.value
     assert "IB_RX_QUEUE_LEN" not in other.value  # both have it
+    ranks_over_tcp = replace(WITHOUT_NETWORK, transfer="mori over ainic")
+    assert "nic environment" not in checked(trees, plan=ranks_over_tcp, NCCL_IB_DISABLE="1")[0]
     transfer = checked(trees, plan=replace(PLAN, transfer="mori over thor2"))[0]["transfer network"]
     assert (transfer.level, transfer.value) == (Level.WARN, "thor2 in the plan")
     assert transfer.hint == "`--set layout.transfer.network=ainic`"

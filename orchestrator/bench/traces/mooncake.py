@@ -40,7 +40,7 @@ _LINE: Final = TypeAdapter(_MooncakeLine)
 
 
 def trees(path: Path) -> Iterator[Tree]:
-    """Yield the sessions in the order of their first lines; a line without `session_id` is a session by itself.
+    """Yield the sessions in the order of their first lines; a line without `session_id` is its own session.
 
     Only the offsets of sessions' lines stay in memory: about 400 bytes for a session of five lines.
     """

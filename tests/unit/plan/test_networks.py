@@ -100,7 +100,7 @@ def test_transfer_has_published_environment_or_a_warning(backend: str, network: 
     warned = [warning for warning in plan.warnings if warning.id == "transfer-unpublished"]
     assert bool(warned) == (variable is None)
     for warning in warned:
-        assert f"{backend} needs over {network}" in warning.summary
+        assert f"for {backend} over {network}" in warning.summary
         assert "mooncake" in warning.hint
 
 
