@@ -1,6 +1,6 @@
 """The servers of one runtime: a single unit, or a gateway and its replicas.
 
-Replicas start before their gateway and stop after it. The logs of all units are joined. After a rolling update, a
+The gateway starts after the replicas and stops before them. The logs of all units are joined. After a rolling update, a
 server consists of the newest run of each replica number.
 """
 

@@ -30,8 +30,9 @@ class Removal:
     def run(self, grace: float) -> None:
         """Delete all objects and wait for the pods, at most `grace` seconds plus a minute. Raises HostError.
 
-        Deployments are deleted last, and the one with the server's own name after all others, since that frees the
-        name. Objects that now belong to another start are kept, and shared objects until the last unit is deleted.
+        Deployments are deleted last, and replica 1's after all others, since it has and frees the
+        server's own name. Objects that now belong to another start are kept, and shared objects until the last unit
+        is deleted.
         """
         self._grace = max(int(grace), 1)
         deployments, pods = self._seen()

@@ -23,13 +23,13 @@ from orchestrator.plan.units import Role
 from orchestrator.profiles.kubernetes import KubernetesSection
 from orchestrator.render.artifacts import Artifacts, Command, gateway_command
 from orchestrator.runtimes.kubernetes.autoscaling import ANY_REPLICA, autoscaling_of, scaled_object
-from orchestrator.runtimes.kubernetes.liveness import (
+from orchestrator.runtimes.kubernetes.probes import (
     FOLDER,
     GATEWAY_LIMIT,
     drain_hook,
     liveness_probe,
     programs,
-    progress_limit,
+    progress_deadline_seconds,
     startup_probe,
 )
 from orchestrator.runtimes.kubernetes.record import (
@@ -117,7 +117,7 @@ def _of_unit(plan: Plan, image: str, name: str, unit_name: str) -> dict[str, obj
         "metrics_port": plan.gateway.metrics_port if plan.gateway else plan.server.port,
         "service_type": "ClusterIP" if is_replica else cluster.service_type,
         "port": plan.server.port,
-        "progress_limit": progress_limit(plan),
+        "progress_deadline_seconds": progress_deadline_seconds(plan),
         "gateway_limit": GATEWAY_LIMIT,
         "timeouts": plan.timeouts,
         "node_selector": pairs(cluster.node_selector),

@@ -23,8 +23,8 @@ from orchestrator.render.scripts import text_file
 from orchestrator.runtimes.base import HostRef, PodTargets, PreparedRun
 from orchestrator.runtimes.image import has_image, image_of
 from orchestrator.runtimes.kubernetes.autoscaling import autoscaling_notes, autoscaling_of, autoscaling_problems
-from orchestrator.runtimes.kubernetes.liveness import hang_seconds
 from orchestrator.runtimes.kubernetes.manifests import ANY_ADDRESS, command_of_gateway, objects_of
+from orchestrator.runtimes.kubernetes.probes import hang_seconds
 from orchestrator.runtimes.kubernetes.record import (
     CONFIG,
     METRICS_PORT,

@@ -26,8 +26,8 @@ from orchestrator.planner.planning import load, render_artifacts
 from orchestrator.runtimes.kubernetes import manifests
 from orchestrator.runtimes.kubernetes.checks import cluster_findings
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
-from orchestrator.runtimes.kubernetes.liveness import hang_seconds, startup_limit
 from orchestrator.runtimes.kubernetes.manifests import _quoted
+from orchestrator.runtimes.kubernetes.probes import hang_seconds, startup_limit
 from orchestrator.runtimes.kubernetes.record import object_name
 
 DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")

@@ -13,7 +13,7 @@ from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.runtimes.base import Unit
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
-from orchestrator.runtimes.kubernetes.liveness import hang_seconds
+from orchestrator.runtimes.kubernetes.probes import hang_seconds
 from orchestrator.runtimes.kubernetes.record import ReplicaRef
 from orchestrator.runtimes.kubernetes.runtime import KubernetesRuntime
 

@@ -34,8 +34,8 @@ def startup_limit(plan: Plan) -> int:
     return max(math.ceil(plan.model.weight_bytes / _SLOWEST), _MIN_SECONDS) + plan.timeouts.progress_deadline
 
 
-def progress_limit(plan: Plan) -> int:
-    """Return the seconds for a pod to become ready; its sampled requests follow `startup_limit`."""
+def progress_deadline_seconds(plan: Plan) -> int:
+    """Return the Deployment's `progressDeadlineSeconds`, which restarts nothing; it covers the sampled requests."""
     return startup_limit(plan) + first_sample.SAMPLE_LIMIT + plan.timeouts.progress_deadline
 
 
