@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import yaml
 
@@ -28,7 +28,9 @@ _INTEGER: Final = re.compile(r"-?(0|[1-9][0-9]*(_[0-9]+)*)\Z")
 _FRACTION: Final = re.compile(r"-?(0|[1-9][0-9]*)\.[0-9]+\Z")
 _WIDTH: Final = 118
 _WORDS: Final[Mapping[str, bool | None]] = {"true": True, "false": False, "null": None}
-_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's parser is ten times as fast
+# libyaml is ten times as fast; PyYAML's wheels contain it.
+_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_BASE: Final[Any] = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def dump_yaml(data: object, *comments: str, width: int = _WIDTH) -> str:
     return head + yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=width, allow_unicode=True)
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(_BASE):  # type: ignore[misc] # its type is known only at run time
     def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - PyYAML's own name
         return True
 
