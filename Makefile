@@ -14,9 +14,9 @@ demo: $(VENV)/ready ## start a real sglang server on the CPU, verify it, stream 
 	$(DEPLOY) down cpu-tiny
 
 test: check ## check, unit, golden and main integration tests; as root, install their packages
-	ATTACK=0.25 .ci/services $(PYTEST) tests -m "not slow" --fail-on-needless-skips
+	.ci/services $(PYTEST) tests -m "not slow and not attack" --fail-on-needless-skips
 
-test-all: check ## `test` and every test marked `slow`
+test-all: check ## `test` and every test marked `slow` or `attack`
 	.ci/services $(PYTEST) tests --fail-on-needless-skips
 
 test-failed: $(VENV)/ready ## the tests that failed in the last run, one at a time

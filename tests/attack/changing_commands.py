@@ -68,7 +68,6 @@ class Changing:
     is_done: Callable[[Workspace], bool]
     speaks: bool = True  # writes a message before it changes anything
     prints: bool = True  # prints a result
-    slow: bool = False
 
 
 @contextmanager
@@ -206,7 +205,6 @@ CHANGING: Mapping[str, Changing] = {
         words=words_of("reproduce {sources}/published.yaml --no-evals --output {made}/again"),
         is_done=made("again/report.html"),
         prints=False,
-        slow=True,
     ),
     "quantize": Changing(
         words=words_of("quantize {sources}/tiny {made}/made --recipe glm-5.2-amd --json"),

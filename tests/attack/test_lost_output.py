@@ -38,16 +38,9 @@ BREAKAGES: dict[str, Broken] = {
     "both-gone": {1: "gone", 2: "gone"},
 }
 ALL_CLOSED: Broken = {0: "closed", 1: "closed", 2: "closed"}
-MAIN = {"stdout-closed", "stderr-full", "both-gone"}  # the others are marked `slow`: each takes several seconds
 # Exit codes of commands that only print a result, and of those that change something first.
 READING = {name: GONE if "gone" in name else LOST for name in BREAKAGES if "stderr" not in name}
 CHANGING = dict.fromkeys(READING, LOST)
-
-
-def parametrize_names(*names: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize(
-        "name", [pytest.param(name, marks=() if name in MAIN else pytest.mark.slow) for name in names]
-    )
 
 
 READERS = (
@@ -91,7 +84,7 @@ def deployment(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     made.end()
 
 
-@parametrize_names(*BREAKAGES)
+@pytest.mark.parametrize("name", BREAKAGES)
 def test_read_only_command_fails_when_output_is_lost(deployment: Deployment, name: str) -> None:
     # A new interpreter handles closed descriptors when it starts.
     fresh = {("--version",), ("profiles",)} if "closed" in name else set()
@@ -112,9 +105,7 @@ def workspace(deployments: Deployments, tmp_path: Path) -> Iterator[Workspace]:
         yield made
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if command.slow else ()) for name, command in MAKING.items()]
-)
+@pytest.mark.parametrize("name", MAKING)
 def test_closed_pipe_ends_command_only_before_changes(workspace: Workspace, name: str) -> None:
     """First the pipe is closed before the first message, as with `2>&1 | head -c0`; then before the result."""
     command = MAKING[name]
@@ -129,7 +120,6 @@ def test_closed_pipe_ends_command_only_before_changes(workspace: Workspace, name
     assert "Traceback" not in late.stderr
 
 
-@pytest.mark.slow
 def test_closed_pipe_ends_only_read_only_multi_host_commands(deployments: Deployments) -> None:
     # No daemon answers at these addresses.
     hosts = ("--host", "unix:///nonexistent/a", "--host", "unix:///nonexistent/b")
@@ -145,7 +135,7 @@ def test_lost_error_message_keeps_its_exit_code(deployments: Deployments) -> Non
     assert table == {(words, name): GONE if name == "both-gone" else failing[words] for words, name in table}
 
 
-@parametrize_names(*BREAKAGES, "all-closed")
+@pytest.mark.parametrize("name", [*BREAKAGES, "all-closed"])
 def test_server_changes_complete_when_output_is_lost(deployments: Deployments, name: str) -> None:
     """Run `up`, `up --replace`, `restart` and `down` with `--json`, so that each has a result to lose."""
     deployment, how = deployments(0), BREAKAGES.get(name, ALL_CLOSED)
@@ -171,7 +161,7 @@ def test_server_changes_complete_when_output_is_lost(deployments: Deployments, n
     assert deployment.leftovers(killed=True) == []
 
 
-@parametrize_names("stdout-closed", "stderr-full", "both-full")
+@pytest.mark.parametrize("name", ["stdout-closed", "stderr-full", "both-full"])
 def test_lost_messages_do_not_change_exit_code(deployments: Deployments, name: str) -> None:
     deployment = deployments(0)
     assert code_of(deployment, BREAKAGES[name], *deployment.up()) == 0
@@ -180,7 +170,7 @@ def test_lost_messages_do_not_change_exit_code(deployments: Deployments, name: s
     assert not listens(deployment.port)
 
 
-@parametrize_names("both-full", "both-gone", "all-closed")
+@pytest.mark.parametrize("name", ["both-full", "both-gone", "all-closed"])
 def test_watch_restarts_server_when_output_is_lost(deployments: Deployments, name: str) -> None:
     deployment = deployments(0)
     assert not list(deployment.run(*deployment.up("--set", "restart_policy.unhealthy_after=3")).faults(0))

@@ -1,6 +1,6 @@
 """Compare the CPU cost and accuracy of load clients on one machine.
 
-    python tests/benchmarks/client_cost.py [--aiohttp] [--sglang PYTHON] [--aiperf] [--requests 500]
+    python tests/benchmarks/client_cost.py [--sglang PYTHON] [--aiperf] [--requests 500]
                                            [--rates 50,100,200] [--rounds 5] [--trace]
 
 Each client sends the same streamed requests to the same scripted server (tests/support/scripted_server.py, in its own
@@ -166,7 +166,6 @@ def table(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--aiohttp", action="store_true", help="deploy's client with aiohttp, which must be installed")
     parser.add_argument("--sglang", help="a python that has sglang")
     parser.add_argument("--aiperf", action="store_true", help="`deploy bench --tool aiperf`: the same requests")
     parser.add_argument("--tokenizer", help="a model directory with a tokenizer, for sglang")
@@ -176,8 +175,6 @@ def main() -> None:
     parser.add_argument("--trace", action="store_true", help="replay a trace")
     chosen = parser.parse_args()
     clients: dict[str, Client] = {"deploy": deploy("-m", "orchestrator", replay=chosen.trace)}
-    if chosen.aiohttp:
-        clients["aiohttp"] = deploy(str(ROOT / "tests/benchmarks/aiohttp_bench.py"))
     if chosen.sglang:
         clients["bench_serving"] = bench_serving(chosen.sglang, chosen.tokenizer)
     if chosen.aiperf:
