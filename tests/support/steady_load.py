@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import httpx
 from waits import TIMEOUT
 
-_INTERVAL_S = 0.05  # leaves CPU time to the servers and to other tests
+_INTERVAL_S = 0.2  # leaves CPU time to the servers and to other tests
 
 
 def complete(client: httpx.Client, **more: object) -> httpx.Response:
