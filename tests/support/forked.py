@@ -288,4 +288,4 @@ if __name__ == "__main__":
     gc.freeze()
     with _Server(f"{sys.argv[1]}.new", _Request) as server:
         Path(f"{sys.argv[1]}.new").rename(sys.argv[1])  # only now, because the file exists before the socket listens
-        server.serve_forever(poll_interval=0.02)
+        server.serve_forever()
