@@ -14,8 +14,9 @@ import json
 import os
 import re
 import urllib.parse
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
+from itertools import chain
 from pathlib import PurePath
 from typing import Final, Self
 
@@ -148,7 +149,7 @@ def redact(text: str) -> str:
 
 def redact_known(text: str) -> str:
     """Return `text` with only known secrets redacted: for the tool's own text, which contains no unknown secrets."""
-    return _replaced(text, _merged(_known_spans(text)))
+    return _replaced(text, _known_spans(text))
 
 
 def redact_data(data: object) -> object:
@@ -186,11 +187,11 @@ class StreamRedactor:
     def feed(self, chunk: str) -> str:
         """Add a chunk; return the redacted text that may be shown now."""
         text = self._buffer + chunk
-        spans = _secret_spans(text)
         cut = _partial_start(text)
-        cut = next((start for start, end in spans if start < cut < end), cut)
+        for start, end in sorted(_secret_spans(text), reverse=True):
+            cut = start if start < cut < end else cut
         self._buffer = text[cut:]
-        return _replaced(text[:cut], [span for span in spans if span[1] <= cut])
+        return redact(text[:cut])
 
     def close(self) -> str:
         """Return the redacted rest at the end of the stream."""
@@ -213,12 +214,12 @@ def _spellings(value: str) -> set[str]:
     return spellings | {spelling.replace("\\", "\\\\") for spelling in spellings}
 
 
-def _all_spellings() -> list[str]:
-    return [spelling for spellings in tuple(_known.values()) for spelling in spellings]
+def _all_spellings() -> tuple[str, ...]:
+    return tuple(chain.from_iterable(tuple(_known.values())))
 
 
-def _secret_spans(text: str) -> list[Span]:
-    return _merged((*_known_spans(text), *_shape_spans(text)))
+def _secret_spans(text: str) -> Iterator[Span]:
+    return chain(_known_spans(text), _shape_spans(text))
 
 
 def _known_spans(text: str) -> Iterator[Span]:
@@ -243,22 +244,13 @@ def _shape_spans(text: str) -> Iterator[Span]:
                 yield start, end
 
 
-def _merged(spans: Iterable[Span]) -> list[Span]:
-    """Sort spans and merge those that overlap."""
-    merged: list[Span] = []
-    for start, end in sorted(spans):
-        if merged and start < merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        else:
-            merged.append((start, end))
-    return merged
-
-
-def _replaced(text: str, spans: Sequence[Span]) -> str:
+def _replaced(text: str, spans: Iterable[Span]) -> str:
+    """Return `text` with each span replaced, and spans that overlap replaced together."""
     pieces, at = [], 0
-    for start, end in spans:
-        pieces += [text[at:start], REDACTED]
-        at = end
+    for start, end in sorted(spans):
+        if start >= at:
+            pieces += [text[at:start], REDACTED]
+        at = max(at, end)
     return "".join([*pieces, text[at:]])
 
 
