@@ -30,8 +30,8 @@ from orchestrator.plan.plan import (
     Ulimit,
 )
 from orchestrator.plan.replicas import LOOPBACK, planned_gateway, server_count
-from orchestrator.plan.roles import as_role, role_plans, role_profiles, transfer_label
-from orchestrator.plan.rules import PlanningContext, RuleContext, plan_problems
+from orchestrator.plan.roles import as_role, role_plans, transfer_label
+from orchestrator.plan.rules import PlanningContext, RuleContext, plan_problems, role_contexts
 from orchestrator.plan.serving import profile_serving
 from orchestrator.profiles.layers import MergedProfile
 from orchestrator.profiles.schema import ContainerSection, Profile
@@ -49,9 +49,9 @@ def build_plan(name: str, *, profile: Profile, merged: MergedProfile, context: P
     rule_context = RuleContext(**vars(context), profile=profile, merged=merged, image=facts.image)
     _require_no_problems(name, plan_problems(rule_context))
     plan = _assemble(name, profile=profile, merged=merged, context=context, facts=facts)
-    by_role = {}
-    for role, server in role_profiles(profile).items():
-        assembled = _assemble(name, profile=server, merged=merged, context=context, facts=facts)
+    servers, by_role = role_contexts(rule_context), {}
+    for role, of_role in ((server.role, server.profile) for server in servers if server.role):
+        assembled = _assemble(name, profile=of_role, merged=merged, context=context, facts=facts)
         by_role[role] = as_role(assembled, role, profile, env=plan.env)
     plan = replace(plan, roles=tuple(role_plans(profile, by_role)), transfer=transfer_label(profile))
     plans, accepted = tuple(by_role.values()) or (plan,), profile.allow_known_issues
@@ -70,7 +70,7 @@ def build_plan(name: str, *, profile: Profile, merged: MergedProfile, context: P
         plan,
         warnings=(
             *issues(reports.warnings),
-            *capacity_warnings(rule_context.capacity),
+            *(warning for server in servers for warning in capacity_warnings(server.capacity, server.role)),
             *network_warnings(profile, context.networks),
         ),
         wrong_answers=issues(reports.wrong_answers),

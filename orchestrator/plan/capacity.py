@@ -323,12 +323,13 @@ def context_shortage(capacity: Capacity, location: Callable[[str, str], str]) ->
     )
 
 
-def capacity_warnings(capacity: Capacity) -> Iterator[PlanWarning]:
+def capacity_warnings(capacity: Capacity, role: str = "") -> Iterator[PlanWarning]:
     """Yield warnings that do not prevent a start: sglang queues requests, or runs out of memory later."""
     fit, memory, cache = capacity.load_fit, capacity.memory, capacity.cache
+    subject, layout = (f"{role}: ", f"layout.{role}") if role else ("", "layout")
     if fit is not None and cache is not None and not fit.fits:
         running, fitting = fit.running or 1, fit.concurrent or 0
-        hint = f"raise `layout.tp` or `flags.{Meaning.CACHE_TOKENS}`, or use an 8-bit `{Meaning.CACHE_TYPE}`"
+        hint = f"raise `{layout}.tp` or `flags.{Meaning.CACHE_TOKENS}`, or use an 8-bit `{Meaning.CACHE_TYPE}`"
         requirement = f"{fit.needed(running):,} tokens of cache; a replica has {cache.tokens:,}"
         if cache.requests is not None and cache.requests.requests == fitting:  # tokens may be left
             requirement = f"a state of linear attention each; a replica has room for {fitting:,}"
@@ -336,7 +337,7 @@ def capacity_warnings(capacity: Capacity) -> Iterator[PlanWarning]:
         yield PlanWarning(
             id="capacity-requests",
             summary=(
-                f"{f'{running:,} concurrent requests' if running > 1 else 'a request'} of `{fit.load}` "
+                f"{subject}{f'{running:,} concurrent requests' if running > 1 else 'a request'} of `{fit.load}` "
                 f"{'need' if running > 1 else 'needs'} {requirement}: "
                 f"{f'{fitting:,} fit, the others wait' if fitting else 'none fits'}"
             ),
@@ -348,7 +349,7 @@ def capacity_warnings(capacity: Capacity) -> Iterator[PlanWarning]:
         yield PlanWarning(
             id="capacity-fraction",
             summary=(
-                f"`{Meaning.MEMORY_FRACTION}` {memory.fraction:g} leaves {gb(reserved)} of a GPU free; "
+                f"{subject}`{Meaning.MEMORY_FRACTION}` {memory.fraction:g} leaves {gb(reserved)} of a GPU free; "
                 f"activations and graphs may need {gb(memory.activation_bytes)}"
             ),
             source="estimate of `deploy show --capacity`",

@@ -98,8 +98,12 @@ def blocking_issues(
     *,
     allowed: Collection[str] = (),
     location: Callable[[KeyPath], str] = lambda _: "",
+    image_env: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[Problem, ...]:
-    """Return the known issues that block a plan, except the `allowed` ids; `location` maps a key to `file:line`."""
+    """Return the known issues that block a plan, except the `allowed` ids; `location` maps a key to `file:line`.
+
+    `image_env` is the environment of the plan's image.
+    """
     return tuple(
         Problem(
             f"known issue: {entry.summary} ({entry.source}; confidence {entry.confidence}, checked {entry.checked})",
@@ -107,7 +111,7 @@ def blocking_issues(
             f"{entry.hint}; to start regardless: `--set allow_known_issues=[{entry.id}]`",
         )
         for entry in entries
-        if entry.id not in allowed and matches(entry.match, plan)
+        if entry.id not in allowed and matches(entry.match, plan, image_env=image_env)
     )
 
 

@@ -14,6 +14,7 @@ from orchestrator.core.secrets import is_secret_name, looks_secret
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.core.text import gb
 from orchestrator.core.yaml_document import KeyPath
+from orchestrator.engine.disaggregation import PREFILL
 from orchestrator.engine.flag_checks import ServerFlags, argument_problems, port_problem
 from orchestrator.engine.flags import FlagTable, flag_problems, flag_words
 from orchestrator.engine.gateway import gateway_problems
@@ -353,13 +354,23 @@ _OF_SIZES: Final = (weights_fit, cache_holds_a_context, host_tier_is_larger)
 _WHOLE: Final = (roles_agree, gateway_options_are_known, replicas_have_ports, runtime_can_start)
 
 
+def role_contexts(context: RuleContext) -> tuple[RuleContext, ...]:
+    """Return the context of each role; without roles, the only one.
+
+    A prefill server has no concurrent requests, because sglang ends each after one token (0.5.16, disaggregation/
+    prefill.py `max_new_tokens = 1`).
+    """
+    return tuple(
+        replace(context, profile=profile, role=name, load=None if name == PREFILL else context.load)
+        for name, profile in role_profiles(context.profile).items()
+    ) or (context,)
+
+
 def plan_problems(context: RuleContext) -> Iterator[Problem]:
     """Yield the problems of a profile, or of each of its roles."""
-    roles = role_profiles(context.profile)
-    yield from _problems(context, _WHOLE if roles else RULES)
-    for name, profile in roles.items():
-        of_role = replace(context, profile=profile, role=name)
-        yield from _problems(of_role, [rule for rule in RULES if rule not in _WHOLE])
+    yield from _problems(context, _WHOLE)
+    for server in role_contexts(context):
+        yield from _problems(server, [rule for rule in RULES if rule not in _WHOLE])
 
 
 def _problems(context: RuleContext, rules: Iterable[Rule]) -> Iterator[Problem]:

@@ -1,17 +1,20 @@
 """Reports of a plan's known issues and warnings, and of its image's variables."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from orchestrator.core.catalog import Catalog
 from orchestrator.core.console import note, warn
+from orchestrator.core.errors import ProfileError, truncate_problems
+from orchestrator.core.yaml_document import KeyPath
 from orchestrator.images.config import ImageConfig, local_config
 from orchestrator.plan.fusion import inferred_fusion_flag
-from orchestrator.plan.known_issues import matching_issues
+from orchestrator.plan.known_issues import blocking_issues, matching_issues
 from orchestrator.plan.plan import Plan, PlanWarning
 from orchestrator.planner.planning import read_known_issues
 from orchestrator.planner.prebuilt import image_of
+from orchestrator.planner.source import PlanSource, ProfileSource
 from orchestrator.runtimes import runtime_class
 
 _COMMIT: Final = re.compile("[0-9a-f]{7,40}")  # full or abbreviated
@@ -82,8 +85,36 @@ def image_variables(plan: Plan, config: ImageConfig) -> Iterator[str]:
 def image_warnings(plan: Plan, config: ImageConfig) -> tuple[PlanWarning, ...]:
     """Return the known issues that match only with the image's variables."""
     of_plan = {warning.id for warning in plan.warnings}
-    matches = matching_issues(read_known_issues(Catalog.from_environment()).warnings, plan, image_env=config.env)
-    return tuple(warning for warning in matches if warning.id not in of_plan)
+    entries = [entry for entry in read_known_issues(Catalog.from_environment()).warnings if entry.id not in of_plan]
+    found = (issue for server in _of_roles(plan) for issue in matching_issues(entries, server, image_env=config.env))
+    return tuple(dict.fromkeys(found))
+
+
+def require_unblocked(source: PlanSource, plan: Plan, config: ImageConfig | None) -> None:
+    """Raise ProfileError if a known issue blocks the plan with the image's variables; a run has started before."""
+    if config is None or not isinstance(source, ProfileSource):
+        return
+    entries, allowed = source.valid.knowledge.known_issues.blocked, source.valid.profile.allow_known_issues
+
+    def location(path: KeyPath) -> str:
+        return source.location(tuple(str(key) for key in path))
+
+    problems = [
+        problem
+        for server in _of_roles(plan)
+        for problem in blocking_issues(entries, server, allowed=allowed, location=location, image_env=config.env)
+    ]
+    if shown := truncate_problems(dict.fromkeys(problems)):
+        raise ProfileError(
+            f"cannot start profile `{plan.profile}` with the variables of `{config.reference}`",
+            problems=shown,
+            hint="`--set env.NAME=VALUE` replaces a variable of the image",
+        )
+
+
+def _of_roles(plan: Plan) -> Iterable[Plan]:
+    """Return the plan of one server of each role."""
+    return {unit.role: unit.plan for unit in plan.servers}.values()
 
 
 def note_environment(plan: Plan, config: ImageConfig | None) -> None:

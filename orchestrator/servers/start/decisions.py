@@ -15,7 +15,7 @@ from orchestrator.kernels.plan_coverage import NO_SOURCES, report_coverage, requ
 from orchestrator.kernels.plan_table import make_table
 from orchestrator.plan.facts import Facts
 from orchestrator.plan.fusion import might_fuse
-from orchestrator.planner.plan_warnings import report_warnings
+from orchestrator.planner.plan_warnings import report_warnings, require_unblocked
 from orchestrator.planner.planning import render_artifacts
 from orchestrator.planner.prebuilt import fetch_image, known_image, newest_image, require_table, rows_in
 from orchestrator.planner.source import PlanSource, ProfileSource
@@ -110,6 +110,7 @@ def prepare_start(request: UpRequest, source: PlanSource, first: Artifacts, host
         require_tuned(final.plan, home, rows)
     if prepared is None or final != first:
         prepared = _prepare_checked(source, final, host_ref, files or engine_files(plan, host_ref, fetch=False))
+    require_unblocked(source, final.plan, prepared.image)
     prepare_overlay(prepared, host_ref)
     return prepared
 

@@ -16,6 +16,7 @@ from orchestrator.planner.plan_warnings import (
     note_environment,
     plan_warnings,
     report_warnings,
+    require_unblocked,
     warn_unpinned,
 )
 from orchestrator.planner.planning import rendered_files
@@ -70,6 +71,8 @@ def preview(request: UpRequest, home: Home) -> Preview:
         artifacts = decide_beforehand(request, source, host_ref, offline=True)
         files = rendered_files(artifacts, request.name)
     plan = artifacts.plan
+    image = image_config(plan)
+    require_unblocked(source, plan, image)
     require_archive(plan, host_ref, of_run=request.run is not None, offline=True)
     if not plan.prebuilt_image and not request.allow_untuned:
         try:
@@ -87,5 +90,5 @@ def preview(request: UpRequest, home: Home) -> Preview:
         steps=steps_of(artifacts, host_ref),
         files=files,
         capacity=capacity,
-        image=image_config(plan),
+        image=image,
     )

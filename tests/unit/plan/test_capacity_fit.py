@@ -153,6 +153,20 @@ def test_excess_concurrent_requests_produce_a_warning() -> None:
     assert "capacity-requests" in warnings("cpu-tiny", *many)
 
 
+def test_capacity_warnings_are_those_of_each_role() -> None:
+    both = ("flags.max-running-requests=512", "flags.mem-fraction-static=0.97")
+    plan = load("mi355x-1p1d", overrides=both).plan
+    assert [(item.id, item.summary.partition(":")[0]) for item in plan.warnings if item.id.startswith("capacity-")] == [
+        ("capacity-fraction", "prefill"),
+        ("capacity-requests", "decode"),
+        ("capacity-fraction", "decode"),
+    ]
+    for role, flag in (("decode", "max-running-requests=512"), ("prefill", "mem-fraction-static=0.97")):
+        (summary,) = warnings("mi355x-1p1d", f"layout.{role}.flags.{flag}").values()
+        assert summary.startswith(f"{role}: ")
+    assert warnings("mi355x-1p1d", "layout.prefill.flags.max-running-requests=512") == {}
+
+
 def test_warning_names_linear_attention_states_as_limit() -> None:
     """The cache has three million free tokens; a larger `tp` or a smaller cache type would not help."""
     plan = load("mi355x-glm-5.3-flash-tp1x8", overrides=("flags.max-running-requests=64",)).plan

@@ -4,10 +4,20 @@ import time
 
 import pytest
 
+from orchestrator.core.errors import ProfileError
+from orchestrator.core.paths import Home
 from orchestrator.images.config import ImageConfig
+from orchestrator.plan.facts import NO_FACTS
 from orchestrator.plan.plan import Plan
-from orchestrator.planner.plan_warnings import image_config, image_variables, image_warnings, note_environment
+from orchestrator.planner.plan_warnings import (
+    image_config,
+    image_variables,
+    image_warnings,
+    note_environment,
+    require_unblocked,
+)
 from orchestrator.planner.planning import load
+from orchestrator.planner.source import profile_source
 
 CAST = "ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16"
 IMAGE = "lmsysorg/sglang-rocm:v0.5.16-rocm720-mi35x-20260728"
@@ -66,6 +76,24 @@ def test_harmful_image_variable_warns_unless_overridden(
     overrides: tuple[str, ...], env: dict[str, str], expected: list[str]
 ) -> None:
     assert [warning.id for warning in image_warnings(plan_of(*overrides), config(**env))] == expected
+
+
+@pytest.mark.parametrize("profile", ["mi355x-tp8", "mi355x-1p1d"])
+def test_image_variable_of_a_blocking_issue_prevents_the_start(profile: str) -> None:
+    image = config(PYTORCH_HIP_ALLOC_CONF="expandable_segments:True")
+    with pytest.raises(ProfileError, match=f"with the variables of `{IMAGE}`") as caught:
+        start(profile, image)
+    (problem,) = caught.value.problems
+    assert "expandable segments cannot be shared" in problem.message
+    start(profile, config())
+    start(profile, None)
+    start(profile, image, "allow_known_issues=[expandable-segments]")
+    start(profile, image, "env.PYTORCH_HIP_ALLOC_CONF=garbage_collection_threshold:0.8")
+
+
+def start(profile: str, image: ImageConfig | None, *overrides: str) -> None:
+    source = profile_source(profile, overrides, Home.from_environment())
+    require_unblocked(source, source.decide(NO_FACTS), image)
 
 
 def test_shipped_hardware_overrides_harmful_image_variable() -> None:
