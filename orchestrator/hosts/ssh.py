@@ -39,9 +39,8 @@ _LAST_PORT: Final = 65535
 _ALIVE: Final = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
 _GRACE: Final = 5.0  # seconds that ssh has to close the connection
 _READY: Final = "deploy-home="
-_REMOTE_COMMAND: Final = (
-    f'printf "{_READY}%s\\n" "${{DEPLOY_HOME:-${{XDG_DATA_HOME:-$HOME/.local/share}}/deploy}}"; exec cat'
-)
+REMOTE_HOME: Final = '"${DEPLOY_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/deploy}"'  # `deploy`'s home, in shell
+_REMOTE_COMMAND: Final = f'printf "{_READY}%s\\n" {REMOTE_HOME}; exec cat'
 
 
 @dataclass(frozen=True, kw_only=True)

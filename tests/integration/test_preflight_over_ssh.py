@@ -6,13 +6,18 @@ from pathlib import Path
 
 import pytest
 from loopback_ssh import needs_sshd, ssh_server
+from plan_samples import plan_of
 from ports import free_port
 
 from orchestrator.core.errors import HostError
+from orchestrator.core.paths import Home
+from orchestrator.hosts.context import DiskNeed
 from orchestrator.hosts.machine import read_machine
 from orchestrator.hosts.ports import port_holder
 from orchestrator.hosts.ssh import ssh_runner
 from orchestrator.hosts.survey import MACHINE_SECTIONS, survey
+from orchestrator.runtimes.base import HostRef
+from orchestrator.servers.start.host import _weights_space, preflight_host
 
 
 @pytest.fixture
@@ -43,6 +48,25 @@ def test_remote_port_holder_is_identified(url: str) -> None:
     holder = port_holder(port, ssh_runner(url))
     assert holder is not None
     assert "sshd" in (holder.command or "")
+
+
+@needs_sshd
+def test_remote_disk_needs_space_for_missing_weights_only(url: str, tmp_path: Path) -> None:
+    """`up --host` once built or pulled the image before it found too little space for the weights."""
+    plan, host_ref = plan_of("mi355x-tp8"), HostRef(home=Home(tmp_path / "here"), remote=url)
+    staged = tmp_path / "models" / plan.model.name
+
+    def required_space() -> list[DiskNeed]:
+        return list(_weights_space(plan, host_ref))
+
+    size = plan.model.weight_bytes
+    assert required_space() == [DiskNeed(purpose="weights", directory=str(staged), size=size)]
+    (staged / ".parts").mkdir(parents=True)
+    (staged / "model-00001-of-00092.safetensors").write_bytes(b"x" * 4096)
+    (staged / ".parts" / "model-00002-of-00092.safetensors.part").write_bytes(b"x" * 100)
+    assert required_space() == [DiskNeed(purpose="weights", directory=str(staged), size=size - 4196)]
+    disk = [finding for finding in preflight_host(plan, host_ref).findings if finding.check == "disk"]
+    assert any("weights" in finding.needed for finding in disk)
 
 
 def test_unreachable_host_is_reported() -> None:

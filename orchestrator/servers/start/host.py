@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from orchestrator.checkpoints.receipt import bytes_present
@@ -12,6 +13,7 @@ from orchestrator.core.console import Progress, note, warn
 from orchestrator.core.errors import HostError, UsageError, naming_host
 from orchestrator.core.paths import Home
 from orchestrator.core.polling import poll_until
+from orchestrator.core.subprocesses import quote
 from orchestrator.hosts.checks import preflight
 from orchestrator.hosts.context import DiskNeed, HostAccess
 from orchestrator.hosts.gpu_checks import VRAM_IN_USE
@@ -19,8 +21,8 @@ from orchestrator.hosts.gpus import read_gpus
 from orchestrator.hosts.head_address import rank_network
 from orchestrator.hosts.ports import plan_ports, port_holder
 from orchestrator.hosts.report import Finding, Level, PreflightReport
-from orchestrator.hosts.ssh import ssh_runner
-from orchestrator.hosts.survey import Runner, local
+from orchestrator.hosts.ssh import REMOTE_HOME, ssh_runner
+from orchestrator.hosts.survey import Runner, local, survey
 from orchestrator.hosts.venvs.venv import built_interpreter
 from orchestrator.hosts.vram import wait_for_vram_release
 from orchestrator.plan.plan import Plan
@@ -91,7 +93,7 @@ def preflight_host(
         findings = list[Finding]()
         for number, item in enumerate(host_ref.nodes):
             with naming_host(str(item.remote)):
-                report = preflight_host(plan, item, freed=freed, rank=number)
+                report = preflight_host(plan, item, stage=stage, freed=freed, rank=number)
             findings += (replace(finding, value=f"{item.remote}: {finding.value}") for finding in report.findings)
         fabric = compare_hosts(plan, {node.remote or "": runner_for(node) for node in host_ref.nodes}, host_ref.home)
         return PreflightReport(profile=plan.profile, findings=(*findings, *fabric))
@@ -100,9 +102,7 @@ def preflight_host(
     access = HostAccess(
         runner=runner,
         environ=os.environ,
-        spaces=()
-        if host_ref.remote
-        else (*(_weights_space(plan, host_ref.home) if stage else ()), *kind.disk_needs(plan, runner)),
+        spaces=(*(_weights_space(plan, host_ref) if stage else ()), *kind.disk_needs(plan, runner)),
         checkpoint=_checkpoint(plan, host_ref.home) if checkpoint and host_ref.remote is None else None,
         in_container=kind.in_container,
         interpreter=None if kind.in_container else built_interpreter(plan.engine, host_ref.home),
@@ -214,8 +214,16 @@ def _checkpoint(plan: Plan, home: Home) -> Callable[[], tuple[str, int]] | None:
     return verify
 
 
-def _weights_space(plan: Plan, home: Home) -> Iterator[DiskNeed]:
-    directory = checkpoint_directory(plan.model, home)
-    if plan.model.checkpoint.source == "hub":
-        size = max(plan.model.weight_bytes - bytes_present(directory), 0)
-        yield DiskNeed(purpose="weights", directory=str(directory), size=size)
+def _weights_space(plan: Plan, host_ref: HostRef) -> Iterator[DiskNeed]:
+    """Yield the disk space for the part of a checkpoint that has to be downloaded. Raises HostError."""
+    if plan.model.checkpoint.source != "hub":
+        return
+    if host_ref.remote is not None:
+        path = f"{REMOTE_HOME}/{quote([str(checkpoint_directory(plan.model, Home(Path())))])}"
+        list_sizes = f"echo {path}; find -L {path} -type f -exec stat -c %s {{}} + 2>/dev/null"
+        printed = survey(runner_for(host_ref), {"weights": list_sizes})["weights"].text.splitlines()
+        directory, present = printed[0], sum(map(int, printed[1:]))
+    else:
+        directory = str(checkpoint_directory(plan.model, host_ref.home))
+        present = bytes_present(Path(directory))
+    yield DiskNeed(purpose="weights", directory=directory, size=max(plan.model.weight_bytes - present, 0))

@@ -136,6 +136,7 @@ def test_ports_are_checked_on_host_of_each_rank(plan: Plan, monkeypatch: pytest.
         return PreflightReport(profile="", findings=())
 
     monkeypatch.setattr(host, "preflight", note_rank)
+    monkeypatch.setattr(host, "_weights_space", lambda *_: ())
     monkeypatch.setattr(host, "compare_hosts", lambda *_: ())
     monkeypatch.setattr(host, "wait_for_vram", lambda *_: None)
     monkeypatch.setattr(
@@ -158,7 +159,7 @@ def test_multi_host_errors_name_the_host(plan: Plan, monkeypatch: pytest.MonkeyP
         raise HostError("cannot inspect the host")
 
     host_ref = HostRef(home=Home(Path()), remote=HOSTS[0], rank_hosts=HOSTS[1:])
-    monkeypatch.setattr(host, "preflight", fail)
+    monkeypatch.setattr(host, "survey", fail)
     with pytest.raises(HostError) as caught:
         preflight_host(plan, host_ref)
     assert caught.value.message == "cannot inspect the host (on ssh://a)"
