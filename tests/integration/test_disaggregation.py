@@ -117,6 +117,7 @@ def _killed_decode_server_is_detected_and_restarted_alone(disaggregated: Disaggr
         assert "decode 1 of 1 is not running: killed by SIGKILL" in status.stderr
         with disaggregated.deploy.running("watch", NAME) as watching:
             while "restarted" not in (line := watching.line()):
+                assert line
                 assert "restart-failed" not in line
             watching.end(signal.SIGINT)
         wait_for(lambda: statuses[-1:] == [200])
