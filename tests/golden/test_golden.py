@@ -36,7 +36,7 @@ def artifacts(profile: str) -> dict[str, str]:
 
 
 def in_base(path: str) -> str:
-    return re.sub(r"^replica-\d+/", "", path)
+    return re.sub(r"^(replica|prefill|decode)-\d+/", "", path)
 
 
 @pytest.mark.parametrize("profile", WHOLE)
