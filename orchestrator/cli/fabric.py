@@ -62,7 +62,7 @@ def fabric_of_cluster(plan: Plan, home: Home, baseline: Path | None, save: Path 
             return _fabric(plan, nodes, home, baseline, save).findings
     except DeployError as error:
         return _failed(error)
-    salloc = f"`salloc --nodes={max(2, *(unit.plan.layout.nodes for unit in plan.servers))}`"
+    salloc = f"`salloc --nodes={max(2, *(server.layout.nodes for server in plan.servers.values()))}`"
     runtime = " --runtime docker" if runtime_class(plan.runtime).cluster_managed else ""
     hint = f"`deploy preflight PROFILE{runtime} --host A --host B`; on Slurm {salloc}, and then this command again"
     level = fail if baseline or save else not_checked
@@ -73,7 +73,9 @@ def _crosses_nodes(plan: Plan) -> bool:
     """Return whether a server spans several nodes, or roles on separate nodes send the KV cache by RDMA."""
     in_cluster = runtime_class(plan.runtime).cluster_managed  # its nodes are unknown
     separate_roles = bool(plan.roles) and plan.gateway is not None and not plan.gateway.one_node and not in_cluster
-    return any(unit.plan.layout.nodes > 1 for unit in plan.servers) or (separate_roles and transfer_uses_rdma(plan))
+    return any(server.layout.nodes > 1 for server in plan.servers.values()) or (
+        separate_roles and transfer_uses_rdma(plan)
+    )
 
 
 def _failed(error: DeployError) -> tuple[Finding, ...]:

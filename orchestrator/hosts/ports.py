@@ -46,7 +46,7 @@ def plan_ports(plan: Plan, *, rank: int = 0) -> tuple[tuple[str, int], ...]:
         return (("server", plan.server.port + rank), *fixed_ports)
     ports = [("server", plan.server.port)]
     if plan.gateway is not None:
-        ports += [(unit.name.replace("-", " "), unit.plan.server.port) for unit in plan.servers]
+        ports += [(name.replace("-", " "), server.server.port) for name, server in plan.servers.items()]
         ports += [("bootstrap of prefill", port) for role in plan.roles for port in role.bootstrap_ports]
         ports += [("metrics of the gateway", plan.gateway.metrics_port)]
     ports += [("ranks", plan.rank_port)] if plan.layout.nodes > 1 else []

@@ -20,7 +20,7 @@ from orchestrator.core.origin import Origin
 from orchestrator.core.validation import type_adapter
 from orchestrator.engine.flags import DP_SIZE
 from orchestrator.engine.serving import ServingFacts, serving_facts
-from orchestrator.plan.units import Role, UnitPlan, covering_range, rank_port, unit_plans
+from orchestrator.plan.units import Role, covering_range, rank_port
 from orchestrator.profiles.kubernetes import KubernetesSection
 from orchestrator.profiles.slurm import SlurmSection
 from orchestrator.profiles.timeouts import RestartPolicySection, TimeoutsSection
@@ -327,7 +327,7 @@ class Plan:
     def gpus(self) -> range:
         """The indexes of the GPUs in use on each node; empty on a CPU."""
         if self.roles and self.gateway and self.gateway.one_node:
-            return covering_range([unit.plan.gpus for unit in self.servers])
+            return covering_range([server.gpus for server in self.servers.values()])
         first, step = self.serving.first_gpu, self.serving.gpu_step
         of_roles = sum(role.count * role.layout.gpus for role in self.roles)
         count = (of_roles or self.layout.gpus * self.replicas) * self.serving.stages // self.layout.nodes
@@ -344,14 +344,11 @@ class Plan:
         return rank_port(self.server.port)
 
     @property
-    def units(self) -> tuple[UnitPlan, ...]:
-        """The units to start, in order."""
-        return unit_plans(self)
+    def servers(self) -> "dict[str, Plan]":
+        """The plan of each server to start, by name and in order; the gateway, if any, starts after them."""
+        from orchestrator.plan.replicas import replica_plans  # noqa: PLC0415 - it imports this module
 
-    @property
-    def servers(self) -> tuple[UnitPlan, ...]:
-        """The units without the gateway."""
-        return tuple(unit for unit in self.units if unit.role is not Role.GATEWAY)
+        return dict(zip(self.server_names, replica_plans(self), strict=True))
 
     @property
     def server_names(self) -> tuple[str, ...]:

@@ -135,10 +135,10 @@ def _role_change(old: Plan, new: Plan) -> str:
     """Return the change besides the numbers of prefill and decode servers; "" if there is none."""
     if _without_counts(old).digest != _without_counts(new).digest:
         return "prefill and decode servers with different plans cannot work together; only their number may change"
-    left = {unit.name: unit.plan for unit in new.servers}
-    for unit in old.servers:
-        if (after := left.get(unit.name)) is not None and unit.plan.digest != after.digest:
-            return f"{unit.name.replace('-', ' ')} would move to other GPUs"
+    after = new.servers
+    for name, server in old.servers.items():
+        if name in after and server.digest != after[name].digest:
+            return f"{name.replace('-', ' ')} would move to other GPUs"
     return ""
 
 

@@ -1,7 +1,6 @@
-"""The units of a plan: its servers and its gateway."""
+"""The roles, ports and numbers of a plan's units."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
@@ -24,28 +23,6 @@ class Role(StrEnum):
     PREFILL = "prefill"  # processes prompts for decode units
     DECODE = "decode"  # generates the output for these prompts
     GATEWAY = "gateway"  # routes requests to the other units
-
-
-@dataclass(frozen=True, kw_only=True)
-class UnitPlan:
-    """One unit to start. Its runtime adds the paths and the bind address."""
-
-    name: str  # that of its folder too: `replica-1`, `prefill-1`
-    role: Role
-    number: int  # number among the units of this role, from 1
-    plan: "Plan"  # plan of this unit; for the gateway, of the whole server
-
-
-def unit_plans(plan: "Plan") -> tuple[UnitPlan, ...]:
-    """Return the units of a plan in start order, the gateway last."""
-    from orchestrator.plan.replicas import replica_plans  # noqa: PLC0415 - see above
-
-    servers = tuple(
-        UnitPlan(name=name, role=replica_plan.role, number=int(name.rpartition("-")[2]), plan=replica_plan)
-        for name, replica_plan in zip(plan.server_names, replica_plans(plan), strict=True)
-    )
-    gateway = UnitPlan(name="gateway", role=Role.GATEWAY, number=1, plan=plan)
-    return servers if plan.gateway is None else (*servers, gateway)
 
 
 def covering_range(ranges: Sequence[range]) -> range:

@@ -114,7 +114,7 @@ def require_unblocked(source: PlanSource, plan: Plan, config: ImageConfig | None
 
 def _of_roles(plan: Plan) -> Iterable[Plan]:
     """Return the plan of one server of each role."""
-    return {unit.role: unit.plan for unit in plan.servers}.values()
+    return {server.role: server for server in plan.servers.values()}.values()
 
 
 def note_environment(plan: Plan, config: ImageConfig | None) -> None:

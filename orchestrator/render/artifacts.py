@@ -77,7 +77,7 @@ class Artifacts:
 
 def render_units(plan: Plan, server: Callable[[Plan], Artifacts], gateway: Callable[[Gateway], Artifacts]) -> Artifacts:
     """Render each unit of a plan: return its only server, or the gateway, which contains the replicas."""
-    servers = tuple(server(unit.plan) for unit in plan.servers)
+    servers = tuple(map(server, plan.servers.values()))
     return servers[0] if plan.gateway is None else replace(gateway(plan.gateway), replicas=servers)
 
 

@@ -23,7 +23,7 @@ from orchestrator.plan.units import Role
 from orchestrator.runtimes.base import Unit
 
 _RANK: Final = re.compile(r"rank-[1-9][0-9]*")
-_REPLICA: Final = re.compile(r"(replica|prefill|decode)-[1-9][0-9]?")  # the names of `plan.units.server_names`
+_REPLICA: Final = re.compile(r"(replica|prefill|decode)-[1-9][0-9]?")  # `Plan.server_names`
 
 
 def rank_dir(run_dir: Path, rank: int) -> Path:

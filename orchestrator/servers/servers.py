@@ -307,7 +307,9 @@ def _started_again(state: ServerState, run: RunDir) -> str:
 
 def replicas_on_other_plan(handle: RunningServer, plan: Plan) -> str:
     """Return the replicas with another plan, as `replica 2 of 2 has another`; "" if there are none."""
-    planned = {unit.name: (plan.label_of(number), unit.plan.digest) for number, unit in enumerate(plan.servers, 1)}
+    planned = {
+        name: (plan.label_of(number), server.digest) for number, (name, server) in enumerate(plan.servers.items(), 1)
+    }
 
     def others() -> Iterator[str]:
         for server in handle.replicas:

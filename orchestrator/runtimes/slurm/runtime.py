@@ -253,11 +253,11 @@ def _addressed(artifacts: Artifacts, run_dir: Path, units: Sequence[Unit]) -> Ar
     if plan.gateway is None:
         return artifacts
     urls_by_run = {Path(unit.run_dir): unit.url for unit in units}
-    for unit in plan.servers:
-        if not (url := urls_by_run.get(run_dir / FileName(unit.name))):
-            message = f"{unit.name.replace('-', ' ')} has lost its node"
+    for name, server in plan.servers.items():
+        if not (url := urls_by_run.get(run_dir / FileName(name))):
+            message = f"{name.replace('-', ' ')} has lost its node"
             raise StartError(message, hint=f"see `squeue --me` and the log in `{run_dir}`")
-        urls[unit.plan.server.url] = url
+        urls[server.server.url] = url
     argv = tuple(urls.get(word, word) for word in artifacts.command.argv)
     return dataclasses.replace(artifacts, command=dataclasses.replace(artifacts.command, argv=argv))
 

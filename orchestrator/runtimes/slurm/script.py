@@ -122,8 +122,8 @@ def _needed_by_hand(plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield the variables that a script run by hand needs, each with a description."""
     if plan.gateway:
         yield "PATH", f"a python3 that has smg {plan.gateway.version} comes first"
-        for number, unit in enumerate(plan.servers, start=1):
-            yield f"REPLICA_{number}", f"http://NODE:{unit.plan.server.port}, the node of {unit.name} (squeue)"
+        for number, (name, server) in enumerate(plan.servers.items(), start=1):
+            yield f"REPLICA_{number}", f"http://NODE:{server.server.port}, the node of {name} (squeue)"
     else:
         source, models = plan.model.checkpoint.source, f", with the checkpoint at models/{plan.model.name}"
         staged = f" (`deploy stage {plan.profile}`)" if source == "hub" else ""

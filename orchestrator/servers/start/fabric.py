@@ -33,7 +33,7 @@ def preflight_fabric(
     are `busy`. Raises HostError if a node does not answer, OSError if the file cannot be written.
     """
     if len(plan.gpus) > plan.hardware.gpus:
-        plan = max((unit.plan for unit in plan.servers), key=lambda server: len(server.gpus))
+        plan = max(plan.servers.values(), key=lambda server: len(server.gpus))
     fabric = Fabric(
         plan=plan,
         nodes=nodes,

@@ -92,8 +92,8 @@ def _replica_urls(plan: Plan, handle: RunningServer | None) -> Iterator[str]:
     """Yield the URL of each replica, or its planned URL if it is not running."""
     replicas = handle.replicas if handle else ()
     urls = {Path(server.run_dir).name: server.service_url or server.url for server in replicas}
-    for unit in plan.servers:
-        yield urls.get(unit.name) or unit.plan.server.url
+    for name, server in plan.servers.items():
+        yield urls.get(name) or server.server.url
 
 
 def require_watchable(home: Home, names: Sequence[str]) -> None:

@@ -25,10 +25,10 @@ def problems_of(profile: str, *overrides: str) -> dict[str, str]:
     return {problem.message: problem.hint for problem in error.value.problems_or_self()}
 
 
-def test_two_nodes_form_one_unit() -> None:
+def test_two_nodes_form_one_server() -> None:
     plan = plan_of("mi355x-tp8", *TWO, "layout.tp=16")
-    [unit] = plan.units
-    assert (unit.plan.layout.nodes, unit.plan.gpus, plan.gpu_count) == (2, range(8), 16)
+    [server] = plan.servers.values()
+    assert (server.layout.nodes, server.gpus, plan.gpu_count) == (2, range(8), 16)
     assert plan.layout.label == "TP16 on 2 nodes"
     assert host_needs(plan) == host_needs(plan_of("mi355x-tp8", *SLURM))  # the needs of one node
 
@@ -70,7 +70,7 @@ def test_argument_check_uses_first_rank() -> None:
 
 def test_each_replica_has_its_own_nodes() -> None:
     plan = plan_of("mi355x-tp4x2", *TWO, "layout.tp=16")
-    assert [unit.plan.layout.nodes for unit in plan.servers] == [2, 2]
+    assert [server.layout.nodes for server in plan.servers.values()] == [2, 2]
 
 
 @pytest.mark.parametrize(

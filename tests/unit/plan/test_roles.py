@@ -41,12 +41,11 @@ def flags_of(plan: Plan) -> dict[str, tuple[str, ...]]:
 def test_each_role_has_its_own_gpus_flags_and_ports() -> None:
     plan = plan_of(GPUS, *PAIR, CACHED, "layout.prefill.flags.max-running-requests=7", "server.port=21000")
     prefill, decode = replica_plans(plan)
-    assert [(unit.role, unit.number, unit.plan.gpus, unit.plan.server.port) for unit in plan.units] == [
-        (Role.PREFILL, 1, range(4), 21008),
-        (Role.DECODE, 1, range(4, 8), 21016),
-        (Role.GATEWAY, 1, range(8), 21000),
+    assert [(name, server.role, server.gpus, server.server.port) for name, server in plan.servers.items()] == [
+        ("prefill-1", Role.PREFILL, range(4), 21008),
+        ("decode-1", Role.DECODE, range(4, 8), 21016),
     ]
-    assert plan.gpus == range(8)
+    assert (plan.gpus, plan.server.port) == (range(8), 21000)
     first, second = flags_of(prefill), flags_of(decode)
     assert first["disaggregation-bootstrap-port"] == ("21024",)
     assert (first["disaggregation-mode"], second["disaggregation-mode"]) == (("prefill",), ("decode",))
@@ -58,11 +57,12 @@ def test_each_role_has_its_own_gpus_flags_and_ports() -> None:
 
 def test_two_roles_share_the_gpu_that_their_flags_name() -> None:
     plan = plan_of("h200-tiny", *ONE_GPU)
-    assert [unit.plan.gpus for unit in plan.units] == [range(1)] * 3  # prefill, decode, gateway
+    assert [plan.gpus, *(server.gpus for server in plan.servers.values())] == [range(1)] * 3
     problems = problems_of("h200-tiny", *(item for item in ONE_GPU if "base-gpu-id" not in item))
     assert "1 prefill of 1 and 1 decode of 1 GPUs need 2 GPUs; the node has 1" in problems
     separate = plan_of("h200-tiny", *ONE_GPU, "hardware.gpus=8", "layout.decode.flags.base-gpu-id=5")
-    assert [unit.plan.gpus for unit in separate.units] == [range(1), range(5, 6), range(6)]
+    assert [server.gpus for server in separate.servers.values()] == [range(1), range(5, 6)]
+    assert separate.gpus == range(6)
 
 
 def test_role_omits_a_shared_flag() -> None:
@@ -169,7 +169,7 @@ PODS = ("runtime=kubernetes", "engine.image=a/b:1", "kubernetes.weights.pvc=mode
 
 
 def digests(plan: Plan) -> dict[str, str]:
-    return {unit.name: unit.plan.digest for unit in plan.servers}
+    return {name: server.digest for name, server in plan.servers.items()}
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_server_that_would_move_to_other_gpus_blocks_rolling_update() -> None:
     two, more = ("layout.decode.replicas=2",), ("layout.decode.replicas=2", "layout.prefill.replicas=2")
     old, new = plan_of(GPUS, *SMALL, *two), plan_of(GPUS, *SMALL, *more)
     assert rolling_update_blocker(old, new) == "decode 2 would move to other GPUs"
-    assert [list(unit.plan.gpus) for unit in new.servers] == [[0, 1], [4, 5], [2, 3], [6, 7]]
+    assert [list(server.gpus) for server in new.servers.values()] == [[0, 1], [4, 5], [2, 3], [6, 7]]
     assert rolling_update_blocker(plan_of(CPU, *two), plan_of(CPU, *more)) == ""
 
 
