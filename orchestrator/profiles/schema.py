@@ -324,7 +324,7 @@ class Profile(StrictModel):
     """A whole profile, after its layers were put together."""
 
     description: Text = Field(default="", description="purpose, in one line")
-    runtime: Word = Field(default="docker", description="docker, process, kubernetes or slurm")
+    runtime: Word = Field(default="docker", description="how servers run, such as docker or process")
     workload: Word | None = Field(default=None, description="expected load")
     hardware: HardwareSection = Field(description="the node")
     model: ModelSection = Field(description="the checkpoint")

@@ -8,6 +8,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
+from inspect import getattr_static
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -135,15 +136,12 @@ class Cache:
 
 @dataclass(frozen=True, kw_only=True)
 class HostRef:
-    """The host of a server: the tool's home on this host, or a remote host as `ssh://user@host`.
-
-    A server on several nodes has a host for each rank, and the address of rank 0's host for the other ranks.
-    """
+    """The host of a server, or of each rank: the tool's home on this host, or a remote host as `ssh://user@host`."""
 
     home: Home
     remote: str | None = None
     rank_hosts: tuple[str, ...] = ()  # of ranks 1, 2, …
-    head_address: str = ""
+    head_address: str = ""  # of rank 0's host, for the other ranks
     interfaces: tuple[Interface, ...] = ()  # of each rank: the interface from which it reaches that address
 
     @property
@@ -216,6 +214,11 @@ class Runtime(ABC):
     # the nodes that the cluster has given to the shell with this environment; () outside an allocation; HostError
     allocated_nodes: ClassVar[Callable[[Mapping[str, str]], Sequence[FabricNode]]] = lambda _environ: ()
     host_given: bool = False  # whether the user named the host: if so, report when it does not answer
+
+    def __init_subclass__(cls) -> None:
+        """Require `render` and `prepare`; as abstract methods they would be imported with the class."""
+        if missing := [name for name in ("render", "prepare") if getattr_static(cls, name) is vars(Runtime)[name]]:
+            raise TypeError(f"{cls.__name__} does not define {' and '.join(missing)}")
 
     def __init__(self, home: Home, host: str | None = None) -> None:
         """Manage the servers of a home, on this host or on `host`."""

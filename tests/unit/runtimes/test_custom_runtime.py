@@ -4,7 +4,7 @@ import inspect
 from pathlib import Path
 
 import pytest
-from example_runtime import NAME, register
+from example_runtime import NAME, ExampleRuntime, register
 
 from orchestrator.core.errors import UsageError
 from orchestrator.core.imported import Imported
@@ -30,11 +30,16 @@ def test_minimal_runtime_gets_default_behavior(tmp_path: Path, monkeypatch: pyte
 
 
 def test_runtime_missing_a_method_cannot_be_created(tmp_path: Path) -> None:
-    class Incomplete(Runtime):
-        name = "incomplete"
+    class Incomplete(ExampleRuntime):
+        start = Runtime.start  # type: ignore[assignment]
 
     with pytest.raises(TypeError, match=r"abstract methods? .*start"):
         Incomplete(Home(tmp_path))  # type: ignore[abstract]
+
+
+def test_runtime_missing_a_class_method_cannot_be_defined() -> None:
+    with pytest.raises(TypeError, match="Incomplete does not define render and prepare"):
+        type("Incomplete", (Runtime,), {})
 
 
 @pytest.mark.parametrize("name", REGISTRY)
