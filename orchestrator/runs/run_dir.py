@@ -183,17 +183,14 @@ def reserved_space(home: Home, name: str, *, replicas: int = 1) -> Iterator[None
     folder = home.runs / FileName(name)
     for leftover in folder.glob(f"{_RESERVED}*"):  # of a killed command
         remove_tree(leftover, within=folder)
-    try:
-        reserved = TemporaryDirectory(prefix=_RESERVED, dir=home.make_runs(name))
-        with contextlib.ExitStack() as failed:
-            failed.enter_context(reserved)
+    with contextlib.ExitStack() as reservation:
+        try:
+            path = reservation.enter_context(TemporaryDirectory(prefix=_RESERVED, dir=home.make_runs(name)))
             for number in range(_FILES * (1 + replicas)):
-                atomic_write(Path(reserved.name) / FileName(str(number)), os.urandom(_RESERVED_BYTES // _FILES // 2))
-            failed.pop_all()
-    except OSError as error:
-        hint = "`deploy prune` frees disk space, or set DEPLOY_HOME"
-        raise HostError(f"cannot write below `{folder}`: {error.strerror}", hint=hint) from error
-    with reserved:
+                atomic_write(Path(path) / FileName(str(number)), os.urandom(_RESERVED_BYTES // _FILES // 2))
+        except OSError as error:
+            hint = "`deploy prune` frees disk space, or set DEPLOY_HOME"
+            raise HostError(f"cannot write below `{folder}`: {error.strerror}", hint=hint) from error
         yield
 
 

@@ -14,7 +14,6 @@ from orchestrator.core.errors import (
     UsageError,
     interrupts_as_errors,
 )
-from orchestrator.core.files import remove_tree
 from orchestrator.core.paths import Home
 from orchestrator.core.secrets import redact_data
 from orchestrator.core.signals import ignore_signals
@@ -22,14 +21,11 @@ from orchestrator.plan.diff import render_diff
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import rolling_update_blocker
 from orchestrator.planner.plan_warnings import report_warnings, warn_unpinned
-from orchestrator.planner.planning import rendered_files
 from orchestrator.planner.source import collect_rejections
-from orchestrator.render.artifacts import Artifacts
 from orchestrator.runs.run_dir import (
     REQUEST_FILE,
     latest_run,
     name_lock,
-    open_run,
     read_plan,
     require_version,
     reserved_space,
@@ -95,14 +91,14 @@ def up(
             name=name, request=request, artifacts=final, records=records, key=key, on_verified=on_verified
         )
         if running is not None:
-            with _reserved_space(home, name, final):
+            with reserved_space(home, name, replicas=final.plan.replicas):
                 pass
             done = rolling_update(start, servers, running, host_ref)
             kernels.save()
             return done
         with ExitStack() as reservation:
             if servers.find(name):
-                reservation.enter_context(_reserved_space(home, name, final))
+                reservation.enter_context(reserved_space(home, name, replicas=final.plan.replicas))
             with _recovery_hint(servers, name, recovery_command):
                 _stop_old(servers, name, request)
                 reservation.close()
@@ -190,18 +186,6 @@ def _other_plan(old: Plan | None, new: Plan, handle: RunningServer, request: UpR
     details = render_diff(old.to_dict(), new.to_dict()) if old else ""
     ended = "" if running else f" and is not running: {handle.state.exit_summary}"
     return NameTakenError(f"`{name}` has another plan{ended}", details=details, hint=hint)
-
-
-@contextmanager
-def _reserved_space(home: Home, name: str, artifacts: Artifacts) -> Iterator[None]:
-    """Reserve the disk space of a start while the block stops the old server. Raises HostError before the block."""
-    with reserved_space(home, name, replicas=artifacts.plan.replicas):
-        run = open_run(home, name, artifacts.plan)
-        try:
-            run.write(rendered_files(artifacts, name))
-        finally:
-            remove_tree(run.path, within=home.runs)
-        yield
 
 
 @contextmanager

@@ -200,7 +200,7 @@ def test_full_disk_is_detected_before_old_server_stops(monkeypatch: pytest.Monke
     monkeypatch.setattr(up, "open_servers", lambda *_: nullcontext(servers))
     monkeypatch.setattr(up, "prepare_start", lambda *_: prepared)
     monkeypatch.setattr(up, "require_host", lambda *_, **__: None)
-    monkeypatch.setattr("orchestrator.runs.run_dir.atomic_write_all", full_disk)
+    monkeypatch.setattr("orchestrator.runs.run_dir.atomic_write", full_disk)
     with pytest.raises(HostError, match="No space left on device") as caught:
         up.up(replace(request_of(), name="tiny", replace=True), Home(tmp_path))
     assert runtime.calls == []
