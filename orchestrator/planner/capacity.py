@@ -39,7 +39,9 @@ def unfit(plan: Plan) -> tuple[PlanWarning, ...]:
 
 
 def warn_capacity(plan: Plan) -> None:
-    """Print the warnings about the capacity of a plan."""
+    """Print the warnings about the capacity of a plan, and what its table leaves out."""
+    if plan.roles:
+        note("the table ignores `layout.prefill` and `layout.decode`; the warnings do not")
     for warning in unfit(plan):
         warn(warning.summary, hint=warning.hint)
 

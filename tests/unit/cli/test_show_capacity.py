@@ -73,6 +73,13 @@ def test_warning_is_shown_if_requests_do_not_fit(capsys: pytest.CaptureFixture[s
     assert re.search(r"warning: 512 concurrent requests of `wafer-20k-1k` need", capsys.readouterr().err)
 
 
+def test_table_without_the_roles_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
+    show(profile="mi355x-1p1d", capacity=True, set_=["layout.prefill.flags.mem-fraction-static=0.97"])
+    stderr = capsys.readouterr().err
+    assert "note: the table ignores `layout.prefill` and `layout.decode`" in stderr
+    assert "warning: prefill: `mem-fraction-static` 0.97 leaves" in stderr
+
+
 def test_pools_exceeding_sglang_estimate_are_reported() -> None:
     capacity = load("b200-tp8", overrides=["hardware=h200", "flags.mem-fraction-static=0.9"]).valid.capacity
     assert "its pools take 62,252 B" in capacity_table(capacity)
