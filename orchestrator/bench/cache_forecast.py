@@ -46,7 +46,7 @@ def forecast_cache(accesses: Iterable[CacheAccess], endpoint: Endpoint) -> Cache
     """Compute the forecast of a load in which each session stays on one replica."""
     replicas, page, size = _replicas(endpoint), endpoint.facts.page_size or 1, endpoint.tier_tokens
     rates = hit_rates(accesses, replicas=replicas, page=page)
-    sizes = sorted({rates.size_for(part) for part in _SHARES})
+    sizes = sorted({rates.size_for(share) for share in _SHARES})
     return CacheForecast(
         prompt_tokens=rates.prompt_tokens,
         sampled_share=None if rates.sampled == 1 else rates.sampled,

@@ -317,7 +317,7 @@ class PriceBook:
         return None, ""
 
 
-def parse_by_gpu(texts: Iterable[str], *, what: str, hint: str) -> dict[str, float]:
+def parse_by_gpu(texts: Iterable[str], *, quantity: str, hint: str) -> dict[str, float]:
     """Parse positive amounts by GPU, in lower case; "" is any GPU. Raises UsageError for anything else."""
     amounts: dict[str, float] = {}
     for text in texts:
@@ -327,7 +327,7 @@ def parse_by_gpu(texts: Iterable[str], *, what: str, hint: str) -> dict[str, flo
         except ValueError:
             value = 0.0
         if not 0 < value < float("inf"):
-            raise UsageError(f"`{text}` is not a {what}", hint=hint)
+            raise UsageError(f"`{text}` is not a {quantity}", hint=hint)
         amounts[gpu.strip().lower()] = value
     return amounts
 
@@ -335,5 +335,5 @@ def parse_by_gpu(texts: Iterable[str], *, what: str, hint: str) -> dict[str, flo
 def price_book(prices: Sequence[str]) -> PriceBook:
     """Return the command line's prices, with published prices as a fallback."""
     hint = "USD per GPU-hour: `--price 2.10` or `--price MI355X=2.10`"
-    given = parse_by_gpu(prices, what="price", hint=hint)
+    given = parse_by_gpu(prices, quantity="price", hint=hint)
     return PriceBook(user_prices=given, published=all_published(Prices))

@@ -67,8 +67,8 @@ class RecordFile(Collection[RequestRecord]):
         offset = 0
         while offset < self._end:
             size = int.from_bytes(self._read(offset, _SIZE_BYTES))
-            times, counts, *others = marshal.loads(self._read(offset + _SIZE_BYTES, size))  # noqa: S302 - of this process
-            yield RequestRecord(array("d", times), array("i", counts), *others)
+            times, counts, *fields = marshal.loads(self._read(offset + _SIZE_BYTES, size))  # noqa: S302 - of this process
+            yield RequestRecord(array("d", times), array("i", counts), *fields)
             offset += _SIZE_BYTES + size
 
     def _read(self, offset: int, size: int) -> bytes:

@@ -73,5 +73,5 @@ def bytes_present(directory: Path) -> int:
     """Return the bytes of a checkpoint on disk, including partial files; 0 without a directory."""
     if not directory.is_dir():
         return 0
-    parts = sum(part.stat().st_size for part in (directory / PARTIAL_FILES).rglob("*.part"))
-    return parts + sum(size for size, _ in file_stamps(directory).values())
+    partial_bytes = sum(file.stat().st_size for file in (directory / PARTIAL_FILES).rglob("*.part"))
+    return partial_bytes + sum(size for size, _ in file_stamps(directory).values())

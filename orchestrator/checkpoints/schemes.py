@@ -165,7 +165,7 @@ def _fp8(section: Config) -> SchemeOf:
 
 def _compressed(section: Config) -> SchemeOf:
     ignored = _words(section.get("ignore"))
-    excluded_modules, excluded_parts = (
+    excluded_modules, excluded_substrings = (
         _ModuleNames(ignored),
         [entry.lower() for entry in ignored if not entry.startswith("re:")],
     )
@@ -182,7 +182,7 @@ def _compressed(section: Config) -> SchemeOf:
 
     def storage_of(module: str) -> StorageScheme | None:
         lower = module.lower()
-        if module in excluded_modules or any(entry in lower for entry in excluded_parts):
+        if module in excluded_modules or any(entry in lower for entry in excluded_substrings):
             return None
         return next((storage for names, storage in by_name if module in names), linear)
 
@@ -219,4 +219,4 @@ _ONE_MODULE: Final = (("gate_proj", "up_proj"), ("q_a_proj", "kv_a_proj_with_mqa
 
 def fused_siblings(last: str) -> tuple[str, ...]:
     """Return the projections that follow `last` in a fused module."""
-    return tuple(after for parts in _ONE_MODULE for before, after in pairwise(parts) if before == last)
+    return tuple(after for modules in _ONE_MODULE for before, after in pairwise(modules) if before == last)

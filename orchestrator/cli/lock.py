@@ -46,5 +46,5 @@ def command(
         OUTPUT.show(WrittenLock(lock=path, unknown=dict(lock.unknown)))
         return
     info(f"wrote {path}")
-    for what, reason in lock.unknown.items():
-        note(f"the lockfile does not pin `{what}`: {reason}")
+    for name, reason in lock.unknown.items():
+        note(f"the lockfile does not pin `{name}`: {reason}")

@@ -9,8 +9,8 @@ from orchestrator.report.document import Report
 
 def published_option(default: str) -> Any:  # noqa: ANN401 - as typer declares its options
     """Return the option `--published` with its default."""
-    what = f"published results to compare with; default: {default}"
-    return entry_option("PUBLISHED", "--published", help=what, metavar="NAME|FILE|none")
+    help_text = f"published results to compare with; default: {default}"
+    return entry_option("PUBLISHED", "--published", help=help_text, metavar="NAME|FILE|none")
 
 
 def warn_incomparable(report: Report) -> None:

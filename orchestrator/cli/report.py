@@ -40,7 +40,7 @@ def command(
     evals = find_evals(results, baseline or ())
     benchmarks = find_results(results, required=not evals)
     hint = "`--node-watts 13500` or `--node-watts MI355X=13500`"
-    watts = parse_by_gpu(node_watts or (), what="power", hint=hint)
+    watts = parse_by_gpu(node_watts or (), quantity="power", hint=hint)
     report_made = make_report(benchmarks, published=published, prices=price or (), evals=evals, watts=watts)
     written = write_report(report_made, output or (results[0] if results[0].is_dir() else results[0].parent))
     if json:

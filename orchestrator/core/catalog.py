@@ -92,9 +92,9 @@ class Catalog:
         """Return the file of an entry as `find` does. Raises ProfileError, with the nearest name, if there is none."""
         if path := self.find(kind, name):
             return path
-        what = kind.name.lower().replace("_", " ")
+        kind_name = kind.name.lower().replace("_", " ")
         hint = did_you_mean(name, self.names(kind)) or "`deploy profiles` lists them"
-        raise ProfileError(f"no {what} `{name}` found", location=location, hint=hint)
+        raise ProfileError(f"no {kind_name} `{name}` found", location=location, hint=hint)
 
     def names(self, kind: EntryKind) -> tuple[str, ...]:
         """Return the names of all entries of a kind, sorted."""

@@ -69,8 +69,8 @@ class Home:
         root = _root(environ)
         ancestor = next(path for path in (root, *root.parents) if os.path.lexists(path))
         if not ancestor.is_dir():
-            what = "a link to nothing" if ancestor.is_symlink() else "not a directory"
-            raise HostError(f"`{ancestor}` is {what}", hint=_ELSEWHERE)
+            description = "a link to nothing" if ancestor.is_symlink() else "not a directory"
+            raise HostError(f"`{ancestor}` is {description}", hint=_ELSEWHERE)
         if ancestor == root:
             _require_ours(root, root.stat())
         return cls(root)

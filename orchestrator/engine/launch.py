@@ -118,8 +118,8 @@ def split_secrets(secrets: Mapping[str, Secret], *, api_key_env: str | None) -> 
     config = {key: secrets[name].reveal() for name, key in keys.items() if name in secrets}
     if not config:
         return SecretDelivery(config=None, env=secrets)
-    others = {name: secret for name, secret in secrets.items() if name not in keys}
-    return SecretDelivery(config=Secret.around(json.dumps(config) + "\n"), env=others)  # JSON is YAML
+    env = {name: secret for name, secret in secrets.items() if name not in keys}
+    return SecretDelivery(config=Secret.around(json.dumps(config) + "\n"), env=env)  # JSON is YAML
 
 
 def process_names(process_titles: Iterable[str]) -> tuple[str, ...]:

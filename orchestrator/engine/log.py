@@ -30,12 +30,12 @@ _STAGES: Final = {
     "the server is fired up and ready to roll": "answering",
 }
 _LAST: Final = "answering"
-_CAPTURE: Final = re.compile(r"capture (?:(?P<what>.+?) )??\w+ graph (?P<begins>begin)|capturing \w+ ")
+_CAPTURE: Final = re.compile(r"capture (?:(?P<graphs>.+?) )??\w+ graph (?P<begins>begin)|capturing \w+ ")
 _DRAFT: Final = "loading draft weights"  # with EAGLE a rank loads twice: the target, then the draft
 _RANK: Final = re.compile(r"^\[[\d-]+ [\d:]+([^\]]*)\]")
 # tqdm: `Loading safetensors checkpoint shards:  38% Completed | 18/47 [...]`, `Capturing batches (...):  5%|..| 1/20 [`
 # and `Capturing num tokens (...):  2%|..| 1/58 [`
-_COUNT: Final = re.compile(r"(?P<what>loading|capturing) .*?\|\s*(?P<n>\d+)/(?P<total>\d+) \[")
+_COUNT: Final = re.compile(r"(?P<stage>loading|capturing) .*?\|\s*(?P<n>\d+)/(?P<total>\d+) \[")
 _PORT_IN_USE: Final = "error while attempting to bind on address"
 _ACCESS: Final = re.compile(r'"(?:get|head) /(?:health|metrics)')  # a client's probe shows no progress
 _ONCE: Final = (*(marker for marker, name in _STAGES.items() if name != "capturing"), _PORT_IN_USE)
@@ -147,14 +147,14 @@ class StartupLogParser:
             if name != "capturing":
                 return self._load_of(line) if name == "loading weights" else name
             if match := _CAPTURE.search(line):
-                return self._capture_of(match["what"], begins=match["begins"] is not None)
+                return self._capture_of(match["graphs"], begins=match["begins"] is not None)
         return None
 
-    def _capture_of(self, what: str | None, *, begins: bool) -> str | None:
+    def _capture_of(self, graphs: str | None, *, begins: bool) -> str | None:
         """Return the name of a capture stage: `capturing target prefill graphs`; None for a bar of the current one."""
         if not begins and self.names and self.names[-1].startswith("capturing"):
             return None
-        return f"capturing {what} graphs" if what else "capturing graphs"
+        return f"capturing {graphs} graphs" if graphs else "capturing graphs"
 
     def _load_of(self, line: str) -> str:
         rank = _RANK.match(line)
@@ -164,7 +164,7 @@ class StartupLogParser:
 
     def _read_count(self, line: str) -> None:
         match = _COUNT.search(line)
-        if match and self.names and self.names[-1].startswith(match["what"]):
+        if match and self.names and self.names[-1].startswith(match["stage"]):
             self.count = f"{match['n']}/{match['total']}"
 
 

@@ -70,7 +70,9 @@ ATOM_METRICS: Final[Mapping[str, Metric]] = {
     "atom:inter_token_latency_seconds": Metric.ITL,
 }
 _NAMES: Final[Mapping[str, Metric]] = {**VLLM_METRICS, **ATOM_METRICS, **{str(item): item for item in Metric}}
-_READ: Final = {f"{name}{part}": f"{item}{part}" for name, item in _NAMES.items() for part in ("", "_sum", "_count")}
+_READ: Final = {
+    f"{name}{suffix}": f"{item}{suffix}" for name, item in _NAMES.items() for suffix in ("", "_sum", "_count")
+}
 Metrics = Mapping[str, float | None]  # None: a legal value that cannot be summed (NaN, +Inf)
 
 

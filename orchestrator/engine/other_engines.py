@@ -44,8 +44,8 @@ def read_engine(models: Json) -> str:
 def choose_model(models: Mapping[str, int | None]) -> tuple[str, int | None] | None:
     """Return the first served model and its context, with a note if there are several; None if there are none."""
     if len(models) > 1:
-        first, *others = models
-        note(f"the endpoint serves {len(models)} models; using the first, `{first}`, not `{'`, `'.join(others)}`")
+        first, *ignored = models
+        note(f"the endpoint serves {len(models)} models; using the first, `{first}`, not `{'`, `'.join(ignored)}`")
     return next(iter(models.items()), None)
 
 

@@ -186,7 +186,7 @@ def recorded_facts(plan: Mapping[str, object]) -> ServingFacts | None:
     flags, model, engine = plan.get("flags"), plan.get("model"), plan.get("engine")
     if not isinstance(flags, list | tuple):
         return None
-    model, engine = (part if isinstance(part, dict) else {} for part in (model, engine))
+    model, engine = (section if isinstance(section, dict) else {} for section in (model, engine))
     read = {
         str(flag.get("name")): tuple(str(value) for value in values)
         for flag in flags

@@ -123,11 +123,11 @@ def _terms(pace: EvalPace, bill: CostEstimate, sides: int) -> Iterator[str]:
     yield bill.terms
 
 
-def _obstacles(parts: Sequence[SuiteRun], plan: Plan | None) -> Iterator[str]:
+def _obstacles(suite_runs: Sequence[SuiteRun], plan: Plan | None) -> Iterator[str]:
     greedy = next((warning for warning in plan.warnings if warning.id == GREEDY_SPECULATION), None) if plan else None
-    for part in parts:
-        if greedy is not None and part.suite.samples:
-            yield f"`{part.suite.name}` cannot run: {greedy.summary}; {greedy.hint}"
+    for suite_run in suite_runs:
+        if greedy is not None and suite_run.suite.samples:
+            yield f"`{suite_run.suite.name}` cannot run: {greedy.summary}; {greedy.hint}"
 
 
 def find_pace(plan: Plan | None, results: Path) -> EvalPace:

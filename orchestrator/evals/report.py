@@ -63,16 +63,17 @@ class SuiteScore:
             metric=result.metric,
             harness=result.harness,
             against=tuple(
-                Judgment(what=name, test=test, sentence=test.sentence if test else None) for name, test in self.tests()
+                Judgment(baseline=name, test=test, sentence=test.sentence if test else None)
+                for name, test in self.tests()
             ),
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judgment:
-    """The test against the baseline `what`; null if no sample size was published."""
+    """The test against a baseline; null if no sample size was published."""
 
-    what: str
+    baseline: str
     test: SignificanceTest | None
     sentence: str | None
 

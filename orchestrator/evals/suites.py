@@ -117,9 +117,9 @@ def local_files(suite: Suite, questions: Path) -> dict[str, str]:
         files[suite.examples] = questions.absolute().parent / FileName(f"{suite.examples}{questions.suffix}")
     for split, file in files.items():
         if not file.is_file():
-            what = f"the {suite.few_shot} examples" if split == suite.examples else "the questions"
+            content = f"the {suite.few_shot} examples" if split == suite.examples else "the questions"
             hint = "copy it there, or omit `--dataset` to download it"
-            raise UsageError(f"no file with {what} of `{suite.name}` found", location=str(file), hint=hint)
+            raise UsageError(f"no file with {content} of `{suite.name}` found", location=str(file), hint=hint)
     return {split: str(file) for split, file in files.items()}
 
 

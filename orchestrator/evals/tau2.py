@@ -167,11 +167,11 @@ def _require_one_evaluation(files: Sequence[Path], results: Sequence[_Results]) 
         "simulated users": {run.info.user_info.llm for run in results},
         "versions of tau2": {run.info.git_commit for run in results},
     }
-    for what, names in values.items():
+    for setting, names in values.items():
         if len(names) > 1:
             listed = ", ".join(sorted(f"`{name}`" for name in names))
             location, hint = str(files[0].parent.parent), "specify the file of one run"
-            raise BenchError(f"the runs use different {what}: {listed}", location=location, hint=hint)
+            raise BenchError(f"the runs use different {setting}: {listed}", location=location, hint=hint)
     by_domain: dict[str, Path] = {}
     for file, run in zip(files, results, strict=True):
         domain = run.info.environment_info.domain_name

@@ -77,7 +77,7 @@ class RankNetwork:
     interfaces: tuple[Interface, ...]
 
 
-def rank_network(first: str, others: Sequence[str]) -> RankNetwork:
+def rank_network(first: str, other_hosts: Sequence[str]) -> RankNetwork:
     """Return an IPv4 address of the host `first` that all hosts can reach, itself included. Hosts are ssh URLs.
 
     Prefers the address to which ssh connects, then the order of `hostname -I` on that host.
@@ -90,7 +90,7 @@ def rank_network(first: str, others: Sequence[str]) -> RankNetwork:
         if not addresses:
             hint = f"add an IPv4 address to its network; `ssh {SshHost.parse(first).address} hostname -I` shows them"
             raise HostError(f"{first} has no known IPv4 address, which other ranks need", hint=hint)
-        reached = {host: _reached(host, [port, word, *addresses]) for host in (first, *others)}
+        reached = {host: _reached(host, [port, word, *addresses]) for host in (first, *other_hosts)}
         listener.end(signal.SIGTERM)
     for address in addresses:
         if all(address in item for item in reached.values()):

@@ -59,7 +59,7 @@ class HitRates:
 
     def size_for(self, share: float) -> int:
         """Return the smallest cache size with `share` of the hits of an unlimited cache."""
-        reached = accumulate(part for _, part in self.distances)
+        reached = accumulate(hits for _, hits in self.distances)
         goal = share * self.unlimited * (1 - 1e-9)
         return next((size for (size, _), hits in zip(self.distances, reached, strict=True) if hits >= goal), 0)
 

@@ -45,7 +45,8 @@ def _paragraph(row: Explained, width: int) -> Iterator[str]:
 def _walk(value: Data, path: KeyPath, loaded: ResolvedProfile) -> Iterator[Explained]:
     if isinstance(value, dict) and not is_setting(path):
         for key, inner in value.items():
-            if (*path, key) not in {(part, "source") for part in ENTRY_KEYS}:  # shown with every value of its file
+            # The source of a file is shown with every value of the file.
+            if (*path, key) not in {(entry_key, "source") for entry_key in ENTRY_KEYS}:
                 yield from _walk(inner, (*path, key), loaded)
         return
     if isinstance(value, list) and any(isinstance(item, dict) for item in value):  # questions
@@ -70,13 +71,13 @@ def _source_of_fact(path: KeyPath, loaded: ResolvedProfile) -> dict[str, Data]:
     """Return the origin and source of a value: the command line, an override, or the `source` of its catalog entry."""
     if loaded.composed.from_command_line(path):
         return {"origin": Origin.USER.value, "source": loaded.composed.location(path)}
-    composed, part = loaded.composed, loaded.composed.data[str(path[0])]
-    if path[0] not in ENTRY_KEYS or not isinstance(part, dict):
+    composed, entry = loaded.composed, loaded.composed.data[str(path[0])]
+    if path[0] not in ENTRY_KEYS or not isinstance(entry, dict):
         return {}
     file = composed.files.get(str(path[0]))
     if file is not None and composed.location(path).rpartition(":")[0] != file:  # a profile overrides the entry
         return {"origin": Origin.USER.value}
-    return {"source": part.get("source")}
+    return {"source": entry.get("source")}
 
 
 def _text(value: Data) -> str:

@@ -212,9 +212,9 @@ def _composed(
     profiles = tuple(layers.values())
     choices = select_entries(profiles, overrides)
     files = _entry_files(choices, layers, catalog)
-    parts = {part: read_file(file, catalog.display_path(file)) for part, file in files.items()}
-    names = {part: _entry_name(choice, files.get(part), path.stem) for part, choice in choices.items()}
-    composed = merge_layers(choices, parts=parts, names=names, profiles=profiles, overrides=overrides)
+    entries = {entry_key: read_file(file, catalog.display_path(file)) for entry_key, file in files.items()}
+    names = {entry_key: _entry_name(choice, files.get(entry_key), path.stem) for entry_key, choice in choices.items()}
+    composed = merge_layers(choices, entries=entries, names=names, profiles=profiles, overrides=overrides)
     try:
         return _valid(path.stem, composed, catalog)
     except ProfileError as error:

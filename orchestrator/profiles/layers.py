@@ -150,12 +150,12 @@ def _file(entry_key: str, chosen: Data, location: str) -> str:
 def merge_layers(
     choices: Mapping[str, EntryChoice],
     *,
-    parts: Mapping[str, Document],
+    entries: Mapping[str, Document],
     names: Mapping[str, str],
     profiles: Sequence[Document],
     overrides: Sequence[Override],
 ) -> MergedProfile:
-    """Merge the layers. `choices` and `names` cover each catalog entry, `parts` the documents of named files.
+    """Merge the layers. `choices` and `names` cover each catalog entry, `entries` the documents of named files.
 
     `profiles` are the layers of the profile, base first.
     """
@@ -163,11 +163,11 @@ def merge_layers(
     locations: dict[KeyPath, str] = {}
     names = dict(names)
     for entry_key, choice in choices.items():
-        if entry_key in parts:
-            _layer(data, locations, _entries(entry_key, parts[entry_key], parts[entry_key].data))
+        if entry_key in entries:
+            _layer(data, locations, _entries(entry_key, entries[entry_key], entries[entry_key].data))
         for profile in choice.over:
             with _image_replaced(data, locations, names):
-                left_out = {USE, _SOURCE} if entry_key in parts else {USE}  # a file has its own source
+                left_out = {USE, _SOURCE} if entry_key in entries else {USE}  # a file has its own source
                 section = {key: value for key, value in _mapping(entry_key, profile).items() if key not in left_out}
                 _layer(data, locations, _entries(entry_key, profile, section, entry_key))
     for profile in profiles:
@@ -178,7 +178,7 @@ def merge_layers(
             _apply_override(data, locations, override)
     for entry_key in ENTRY_KEYS:
         locations.setdefault((entry_key,), _naming(entry_key, profiles).location((entry_key,)))
-    return MergedProfile(data, locations, names, {entry_key: document.name for entry_key, document in parts.items()})
+    return MergedProfile(data, locations, names, {entry_key: document.name for entry_key, document in entries.items()})
 
 
 @contextmanager

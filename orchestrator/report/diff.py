@@ -272,8 +272,12 @@ def _of_settings(plan: Mapping[str, object]) -> dict[str, str]:
 def _entry_origins(loaded: "ResolvedProfile") -> dict[str, str]:
     """Return the origin and source of the other keys of a profile, and the source of each catalog entry."""
     rows = explained(loaded)
-    parts = {part: loaded.composed.data.get(part) for part in ENTRY_KEYS}
-    sources = {part: str(data["source"]) for part, data in parts.items() if isinstance(data, dict) and "source" in data}
+    entries = {entry_key: loaded.composed.data.get(entry_key) for entry_key in ENTRY_KEYS}
+    sources = {
+        entry_key: str(data["source"])
+        for entry_key, data in entries.items()
+        if isinstance(data, dict) and "source" in data
+    }
     return {**sources, **{row.key: _origin_text(row.origin, row.source) for row in rows if row.origin or row.source}}
 
 
@@ -326,8 +330,8 @@ def _outcome(start: RunSummary) -> Iterator[tuple[str, str]]:
         yield f"smoke.{verdict}", str(count)
     if start.failed:
         yield "smoke.checks that failed", ", ".join(start.failed)
-    for what, count in start.kernels.items():
-        yield f"kernels.{what}", str(count)
+    for kind, count in start.kernels.items():
+        yield f"kernels.{kind}", str(count)
     if start.ended:
         yield "ended", start.ended
 

@@ -103,7 +103,7 @@ def history_table(starts: Iterable[RunSummary], *, width: int | None = None) -> 
             start.profile,
             "" if start.ready_seconds is None else f"{start.ready_seconds:.0f} s",
             _smoke_text(start),
-            ", ".join(f"{count} {what}" for what, count in start.kernels.items()),
+            ", ".join(f"{count} {kind}" for kind, count in start.kernels.items()),
             "; ".join(map(str, start.best)),
             f"{start.ended}, {start.ended_at[:16]}Z" if start.ended_at else start.ended,
         )
@@ -138,8 +138,8 @@ def summarize_run(run: RunDir) -> tuple[RunSummary, tuple[BenchResult, ...]]:
     """Summarize a run from its run directory, without querying its server; also return its results."""
     name = run.path.parent.name
     results = tuple(recorded_results(run))
-    smoke, parts, up = (run.read(file) for file in (SMOKE_FILE, PROCESSES_FILE, REQUEST_FILE))
-    seconds, saved = parts.get("ready_seconds"), up.get("request")
+    smoke, processes, up = (run.read(file) for file in (SMOKE_FILE, PROCESSES_FILE, REQUEST_FILE))
+    seconds, saved = processes.get("ready_seconds"), up.get("request")
     request: Mapping[str, object] = saved if isinstance(saved, dict) else {}
     overrides = request.get("overrides")
     ended, ended_at = _ending(run)
@@ -191,8 +191,8 @@ def _soak_of(smoke: Mapping[str, object]) -> tuple[float, str]:
 
 
 def _counted(gate: Mapping[str, object]) -> dict[str, int]:
-    lines_by_kind = {what: gate.get(what) for what in ("hits", "misses")}
-    return {what: len(lines) for what, lines in lines_by_kind.items() if isinstance(lines, list)}
+    lines_by_kind = {kind: gate.get(kind) for kind in ("hits", "misses")}
+    return {kind: len(lines) for kind, lines in lines_by_kind.items() if isinstance(lines, list)}
 
 
 def _ending(run: RunDir) -> tuple[str, str | None]:

@@ -75,10 +75,10 @@ class _Scale:
     def at(self, value: float) -> float:
         """Return the coordinate of a value, in units of the drawing."""
         if self.log:
-            part = math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
+            fraction = math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
         else:
-            part = (value - self.low) / (self.high - self.low)
-        return self.start + part * (self.end - self.start)
+            fraction = (value - self.low) / (self.high - self.low)
+        return self.start + fraction * (self.end - self.start)
 
 
 def nice_ticks(high: float) -> tuple[float, ...]:

@@ -60,12 +60,12 @@ def _template_context(report: Report) -> dict[str, object]:
         replace(difference, values=tuple(difference.values[first] for first in firsts))
         for difference in report.differences
     ]
-    important, others = grouped([item for item in settings_differing if len({*item.values}) > 1])
+    important, collapsed = grouped([item for item in settings_differing if len({*item.values}) > 1])
     return {
         **context,
         "sides": [(side, report.comparisons[side.runs[0]], side.runs[0]) for side in report.side_by_side.groups],
         "important": important,
-        "others": others,
+        "collapsed": collapsed,
         "unset": "not known"
         if any(comparison.result.run.provenance.plan is None for comparison in report.comparisons)
         else "not set",

@@ -124,9 +124,9 @@ def write_files(folder: Path, files: Iterable[RenderedFile]) -> None:
             (folder / RelativePath(file.path), file.content, 0o755 if file.executable else 0o644) for file in files
         )
     except OSError as error:
-        what = f"cannot write below `{folder}`: {error.strerror}"
+        message = f"cannot write below `{folder}`: {error.strerror}"
         hint = "`deploy prune` frees disk space, or name a directory elsewhere"
-        raise HostError(what, location=str(error.filename or folder), hint=hint) from error
+        raise HostError(message, location=str(error.filename or folder), hint=hint) from error
 
 
 def require_name(name: str) -> None:
@@ -152,9 +152,9 @@ def name_lock(home: Home, name: str) -> Iterator[None]:
     except OSError as error:
         raise write_error(home, error) from error
     except LockHeldError as error:
-        what = f"another `deploy` command is working on `{name}` (pid {error.holder})"
+        message = f"another `deploy` command is working on `{name}` (pid {error.holder})"
         hint = f"wait, or choose another name with `--name`; `deploy status {name}` shows what runs"
-        raise NameTakenError(what, hint=hint) from error
+        raise NameTakenError(message, hint=hint) from error
     with lock:
         yield
 

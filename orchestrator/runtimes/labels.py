@@ -33,10 +33,10 @@ def record_of(plan: Plan, url: str) -> dict[str, str]:
 
 def is_record(labels: Mapping[str, str]) -> bool:
     """Return whether labels are those that a start writes; users may put any labels on their own objects."""
-    part = labels.get(UNIT, GATEWAY)
+    unit_name = labels.get(UNIT, GATEWAY)
     return (
         SERVER_NAME.match(labels.get(NAME, "")) is not None
-        and (part == GATEWAY or is_replica(part))
+        and (unit_name == GATEWAY or is_replica(unit_name))
         and _URL.fullmatch(labels.get(URL, "")) is not None
         and all(is_ssh_url(host) for host in labels.get(RANK_HOSTS, "").split())
         and not rank_of(Path(labels.get(RUN_DIR, "")))  # other ranks have no record

@@ -101,21 +101,21 @@ def with_roles(units: Iterable[Unit]) -> tuple[Unit, ...]:
     return tuple(replace(unit, role=role(name, folder, unit)) for name, folder, unit in folders)
 
 
-def require_name_free(run_dir: Path, others: Sequence[Unit]) -> None:
-    """Raise NameTakenError if a unit may not start beside others of its name."""
-    if not may_coexist(run_dir, others):
-        name = others[0].name
+def require_name_free(run_dir: Path, existing: Sequence[Unit]) -> None:
+    """Raise NameTakenError if a unit may not start beside the existing ones of its name."""
+    if not may_coexist(run_dir, existing):
+        name = existing[0].name
         hint = f"`deploy down {name}` stops it"
-        raise NameTakenError(f"server `{name}` already exists", location=others[0].run_dir, hint=hint)
+        raise NameTakenError(f"server `{name}` already exists", location=existing[0].run_dir, hint=hint)
 
 
-def may_coexist(run_dir: Path, others: Sequence[Unit]) -> bool:
-    """Return whether a unit may start beside others of its name: in the same run, or as their gateway's replica."""
+def may_coexist(run_dir: Path, existing: Sequence[Unit]) -> bool:
+    """Return whether a unit may start beside the existing ones of its name: in the same run, or at their gateway."""
     top = run_root(run_dir)
-    other_runs = [other for other in others if run_root(Path(other.run_dir)) != top]
-    has_gateway = run_dir != top and any(other.role is Role.GATEWAY for other in others)
+    other_runs = [unit for unit in existing if run_root(Path(unit.run_dir)) != top]
+    has_gateway = run_dir != top and any(unit.role is Role.GATEWAY for unit in existing)
     return not other_runs or (
-        has_gateway and all(run_root(Path(other.run_dir)).parent == top.parent for other in other_runs)
+        has_gateway and all(run_root(Path(unit.run_dir)).parent == top.parent for unit in other_runs)
     )
 
 

@@ -71,8 +71,8 @@ def down_all(
         for problem in error.problems_or_self()
     ]
     if problems:
-        what = f"cannot stop {len(failures)} of {len(names)} servers" if failures else "cannot query every runtime"
-        raise HostError(what, problems=problems)
+        message = f"cannot stop {len(failures)} of {len(names)} servers" if failures else "cannot query every runtime"
+        raise HostError(message, problems=problems)
 
 
 def _is_ours(servers: Servers, handle: RunningServer) -> bool:

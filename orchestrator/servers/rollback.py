@@ -97,8 +97,8 @@ def rerun_request(text: str, request: UpRequest, home: Home) -> UpRequest:
     Raises UsageError for an unknown run, and for options that would change its plan.
     """
     if request.profile or request.overrides or request.image:
-        what = "`--from` repeats a run: a profile, `--set`, `--revision` and `--image` do not apply"
-        raise UsageError(what, hint="`deploy diff` compares a run with a profile")
+        message = "`--from` repeats a run: a profile, `--set`, `--revision` and `--image` do not apply"
+        raise UsageError(message, hint="`deploy diff` compares a run with a profile")
     earlier = request_from(require_run(home, text))
     return dataclasses.replace(
         earlier,
@@ -134,8 +134,8 @@ def _locked_request(request: UpRequest) -> UpRequest:
     Raises UsageError if the lockfile is missing or an option would change its plan, ProfileError if it was edited.
     """
     if request.overrides or request.image:
-        what = "`--locked` starts the lockfile: `--set`, `--revision` and `--image` do not apply"
-        raise UsageError(what, hint="`deploy lock PROFILE --set KEY=VALUE` writes a lockfile with other settings")
+        message = "`--locked` starts the lockfile: `--set`, `--revision` and `--image` do not apply"
+        raise UsageError(message, hint="`deploy lock PROFILE --set KEY=VALUE` writes a lockfile with other settings")
     path = lock_path(request.profile or None)
     lock, _ = read_lock(path)
     return dataclasses.replace(request, profile=lock.profile, overrides=lock.overrides, lock=str(path))

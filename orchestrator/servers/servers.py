@@ -213,13 +213,13 @@ def requested(run: RunDir, key: str) -> object:
     return request.get(key) if isinstance(request, dict) else None
 
 
-def resolve_server_name(target: str, home: Home, *others: object) -> str:
+def resolve_server_name(target: str, home: Home, *options: object) -> str:
     """Return the name of the server with prefill and decode servers at the URL `target`; otherwise `target`.
 
-    The gateway of such a server lists its workers only with the control key, which is found by name. `others` are
-    options for a URL; with any of them, return `target`.
+    The gateway of such a server lists its workers only with the control key, which is found by name. `options` are
+    options that need a URL; with any of them, return `target`.
     """
-    if "://" not in target or any(others):
+    if "://" not in target or any(options):
         return target
     plans = map(read_plan, latest_runs(home))
     if not any(plan is not None and plan.roles for plan in plans):
@@ -237,12 +237,12 @@ def api_key(variable: str | None) -> Secret | None:
     if variable is None:
         return None
     if not (value := os.environ.get(variable)):
-        what = f"`{variable}` is not set: the plan reads the API key from this variable"
-        raise UsageError(what, hint=f"export {variable}=…")
+        message = f"`{variable}` is not set: the plan reads the API key from this variable"
+        raise UsageError(message, hint=f"export {variable}=…")
     key = read_key(value, location=variable)
     if len(key.reveal()) < SAFE_LENGTH:
-        what = f"the API key in `{variable}` has fewer than {SAFE_LENGTH} characters"
-        warn(f"{what}: a short key can be guessed, and output redacts it only as a whole word")
+        problem = f"the API key in `{variable}` has fewer than {SAFE_LENGTH} characters"
+        warn(f"{problem}: a short key can be guessed, and output redacts it only as a whole word")
     return key
 
 
@@ -288,7 +288,7 @@ def dead_processes(runtime: ServerGroup, handle: RunningServer) -> str:
     if not process_titles or not isinstance(recorded, Sequence):
         return ""
     running = process_names(process_titles)
-    dead = [str(part) for part in recorded if part not in running]
+    dead = [str(process) for process in recorded if process not in running]
     if not running and (restarted := _started_again(runtime.state(handle), handle.run)):
         return restarted
     return f"{', '.join(dead)} {'has' if len(dead) == 1 else 'have'} ended while the server runs" if dead else ""
@@ -311,7 +311,7 @@ def replicas_on_other_plan(handle: RunningServer, plan: Plan) -> str:
         name: (plan.label_of(number), server.digest) for number, (name, server) in enumerate(plan.servers.items(), 1)
     }
 
-    def others() -> Iterator[str]:
+    def differing_replicas() -> Iterator[str]:
         for server in handle.replicas:
             name = Path(server.run_dir).name
             label, digest = planned.get(name, ("", ""))
@@ -320,7 +320,7 @@ def replicas_on_other_plan(handle: RunningServer, plan: Plan) -> str:
             elif server.plan_digest != digest:
                 yield f"{label} has another"
 
-    return ", ".join(others())
+    return ", ".join(differing_replicas())
 
 
 def _missing_servers(runtime: ServerGroup, handle: RunningServer) -> Iterator[str]:

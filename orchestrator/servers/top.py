@@ -72,7 +72,7 @@ class Event:
     """A change between two samples."""
 
     at: str  # time of day
-    what: str
+    message: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ class Frame:
             f"UNHEALTHY: {self.problem}" if self.problem else "",
             table(("", f"last {self.activity.window_s:.0f} s", ""), rows, width=width),
             _gpu_table(self.gpus, width) if self.gpus else "",
-            "\n".join(f"{event.at}  {event.what}" for event in self.events),
+            "\n".join(f"{event.at}  {event.message}" for event in self.events),
         ]
         return "\n\n".join(part for part in parts if part)
 
@@ -298,5 +298,5 @@ class TopView:
             (restarts > before[1], f"restarted ({restarts} in all)"),
             (misses > before[2], f"{misses - before[2]} more MoE keys without a tuned kernel"),
         )
-        self._events.extend(Event(at=f"{moment:%H:%M:%S}", what=what) for changed, what in changes if changed)
+        self._events.extend(Event(at=f"{moment:%H:%M:%S}", message=message) for changed, message in changes if changed)
         self._seen = (problem, restarts, misses)

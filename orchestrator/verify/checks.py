@@ -169,7 +169,7 @@ def token_counts(client: SmokeClient) -> CheckOutcome:
         "completion tokens in `usage`": (number(usage, "completion_tokens"), tokens),
         "total tokens in `usage`": (number(usage, "total_tokens"), len(ids) + tokens),
     }
-    wrong = [f"{what}: {reported}, not {sent}" for what, (reported, sent) in counts.items() if reported != sent]
+    wrong = [f"{name}: {reported}, not {sent}" for name, (reported, sent) in counts.items() if reported != sent]
     return failed("; ".join(wrong)) if wrong else passed(f"{len(ids)} in, {tokens} out")
 
 
@@ -375,8 +375,8 @@ def _wrong(question: SmokeQuestion, answer: ChatResponse) -> str:
 
 
 def _rejects(client: SmokeClient, requests: dict[str, tuple[str, bytes]]) -> CheckOutcome:
-    statuses = {what: client.server.post_status(path, content) for what, (path, content) in requests.items()}
-    wrong = [f"{what} returns status {status}" for what, status in statuses.items() if not 400 <= status < 500]
+    statuses = {name: client.server.post_status(path, content) for name, (path, content) in requests.items()}
+    wrong = [f"{name} returns status {status}" for name, status in statuses.items() if not 400 <= status < 500]
     if wrong:
         return failed("; ".join(wrong))
     if (health := client.server.health(tries=2)) != 200:  # before the requests below: see `EngineClient.health`

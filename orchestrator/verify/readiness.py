@@ -128,8 +128,8 @@ class _Wait:
             hint = "raise `timeouts.progress_deadline` in the profile to wait longer"
             raise self._error(f"no progress for {idle_seconds:.0f} s while {activity}{answer}", hint=hint)
         if timeout is not None and self.elapsed >= timeout:
-            what = f"not ready within {timeout:g} s: still {activity}{answer}"
-            raise self._error(what, hint="raise `--timeout`, or omit it")
+            message = f"not ready within {timeout:g} s: still {activity}{answer}"
+            raise self._error(message, hint="raise `--timeout`, or omit it")
 
     def _read_log(self) -> None:
         for text in batches(self._server.log()):

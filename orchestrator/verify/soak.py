@@ -97,9 +97,9 @@ def soak(client: SmokeClient) -> CheckOutcome:
     problems, text = [], [f"{format_duration(seconds)}: {request_counts}, {clients} clients a rank ({basis})"]
     _measure_all(client, load)
     for rank, lengths in sorted(load.accepted.items()):
-        part = max(len(lengths) // 4, 1)
+        quarter = max(len(lengths) // 4, 1)
         # the first length was measured before the load
-        first, last = max(lengths[0], fmean(lengths[:part])), fmean(lengths[-part:])
+        first, last = max(lengths[0], fmean(lengths[:quarter])), fmean(lengths[-quarter:])
         text.append(f"accept length {first:.2f}, then {last:.2f}")
         if last < _MIN_ACCEPTANCE * first:
             problems.append(f"the accept length of rank {rank} fell from {first:.2f} to {last:.2f}")

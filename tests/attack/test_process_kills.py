@@ -23,9 +23,9 @@ from orchestrator.runtimes.supervisor.record import write_record
 
 pytestmark = pytest.mark.attack
 
-ROUNDS = 24  # each part in each stage
+ROUNDS = 24  # each process in each stage
 # `sleep` has called setsid.
-PARTS = ("server", "sglang::scheduler", "sglang::detokenizer", "sleep", "supervisor", "all")
+PROCESSES = ("server", "sglang::scheduler", "sglang::detokenizer", "sleep", "supervisor", "all")
 FATAL = {"server", "sglang::scheduler", "sglang::detokenizer", "supervisor", "all"}
 # A typical daemon: the leader of its session has exited.
 DAEMON = """
@@ -44,47 +44,47 @@ def test_killed_server_processes_are_reported_and_cleaned_up(deployments: Deploy
 
     def kill(number: int, rng: Random) -> Iterator[str]:
         deployment, stage = deployments(number), stages[number % len(stages)]
-        part = PARTS[number // len(stages) % len(PARTS)]
-        yield from (f"{part} {stage.__name__}: {fault}" for fault in stage(deployment, part, rng))
-        yield from (f"{part} {stage.__name__}: {fault}" for fault in deployment.leftovers())
+        process = PROCESSES[number // len(stages) % len(PROCESSES)]
+        yield from (f"{process} {stage.__name__}: {fault}" for fault in stage(deployment, process, rng))
+        yield from (f"{process} {stage.__name__}: {fault}" for fault in deployment.leftovers())
 
-    attack("kills of parts", ROUNDS, kill)
+    attack("kills of processes", ROUNDS, kill)
 
 
-def kill(deployment: Deployment, part: str) -> None:
-    for pid in pids_of(deployment, part):
+def kill(deployment: Deployment, process: str) -> None:
+    for pid in pids_of(deployment, process):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
-def while_starting(deployment: Deployment, part: str, rng: Random) -> Iterator[str]:
+def while_starting(deployment: Deployment, process: str, rng: Random) -> Iterator[str]:
     starting = deployment.start(*deployment.up("SCRIPTED_PAUSE=0.2", "SCRIPTED_DETACHED=1"))
-    wait_for(lambda: bool(pids_of(deployment, part)))
+    wait_for(lambda: bool(pids_of(deployment, process)))
     time.sleep(rng.uniform(0.0, 0.8))
-    kill(deployment, part)
+    kill(deployment, process)
     ended = starting.wait()
-    yield from ended.faults(*((6, 7, 8) if part in FATAL else (0,)))
+    yield from ended.faults(*((6, 7, 8) if process in FATAL else (0,)))
     if ended.code == 0:
         yield from deployment.run("down", deployment.name).faults(0)
 
 
-def while_serving(deployment: Deployment, part: str, rng: Random) -> Iterator[str]:
-    up = deployment.up(*(["SCRIPTED_DETACHED=1"] if part == "sleep" or rng.random() < 0.5 else []))
+def while_serving(deployment: Deployment, process: str, rng: Random) -> Iterator[str]:
+    up = deployment.up(*(["SCRIPTED_DETACHED=1"] if process == "sleep" or rng.random() < 0.5 else []))
     yield from deployment.run(*up).faults(0)
-    kill(deployment, part)
-    yield from status_faults(deployment, "running" if part == "sleep" else "exited")
+    kill(deployment, process)
+    yield from status_faults(deployment, "running" if process == "sleep" else "exited")
     yield from deployment.run("down", deployment.name).faults(0)
 
 
-def while_stopping(deployment: Deployment, part: str, rng: Random) -> Iterator[str]:
+def while_stopping(deployment: Deployment, process: str, rng: Random) -> Iterator[str]:
     yield from deployment.run(*deployment.up("SCRIPTED_DEAF=1", "SCRIPTED_DETACHED=1")).faults(0)
     stopping = deployment.start("down", deployment.name)
     time.sleep(rng.uniform(0.0, 2.5))
-    kill(deployment, part)
+    kill(deployment, process)
     yield from stopping.wait().faults(0)
 
 
-def with_other_process(deployment: Deployment, part: str, _: Random) -> Iterator[str]:
+def with_other_process(deployment: Deployment, process: str, _: Random) -> Iterator[str]:
     """Forge a record in which an unrelated daemon has the pids of the dead supervisor and server."""
     yield from deployment.run(*deployment.up()).faults(0)
     kill(deployment, "all")
@@ -92,7 +92,7 @@ def with_other_process(deployment: Deployment, part: str, _: Random) -> Iterator
     daemon = subprocess.run([sys.executable, "-c", DAEMON], capture_output=True, text=True, check=True)
     pid = int(daemon.stdout)
     try:
-        yield from forge_record(deployment, pid, leads=part in {"supervisor", "all"})
+        yield from forge_record(deployment, pid, leads=process in {"supervisor", "all"})
         yield from deployment.run("down", deployment.name).faults(0, 4, 6)
         if read_process(pid) is None:
             yield "an unrelated process was killed"

@@ -44,8 +44,8 @@ class Watched:
     def die(self, way: str) -> Iterator[str]:
         """Kill the server in this way and wait for the restart."""
         restarts = self.events().count("restarted")
-        part, number = (HANGS[way], signal.SIGSTOP) if way in HANGS else (way, signal.SIGKILL)
-        for pid in pids_of(self.deployment, "server" if way == "watch" else part):
+        process_name, number = (HANGS[way], signal.SIGSTOP) if way in HANGS else (way, signal.SIGKILL)
+        for pid in pids_of(self.deployment, "server" if way == "watch" else process_name):
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
         if way == "watch":

@@ -35,6 +35,6 @@ def test_first_line_of_every_file_references_its_schema(path: Path, kind: str) -
 
 def test_profile_schema_references_catalog_entries_by_name() -> None:
     schema = json.loads(json_schema("profile"))
-    parts = [schema["properties"][part]["anyOf"][0]["type"] for part in ("hardware", "model", "engine")]
-    assert parts == ["string"] * 3
+    types = [schema["properties"][entry_key]["anyOf"][0]["type"] for entry_key in ("hardware", "model", "engine")]
+    assert types == ["string"] * 3
     assert schema["additionalProperties"] is False

@@ -128,8 +128,8 @@ def _killed_decode_server_is_detected_and_restarted_alone(disaggregated: Disaggr
 def _second_decode_server_is_added_and_removed(disaggregated: DisaggregatedServer) -> None:
     pair, prompts = [server.runtime_id for server in disaggregated.server.replicas], count()
     disaggregated.up("layout.decode.replicas=2")
-    *others, added = disaggregated.server.replicas
-    assert [server.runtime_id for server in others] == pair
+    *original_replicas, added = disaggregated.server.replicas
+    assert [server.runtime_id for server in original_replicas] == pair
 
     def answers() -> bool:
         assert complete(client, prompt=f"{next(prompts)} times upon a time").status_code == 200

@@ -134,8 +134,8 @@ def choices(tmp_path: Path) -> Path:
         writer = csv.DictWriter(stream, ["Question", "Correct Answer", *wrong])
         writer.writeheader()
         for a, b in SUMS:
-            others = {name: f"{a + b + off} apples" for off, name in enumerate(wrong, start=1)}
-            writer.writerow({"Question": f"What is {a} + {b}?", "Correct Answer": f"{a + b} apples", **others})
+            wrong_answers = {name: f"{a + b + off} apples" for off, name in enumerate(wrong, start=1)}
+            writer.writerow({"Question": f"What is {a} + {b}?", "Correct Answer": f"{a + b} apples", **wrong_answers})
     return tmp_path / "gpqa_diamond.csv"
 
 

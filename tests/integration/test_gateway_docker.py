@@ -118,7 +118,7 @@ def test_replicated_containers_full_lifecycle(deploy: CommandLine, up: list[str]
     assert down.returncode == 0, down.stderr
     assert containers() == []
     run = max((deploy.home.runs / NAME).glob("*-*"))
-    assert all(Path(run, part, "server.log").stat().st_size for part in (".", "replica-1", "replica-2"))
+    assert all(Path(run, folder, "server.log").stat().st_size for folder in (".", "replica-1", "replica-2"))
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
 

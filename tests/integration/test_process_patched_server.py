@@ -138,7 +138,7 @@ def marked(home: Home, package: Path) -> Iterator[CommandLine]:
     """Return `deploy` with two additional patches, one of them a table; stop its server after the test."""
     text = (package / MARKED).read_text()
     assert text.count(ANCHOR) == 1
-    lines = (part.splitlines(keepends=True) for part in (text, text.replace(ANCHOR, ANCHOR + PRINT_PATHS)))
+    lines = (content.splitlines(keepends=True) for content in (text, text.replace(ANCHOR, ANCHOR + PRINT_PATHS)))
     diff = "".join(difflib.unified_diff(*lines, f"a/{MARKED}", f"b/{MARKED}"))  # type: ignore[call-arg]
     for name, files in {
         "marked": {"patch.yaml": PATCH_YAML, "marked.patch": diff},
@@ -173,7 +173,7 @@ def test_every_server_process_uses_patched_copy(marked: CommandLine, package: Pa
     assert [Path(table).read_text() for table in {table for _, _, table in printed}] == ["rows\n"]
     running = [Path("/proc", pid, "cmdline") for pid, _, _ in printed if Path("/proc", pid).exists()]
     cmdlines = " ".join(path.read_bytes().replace(b"\0", b" ").decode() for path in running)
-    assert all(part in cmdlines for part in ("launch_server", "sglang::scheduler", "sglang::detokenizer")), cmdlines
+    assert all(name in cmdlines for name in ("launch_server", "sglang::scheduler", "sglang::detokenizer")), cmdlines
 
     receipt = json.loads((run_dir / "patches.json").read_text())
     assert {patch["id"]: patch["state"] for patch in receipt["patches"]} == {"marked": "applied", "table": "applied"}

@@ -172,14 +172,14 @@ def test_logprobs_detect_perturbed_models_only(server: CpuServer, cpu_engine: Cp
         other.wait_until_ready()
         other_rope, other_reference = run_probe(probe_side(other), reference, PROBE, reference_name="another rope")
         print(other_rope.to_table())
-        longest = next(row for row in other_rope.rows if (row.what, row.length) == ("the reference", 2048))
+        longest = next(row for row in other_rope.rows if (row.compared_with, row.length) == ("the reference", 2048))
         assert [band.mean for band in longest.bands] == sorted(band.mean for band in longest.bands)
-        assert {row.what for row in other_rope.rows if row.above_limit} == {"the reference"}
+        assert {row.compared_with for row in other_rope.rows if row.above_limit} == {"the reference"}
         assert [band.first for band in longest.above_limit] == [64, 512]
 
         reload_weights(other, scaled_model(cpu_engine, tmp_path / "tiny", factor=1.3))
         scaled, _ = run_probe(probe_side(other), other_reference, PROBE, reference_name="its own weights")
-        assert all(row.above_limit for row in scaled.rows if row.what == "the reference"), scaled.to_table()
+        assert all(row.above_limit for row in scaled.rows if row.compared_with == "the reference"), scaled.to_table()
 
 
 @missing

@@ -74,7 +74,7 @@ def test_logprobs_cover_every_rank_and_detect_dtype(dp_server: CpuServer, server
     print(report.to_table())
     assert report.ok
     assert report.differences == ("`dtype` is float32 on the server, auto in the reference",)
-    compared = [row for row in report.rows if row.what == "the reference"]
+    compared = [row for row in report.rows if row.compared_with == "the reference"]
     assert {row.rank_label for row in compared} == {"rank 0", "rank 1"}
     assert all(row.overall.mean > 1e-4 for row in compared)  # below the limit, which depends on the noisier server
     strict, _ = run_probe(exact, measure_reference(exact, options), options, reference_name="itself")

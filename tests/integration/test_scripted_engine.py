@@ -201,7 +201,7 @@ def observe(server: CpuServer) -> Mapping[str, object]:
             "structured": (structured.finish_reason, json.loads(structured.text)["ready"]),
             "tokens of a text": len(tokenized) > 0,
             "scores": [
-                [(len(part.actual), [len(top) for top in part.top]) for part in (answer.prompt, answer.output)]
+                [(len(scores.actual), [len(top) for top in scores.top]) for scores in (answer.prompt, answer.output)]
                 for answer in scored
             ],
             "choices": (has_choices(events[0]), has_choices(events[-1])),

@@ -182,14 +182,14 @@ def test_ctrl_c_cancels_every_job(pair: Pair, stage: str) -> None:
 def test_exited_replica_aborts_start_while_another_is_pending(pair: Pair) -> None:
     """The other replica may be pending for hours. Other jobs occupy all CPUs of the nodes except one."""
     words = ("sbatch", "--parsable", "--chdir=/tmp", "--output=/dev/null", "--wrap=sleep 600")
-    others = [pair.cluster.run(*words, f"--nodelist={node}", f"--ntasks={tasks}").strip() for node, tasks in FILL]
-    wait_for(lambda: pair.cluster.run("squeue", "--noheader", "--states=running", "--format=%i").split() >= others)
+    job_ids = [pair.cluster.run(*words, f"--nodelist={node}", f"--ntasks={tasks}").strip() for node, tasks in FILL]
+    wait_for(lambda: pair.cluster.run("squeue", "--noheader", "--states=running", "--format=%i").split() >= job_ids)
     with pair.deploy.running(*pair.words()) as command:
         command.wait_for("job .* is pending: Resources")
-        [first] = set(pair.cluster.run("squeue", "--noheader", "--states=running", "--format=%i").split()) - {*others}
+        [first] = set(pair.cluster.run("squeue", "--noheader", "--states=running", "--format=%i").split()) - {*job_ids}
         pair.cluster.run("scancel", first)
         assert command.wait()[0] == 7
-    assert sorted(pair.cluster.queue()) == sorted(others)
+    assert sorted(pair.cluster.queue()) == sorted(job_ids)
 
 
 def test_unschedulable_gateway_hints_at_gateway_partition(pair: Pair) -> None:

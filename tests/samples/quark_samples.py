@@ -174,7 +174,10 @@ def facts_digest(config: Mapping[str, Any], header: Header) -> str:
     given = config["quantization_config"]
     schemes = {"": given["global_quant_config"], **given["layer_quant_config"]}
     types = {
-        key: [(kind := scheme[part]) and [kind[name] for name in _FP4] for part in ("weight", "input_tensors")]
+        key: [
+            (kind := scheme[tensor_kind]) and [kind[name] for name in _FP4]
+            for tensor_kind in ("weight", "input_tensors")
+        ]
         for key, scheme in schemes.items()
     }
     tensors = {name: [dtype, *shape] for name, (dtype, shape) in header.items()}
@@ -244,8 +247,8 @@ def together(header: Header) -> Header:
     return remaining
 
 
-def without(part: str) -> Callable[[Header], Header]:
-    return lambda header: {name: kind for name, kind in header.items() if part not in name}
+def without(substring: str) -> Callable[[Header], Header]:
+    return lambda header: {name: kind for name, kind in header.items() if substring not in name}
 
 
 def _changed(recipe: str, change: Callable[[Header], Header]) -> tuple[dict[str, Any], Header]:

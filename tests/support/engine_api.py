@@ -88,7 +88,7 @@ class EngineApi:
     aborts_above: int | None = None  # a longer prompt crashes it
     accept_length_drops: bool = False  # the accept length drops after 8 requests
     leaks_cache_tokens: bool = False  # cache tokens stay in use after a request
-    others: int = 0  # running requests of other clients
+    other_requests: int = 0  # running requests of other clients
     tiers: Mapping[str, int] | None = None  # cached tokens by tier
     saved_tiers: Sequence[str] = ()  # other cache tiers: "host", and "storage", which a flush does not clear
     corrupt_tier: str = ""  # cached tokens of this tier change the output
@@ -176,7 +176,7 @@ class EngineApi:
             f"sglang:{name}_total{source if name == 'cached_tokens' else labels} {float(value)}"
             for name, value in self.counts.items()
         ]
-        lines += [f"sglang:num_queue_reqs{labels} 0.0", f"sglang:num_running_reqs{labels} {self.others}.0"]
+        lines += [f"sglang:num_queue_reqs{labels} 0.0", f"sglang:num_running_reqs{labels} {self.other_requests}.0"]
         used = self.counts["num_requests"] * self.leaks_cache_tokens
         lines += [f"sglang:num_used_tokens{labels} {used}.0", f"sglang:max_total_num_tokens{labels} {_POOL}.0"]
         lines += [f"sglang:fwd_occupancy{labels} NaN"]
@@ -292,7 +292,7 @@ class EngineApi:
                 self.reasoning
             ]
 
-        def part(text: str, whole: bool) -> Json:
+        def delta(text: str, whole: bool) -> Json:
             separate = self.always_reasons or (thinking and self.reasoning in {"separate", "everything"})
             thought = "Let me see." if separate and whole else None
             content = {"role": "assistant", "content": text, "reasoning_content": thought}
@@ -301,7 +301,7 @@ class EngineApi:
                 content["tool_calls"] = [{"type": "function", "function": {"name": called, "arguments": "{}"}}]
             return {"message" if whole else "delta": content}
 
-        return self._openai(body, len(prompt), pieces, cached, part, stops=bool(known) or bool(thinking))
+        return self._openai(body, len(prompt), pieces, cached, delta, stops=bool(known) or bool(thinking))
 
     def _pieces(self, body: Json, prompt: list[int]) -> tuple[list[str], int]:
         """Return the chunks of a response, and the number of cached prompt tokens."""
@@ -321,7 +321,7 @@ class EngineApi:
         prompt: int,
         pieces: Sequence[str],
         cached: int,
-        part: Callable[[str, bool], Json],
+        delta: Callable[[str, bool], Json],
         *,
         stops: bool = False,
     ) -> Answer:
@@ -335,7 +335,7 @@ class EngineApi:
             return {**counts, "prompt_tokens_details": details}
 
         def document(text: str, *, last: bool, whole: bool) -> Json:
-            choice = {"index": 0, **part(text, whole), "finish_reason": reason if last else None}
+            choice = {"index": 0, **delta(text, whole), "finish_reason": reason if last else None}
             return {"id": "1", "object": "completion", "choices": [choice]}
 
         if not body.get("stream"):

@@ -60,9 +60,9 @@ class Pair:
         ended = self.deploy.run(*self.words(*settings), *(["--replace"] if replace else []))
         assert ended.returncode == 0, ended.stderr
 
-    def pid(self, part: RunningServer) -> int:
+    def pid(self, unit: RunningServer) -> int:
         """Return the pid of a replica or of the gateway."""
-        record = read_record(Path(part.log_dir))
+        record = read_record(Path(unit.log_dir))
         assert record is not None
         assert record.server is not None
         process = find_process(record.server)
@@ -86,7 +86,7 @@ class Pair:
     def nothing_left(self) -> None:
         """Assert that no process of any run is left."""
         runs = [run for run in (self.deploy.home.runs / NAME).glob("*-*") if run.is_dir()]
-        wait_for(lambda: not any(processes_in(part) for run in runs for part in (run, *run.glob("*-[1-9]"))))
+        wait_for(lambda: not any(processes_in(folder) for run in runs for folder in (run, *run.glob("*-[1-9]"))))
         assert self.runtime.find(NAME) == ()
 
 

@@ -9,10 +9,10 @@ from draft_model_config import glm_config
 from orchestrator.planner.planning import load, render_artifacts
 
 
-def model_in(folder: Path, **parts: object) -> Path:
+def model_in(folder: Path, **config: object) -> Path:
     """Write a config.json with the heads and context length of GLM-5.2; return the folder."""
     shape = {"max_position_embeddings": 1 << 20, "num_attention_heads": 64, "num_key_value_heads": 64}
-    (folder / "config.json").write_text(json.dumps({**glm_config("bf16"), **shape, **parts}))
+    (folder / "config.json").write_text(json.dumps({**glm_config("bf16"), **shape, **config}))
     return folder
 
 

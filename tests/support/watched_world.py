@@ -46,10 +46,10 @@ class Later(Generic[T]):
 
     world: "World"
     at: float
-    what: Callable[[], T]
+    call: Callable[[], T]
 
     def outcome(self) -> T | None:
-        return self.what() if self.world.now >= self.at else None
+        return self.call() if self.world.now >= self.at else None
 
 
 @dataclass

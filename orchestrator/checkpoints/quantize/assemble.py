@@ -36,7 +36,7 @@ def assemble(
     size = sum((folder.checkpoint / shard).stat().st_size for shard in forecast.shards)
     weight_map = {name: shard for shard, tensors in forecast.shards.items() for name in tensors}
     index = {"metadata": {"total_size": size}, "weight_map": weight_map}
-    for entry in _others(source.directory):
+    for entry in _copied_files(source.directory):
         copy = copy_tree if entry.is_dir() else copy_file
         copy(entry, folder.checkpoint / entry.name)
     # The format of Quark's own files (file2file_quantization.py: `_export_quant_config`, `_export_safetensors_index`).
@@ -69,11 +69,11 @@ def _config(results: Mapping[CheckpointFile, ShardResult], forecast: Forecast) -
 
 def copied_size(source: Path) -> int:
     """Return the bytes of the files that are copied unchanged."""
-    files = (file for entry in _others(source) for file in ([entry] if entry.is_file() else entry.rglob("*")))
+    files = (file for entry in _copied_files(source) for file in ([entry] if entry.is_file() else entry.rglob("*")))
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
-def _others(source: Path) -> Iterator[Path]:
+def _copied_files(source: Path) -> Iterator[Path]:
     """Yield all files except weights, index, cards and download records: tokenizer, generation config and code."""
     for entry in sorted(source.iterdir()):
         written = entry.name in {CONFIG, INDEX} or entry.name.startswith(".")

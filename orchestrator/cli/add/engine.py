@@ -40,7 +40,7 @@ OUTPUT: Final = JsonOutput[EngineOutput | WrittenFlagTable](EngineOutput, Writte
 
 
 def command(
-    what: Annotated[
+    source: Annotated[
         str, typer.Argument(metavar="VERSION|IMAGE", help="sglang version, such as 0.5.20, or a local image")
     ],
     *,
@@ -66,14 +66,14 @@ def command(
     if flags_only:
         if name or set_ or host or replace or dry_run:
             raise UsageError("`--flags-only` allows only `--wheel` and `--python`", hint="omit the other options")
-        path = str(write_flag_table(what, home, wheel=wheel, python=python))
+        path = str(write_flag_table(source, home, wheel=wheel, python=python))
         if json:
             OUTPUT.show(WrittenFlagTable(path=path))
         else:
             print_data(path)
         return
     request = EngineRequest(
-        source=what,
+        source=source,
         name=name,
         overrides=set_ or (),
         wheel=wheel,

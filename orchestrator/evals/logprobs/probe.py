@@ -80,18 +80,18 @@ def probe_rank(
 ) -> RankScores:
     """Score all texts on one data-parallel rank. Raises NoResponseError, UnexpectedResponseError."""
     prober = _RankProber(client=client, rank=rank, label=label, progress=progress)
-    single = tuple(prober.score((text,), what=f"{len(text)} tokens")[0] for text in texts)
+    single = tuple(prober.score((text,), description=f"{len(text)} tokens")[0] for text in texts)
     variants = [prober.repeated, prober.batched, *([prober.cached] if target.prefix_cache else [])]
     rows = tuple(row for variant in variants for row in variant(texts, single))
     return RankScores(label=label, single=single, rows=rows)
 
 
 def compare_ranks(
-    texts: Texts, scores: RankScores, before: Sequence[TokenLogprobs], *, what: str
+    texts: Texts, scores: RankScores, before: Sequence[TokenLogprobs], *, compared_with: str
 ) -> tuple[LogprobRow, ...]:
     """Compare each text of a rank with earlier scores."""
     return tuple(
-        _row(what, scores.label, len(ids), earlier, scored.prompt, first=1)
+        _row(compared_with, scores.label, len(ids), earlier, scored.prompt, first=1)
         for ids, scored, earlier in zip(texts, scores.single, before, strict=True)
     )
 
@@ -114,9 +114,9 @@ class _RankProber:
     label: str
     progress: Progress
 
-    def score(self, prompts: Texts, *, what: str, start: int = 0) -> tuple[ScoredPrompt, ...]:
+    def score(self, prompts: Texts, *, description: str, start: int = 0) -> tuple[ScoredPrompt, ...]:
         """Score prompts from position `start` on. Raises UnexpectedResponseError if a score is missing."""
-        self.progress.update("logprobs", transient=f"{self.label} {what}".strip())
+        self.progress.update("logprobs", transient=f"{self.label} {description}".strip())
         body = scoring_body(prompts, top=TOP, tokens=_DECODED, start=start, rank=self.rank)
         results = self.client.post_list(endpoints.GENERATE, body)
         if len(results) != len(prompts):
@@ -129,7 +129,7 @@ class _RankProber:
         """Compare each prompt, followed by its decoded tokens, with the first request: prefill against decoding."""
         decoded = []
         for ids, before in zip(texts, single, strict=True):
-            after = self.score(((*ids, *before.output_ids),), what=f"{len(ids)} tokens again")[0].prompt
+            after = self.score(((*ids, *before.output_ids),), description=f"{len(ids)} tokens again")[0].prompt
             prompt, continuation = _slice(after, 0, len(ids) - 1), _slice(after, len(ids) - 1, None)
             yield _row("asked again", self.label, len(ids), before.prompt, prompt, first=1)
             decoded.append(_row("decoded", self.label, len(ids), continuation, before.output, first=len(ids)))
@@ -139,27 +139,29 @@ class _RankProber:
         """Compare one batch of all shorter texts, each twice, with single requests."""
         pairs = [(ids, before.prompt) for ids, before in zip(texts, single, strict=True) if len(ids) <= _BATCHED]
         batch = tuple(ids for ids, _ in pairs) * 2
-        results = self.score(batch, what=f"{len(batch)} texts at once")
+        results = self.score(batch, description=f"{len(batch)} texts at once")
         for number, (ids, before) in enumerate(pairs):
             both = results[number], results[number + len(pairs)]
-            what = f"in a batch of {len(batch)}"
-            rows = [_row(what, self.label, len(ids), before, after.prompt, first=1) for after in both]
+            compared_with = f"in a batch of {len(batch)}"
+            rows = [_row(compared_with, self.label, len(ids), before, after.prompt, first=1) for after in both]
             yield max(rows, key=lambda row: row.overall.mean)
 
     def cached(self, texts: Texts, single: Sequence[ScoredPrompt]) -> Iterator[LogprobRow]:
         """Compare the second half of each text after a cached first half; yield nothing without a cache hit."""
         for ids, before in zip(texts, single, strict=True):
             start = len(ids) // 2
-            (after,) = self.score((ids,), what=f"{len(ids)} tokens, half from cache", start=start)
+            (after,) = self.score((ids,), description=f"{len(ids)} tokens, half from cache", start=start)
             if after.cached_tokens:
-                half, what = _slice(before.prompt, start, None), f"{after.cached_tokens} cached"
-                yield _row(what, self.label, len(ids), half, after.prompt, first=start + 1)
+                half, compared_with = _slice(before.prompt, start, None), f"{after.cached_tokens} cached"
+                yield _row(compared_with, self.label, len(ids), half, after.prompt, first=start + 1)
 
 
 def _slice(scores: TokenLogprobs, begin: int, end: int | None) -> TokenLogprobs:
     return TokenLogprobs(actual=scores.actual[begin:end], top=scores.top[begin:end])
 
 
-def _row(what: str, owner: str, length: int, before: TokenLogprobs, after: TokenLogprobs, *, first: int) -> LogprobRow:
+def _row(
+    compared_with: str, owner: str, length: int, before: TokenLogprobs, after: TokenLogprobs, *, first: int
+) -> LogprobRow:
     overall, bands = diverge(before, after, first=first)
-    return LogprobRow(what=what, rank_label=owner, length=length, overall=overall, bands=bands)
+    return LogprobRow(compared_with=compared_with, rank_label=owner, length=length, overall=overall, bands=bands)

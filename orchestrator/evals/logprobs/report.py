@@ -13,12 +13,12 @@ _MIN_POSITIONS: Final = 16
 
 @dataclass(frozen=True, kw_only=True)
 class LogprobRow:
-    """The comparison `what` of one text of `length` tokens, on the rank or replica `rank_label` ("" for the only one).
+    """A comparison of one text of `length` tokens, on the rank or replica `rank_label` ("" for the only one).
 
-    `limit` is the maximum mean difference in nats; None for no verdict. `above_limit` are the parts above the limit.
+    `limit` is the maximum mean difference in nats; None for no verdict. `above_limit` are the bands above the limit.
     """
 
-    what: str
+    compared_with: str
     rank_label: str
     length: int
     overall: Divergence
@@ -38,7 +38,7 @@ class LogprobRow:
     @property
     def title(self) -> str:
         """The name of the comparison, with the rank or replica."""
-        return f"{self.rank_label}: {self.what}" if self.rank_label else self.what
+        return f"{self.rank_label}: {self.compared_with}" if self.rank_label else self.compared_with
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,13 +85,13 @@ def _verdict(row: LogprobRow) -> str:
 
 
 def _describe_above_limit(row: LogprobRow) -> Iterator[str]:
-    for part in row.above_limit:
-        position = f"{row.title}, {row.length} tokens, positions {part.first} to {part.last}"
-        yield f"{position}: mean difference {_nats(part.mean)} where at most {_nats(row.limit or 0)} is expected"
+    for band in row.above_limit:
+        position = f"{row.title}, {row.length} tokens, positions {band.first} to {band.last}"
+        yield f"{position}: mean difference {_nats(band.mean)} where at most {_nats(row.limit or 0)} is expected"
 
 
 def _in_band(row: LogprobRow, band: int) -> str:
-    return next((_nats(part.mean) for part in row.bands if BANDS[band] <= part.first < BANDS[band + 1]), "")
+    return next((_nats(item.mean) for item in row.bands if BANDS[band] <= item.first < BANDS[band + 1]), "")
 
 
 def _nats(value: float) -> str:

@@ -160,10 +160,10 @@ class _Comparison:
     def _compare(self, scores: RankScores, first: RankScores | None) -> tuple[LogprobRow, ...]:
         if self._reference is not None:
             before = [text.logprobs for text in self._reference.texts]
-            return probe.compare_ranks(self._texts, scores, before, what="the reference")
+            return probe.compare_ranks(self._texts, scores, before, compared_with="the reference")
         if first is not None:
             before = [scored.prompt for scored in first.single]
-            return probe.compare_ranks(self._texts, scores, before, what="the first rank")
+            return probe.compare_ranks(self._texts, scores, before, compared_with="the first rank")
         return ()
 
     def _cut(self, client: EngineClient, target: Target) -> probe.Texts:

@@ -134,8 +134,8 @@ def propose_profile(request: ProfileRequest, home: Home, *, name: str | None, re
     not fit, with the numbers of each layout.
     """
     catalog = Catalog.of(home)
-    for part in ("model", "hardware"):
-        catalog.path(ENTRY_KINDS[part], getattr(request, part))
+    for entry_key in ("model", "hardware"):
+        catalog.path(ENTRY_KINDS[entry_key], getattr(request, entry_key))
     name = _free_name(name or default_name(request, catalog), home, replace_it=replace_it)
     base = _base(request, _Draft(name=name, hardware=request.hardware, path=_path(name, home), catalog=catalog))
     first = base.copy()
@@ -298,8 +298,8 @@ def _adopt_flags(request: ProfileRequest, draft: _Draft, model: Profile) -> None
 def _is_own(like: LoadedProfile, section: str, name: str) -> bool:
     """Return whether the profile itself, and not a catalog entry, sets this key."""
     location = like.composed.location((section, name)).rpartition(":")[0]
-    parts = [like.catalog.find(kind, like.composed.names[part]) for part, kind in ENTRY_KINDS.items()]
-    return location not in {like.catalog.display_path(path) for path in parts if path is not None}
+    files = [like.catalog.find(kind, like.composed.names[entry_key]) for entry_key, kind in ENTRY_KINDS.items()]
+    return location not in {like.catalog.display_path(path) for path in files if path is not None}
 
 
 def _try(draft: _Draft, profile: Profile, tp: int) -> tuple[_Draft, LayoutAttempt]:

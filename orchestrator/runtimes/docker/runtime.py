@@ -84,7 +84,7 @@ class DockerRuntime(Runtime):
     def __init__(self, home: Home, host: str | None = None) -> None:
         super().__init__(home, host)
         self._host = DockerHost(home, host)
-        self._others: dict[str, DockerHost] = {}  # of further ranks, by URL
+        self._hosts_by_url: dict[str, DockerHost] = {}  # of further ranks, by URL
         self.host_given = self._host.is_explicit
 
     @classmethod
@@ -128,13 +128,13 @@ class DockerRuntime(Runtime):
     def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> Unit:
         """See `Runtime.start`. Removes all containers before it raises. Of several ranks the first starts last."""
         spec, run_dir = spec_of(artifacts), run_dir.absolute()
-        part = replica_name(run_dir)
-        if part or artifacts.plan.gateway is not None:
+        unit_name = replica_name(run_dir)
+        if unit_name or artifacts.plan.gateway is not None:
             require_name_free(run_dir, self.find(name))
         delivery = split_secrets(secrets, api_key_env=artifacts.plan.server.api_key_env)
         starter = f"{process_identity(os.getpid())}/{uuid.uuid4()}"
         common, hosts = {STARTER: starter, RUN_DIR: str(run_dir)}, (self._host, *map(self._host_at, spec.rank_hosts))
-        labels = container_labels(artifacts.plan, name, part) | common
+        labels = container_labels(artifacts.plan, name, unit_name) | common
         labels |= {RANK_HOSTS: " ".join(spec.rank_hosts)} if spec.rank_hosts else {}
         try:
             for rank in range(len(hosts) - 1, 0, -1):
@@ -144,7 +144,9 @@ class DockerRuntime(Runtime):
                 with naming_host(hosts[rank].url):
                     start_on(hosts[rank], ranked(artifacts, rank), called, rank_labels, delivery)
             with naming_host(self._host.url if spec.rank_hosts else ""):
-                container = start_on(self._host, ranked(artifacts, 0), container_name(name, part), labels, delivery)
+                container = start_on(
+                    self._host, ranked(artifacts, 0), container_name(name, unit_name), labels, delivery
+                )
             with self._host.errors():
                 return self._unit(container, labels)
         except BaseException:  # also Ctrl-C: no record would mention these containers
@@ -293,11 +295,11 @@ class DockerRuntime(Runtime):
             remove(container)
 
     def close(self) -> None:
-        for host in (self._host, *self._others.values()):
+        for host in (self._host, *self._hosts_by_url.values()):
             host.close()
 
     def _host_at(self, url: str) -> DockerHost:
-        return self._others.setdefault(url, DockerHost(self._home, url))
+        return self._hosts_by_url.setdefault(url, DockerHost(self._home, url))
 
     def _host_of(self, unit: Unit) -> DockerHost:
         """Return the host of a unit; another rank of a server on several nodes has its own."""

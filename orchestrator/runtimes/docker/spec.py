@@ -34,12 +34,14 @@ def prepare(artifacts: Artifacts, host_ref: HostRef) -> PreparedRun:
     Raises BuildError, PatchError, and BuildError if the images of two ranks have different patches.
     """
     several = bool(host_ref.rank_hosts)
-    prepared, *others = [_prepare_on(artifacts, node, str(node.remote) if several else "") for node in host_ref.nodes]
-    for host, other in zip(host_ref.rank_hosts, others, strict=True):
-        if (other.artifacts, other.not_needed) != (prepared.artifacts, prepared.not_needed):
+    prepared, *other_ranks = [
+        _prepare_on(artifacts, node, str(node.remote) if several else "") for node in host_ref.nodes
+    ]
+    for host, other_rank in zip(host_ref.rank_hosts, other_ranks, strict=True):
+        if (other_rank.artifacts, other_rank.not_needed) != (prepared.artifacts, prepared.not_needed):
             hint = "pin the base image by its digest, or start a prebuilt one with `--image`"
             raise BuildError(f"the image on {host} has other patches than that on {host_ref.remote}", hint=hint)
-    if not others:
+    if not other_ranks:
         return prepared
     spec = replace(
         spec_of(prepared.artifacts),

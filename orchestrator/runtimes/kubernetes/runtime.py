@@ -263,9 +263,9 @@ class KubernetesRuntime(Runtime):
     def _end(self, units: Sequence[Unit], *, grace: float) -> None:
         """Delete units of one name. Raises HostError."""
         replicas = {unit.runtime_id: self._replicas[unit.runtime_id] for unit in units}
-        parts = {identity: replica.unit_name for identity, replica in replicas.items()}
+        unit_names = {identity: replica.unit_name for identity, replica in replicas.items()}
         try:
-            Removal(replicas[units[0].runtime_id].cluster, units[0].name, parts).run(grace)
+            Removal(replicas[units[0].runtime_id].cluster, units[0].name, unit_names).run(grace)
         finally:
             for unit in units:
                 self._seen.forget(unit)

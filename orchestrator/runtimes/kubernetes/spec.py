@@ -202,8 +202,10 @@ def manifest_files(artifacts: Artifacts, name: str) -> tuple[RenderedFile, ...]:
     """Return the objects of the server as a file. Raises ProfileError if no cluster can pull its image."""
     plan, image = artifacts.plan, image_of_pods(artifacts)
     replicas = artifacts.named_replicas[: 1 if autoscaling_of(plan) else None]
-    parts = (*replicas, ("", artifacts))
-    objects = chain.from_iterable(objects_of(item, image.reference, name, part) for part, item in parts)
+    named_artifacts = (*replicas, ("", artifacts))
+    objects = chain.from_iterable(
+        objects_of(item, image.reference, name, unit_name) for unit_name, item in named_artifacts
+    )
     head = "".join(f"# {' '.join(printable(line).splitlines())}".rstrip() + "\n" for line in _head(plan, name))
     documents = "---\n".join(dump_yaml(item, width=1000) for item in objects)
     return (text_file("kubernetes.yaml", f"{head}---\n{documents}"),)

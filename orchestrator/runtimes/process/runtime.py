@@ -238,16 +238,16 @@ def _servers(folder: Path) -> list[Unit]:
         return [Unit.unreadable("process", folder.name, folder)]
     for run_dir in run_dirs:
         records: dict[Path, Record] = {}
-        for part in record_dirs(run_dir):
+        for record_dir in record_dirs(run_dir):
             try:
-                if (record := read_record(part)) is not None and not is_copy(record, part):
-                    records[part] = record
+                if (record := read_record(record_dir)) is not None and not is_copy(record, record_dir):
+                    records[record_dir] = record
             except HostError:
-                unreadable.append(Unit.unreadable("process", folder.name, part))
+                unreadable.append(Unit.unreadable("process", folder.name, record_dir))
         if any(not record.stopped and runs(record.markers) for record in records.values()):
             alive.add(run_dir)
         if records:
-            units = {part: _unit(record, part) for part, record in records.items()}
+            units = {record_dir: _unit(record, record_dir) for record_dir, record in records.items()}
             recorded[next(iter(records.values())).started_at, run_dir.name] = RecordedRun(
                 folder=run_dir,
                 own=units.pop(run_dir, None),

@@ -110,7 +110,7 @@ def job_script(plan: Plan, name: str) -> str:
     lines += [
         "# `deploy up` submits this script with its own Python and the run directory, where the server's output goes",
         f"# to {LOG}, secrets removed. By hand, `sbatch {SCRIPT}` in this folder runs {command}. Export before:",
-        *(f"#   {variable:<{max(map(len, needed))}}  {what}" for variable, what in needed.items()),
+        *(f"#   {variable:<{max(map(len, needed))}}  {description}" for variable, description in needed.items()),
         *_BY_HAND * (plan.gateway is None and plan.layout.nodes > 1),
         f"[ $# -gt 0 ] || exec sh ./{command}",
         f'exec "$1" -P -m {shlex.quote(MODULE)} "$2"',

@@ -146,7 +146,7 @@ def _units_of_name(folder: Path, live: Mapping[Path, Unit], handle_of: Callable[
         for top in sorted(alive.union(run_dirs), key=lambda path: path.name, reverse=True):
             run, unreadable = _read_run(top, live, handle_of)
             if top in alive or not live:
-                unreadable_units.extend(Unit.unreadable("slurm", folder.name, part) for part in unreadable)
+                unreadable_units.extend(Unit.unreadable("slurm", folder.name, record_dir) for record_dir in unreadable)
             if run.units:
                 yield run
             elif unreadable_units and not live:
@@ -159,19 +159,19 @@ def _read_run(
     top: Path, live: Mapping[Path, Unit], handle_of: Callable[[JobComment, Job], Unit]
 ) -> tuple[RecordedRun, list[Path]]:
     """Return the units of a run, and the directories whose record is unreadable."""
-    parts, unreadable, stopped = dict[Path, Unit](), list[Path](), True
-    for part in dict.fromkeys((*record_dirs(top), *(path for path in live if run_root(path) == top))):
-        if part in live:
-            parts[part], stopped = live[part], False
+    units, unreadable, stopped = dict[Path, Unit](), list[Path](), True
+    for record_dir in dict.fromkeys((*record_dirs(top), *(path for path in live if run_root(path) == top))):
+        if record_dir in live:
+            units[record_dir], stopped = live[record_dir], False
             continue
         try:
-            submission = read_submission(part)
+            submission = read_submission(record_dir)
         except HostError:
-            unreadable.append(part)
+            unreadable.append(record_dir)
             continue
-        if submission is not None and submission.comment.run == str(part):
+        if submission is not None and submission.comment.run == str(record_dir):
             job = None if submission.stopped else jobs.find_job(submission.job)
-            parts[part] = handle_of(submission.comment, job or Job(id=submission.job))
+            units[record_dir] = handle_of(submission.comment, job or Job(id=submission.job))
             stopped = stopped and submission.stopped
-    main_unit = parts.pop(top, None)
-    return RecordedRun(folder=top, own=main_unit, replicas=tuple(parts.values()), stopped=stopped), unreadable
+    main_unit = units.pop(top, None)
+    return RecordedRun(folder=top, own=main_unit, replicas=tuple(units.values()), stopped=stopped), unreadable

@@ -77,9 +77,9 @@ def open_gateway_workers(
         workers = saved_workers(gateway, key=key, seconds=grace)
         workers.workers()
     except HostError as error:
-        what = f"cannot change the workers of the gateway of `{gateway.name}`: {error.message}"
+        message = f"cannot change the workers of the gateway of `{gateway.name}`: {error.message}"
         hint = f"`deploy down {gateway.name}`, then repeat this command: it starts all replicas"
-        raise StartError(what, hint=hint) from error
+        raise StartError(message, hint=hint) from error
     return replace(workers, roles=_roles(plan))
 
 
@@ -195,7 +195,7 @@ class GatewayWorkers:
 
 @dataclass(frozen=True, kw_only=True)
 class DiscoveredWorkers:
-    """The workers of a gateway that discovers its replicas; `others` is the number of the other replicas.
+    """The workers of a gateway that discovers its replicas; `other_replicas` is the number of the other replicas.
 
     Each call raises HostError if the cluster does not answer.
     """
@@ -207,13 +207,13 @@ class DiscoveredWorkers:
         """Hide a new replica until it is verified."""
         self.runtime.set_routable(new, routable=False)
 
-    def drain(self, _: str, old: RunningServer | None, others: int) -> None:
+    def drain(self, _: str, old: RunningServer | None, other_replicas: int) -> None:
         """Hide a replica and wait until it gets no new requests."""
         if old is None or not self.runtime.is_routable(old):
             return
         before, ready = count_workers(self.url), self.runtime.is_ready(old)
         self.runtime.set_routable(old, routable=False)
-        was_counted = before > others
+        was_counted = before > other_replicas
         if not was_counted and not ready:
             return
         poll = partial(count_workers, self.url)
@@ -222,18 +222,18 @@ class DiscoveredWorkers:
             description = f"`{Path(old.run_dir).name}` after {_CHANGE_TIMEOUT:.0f} s"
             warn(f"the gateway still routes to {description}; requests may fail")
 
-    def uncordon(self, _: str, new: RunningServer, others: int) -> None:
+    def uncordon(self, _: str, new: RunningServer, other_replicas: int) -> None:
         """Show a healthy replica and wait until it is routed. Raises NotReadyError."""
         poll = partial(count_workers, self.url)
         before = poll_until(bool, poll, timeout=_CHANGE_TIMEOUT, interval=_POLL_INTERVAL)  # 0 without an answer
         self.runtime.set_routable(new, routable=True)
-        expected = min(before, others) + 1
+        expected = min(before, other_replicas) + 1
         if (
             poll_until(lambda count: count >= expected, poll, timeout=_ROUTE_TIMEOUT, interval=_POLL_INTERVAL)
             < expected
         ):
-            what = f"the gateway does not route to `{Path(new.run_dir).name}` after {_ROUTE_TIMEOUT:.0f} s"
-            raise NotReadyError(what, hint=_SEE_LOG)
+            message = f"the gateway does not route to `{Path(new.run_dir).name}` after {_ROUTE_TIMEOUT:.0f} s"
+            raise NotReadyError(message, hint=_SEE_LOG)
 
     def is_routed(self, _: str, server: RunningServer) -> bool:
         """Return whether the gateway may send requests to the replica."""

@@ -25,28 +25,28 @@ def require_gateway(servers: Servers, plan: Plan, name: str) -> None:
 
 def _open_gateway(servers: Servers, plan: Plan, gateway: str, name: str) -> Server:
     """Return the running server whose gateway the server `name` can join. Raises StartError, HostError."""
-    what = f"cannot join the gateway of `{gateway}`"
+    prefix = f"cannot join the gateway of `{gateway}`"
     if gateway == name:
-        raise StartError(f"{what}: it is this server", hint="`--set server.gateway=null`")
+        raise StartError(f"{prefix}: it is this server", hint="`--set server.gateway=null`")
     other = servers.open(gateway)
     gateway_plan = other.handle.require_plan()
     if gateway_plan.gateway is None or not gateway_plan.gateway.one_node or gateway_plan.roles:
         hint = f"`deploy up {gateway_plan.profile} --name {gateway} --set replicas=2 --replace` starts one"
-        raise StartError(f"{what}: it has no gateway of replicas on this host", hint=hint)
+        raise StartError(f"{prefix}: it has no gateway of replicas on this host", hint=hint)
     if (plan.runtime in servers.explicit_hosts) != (other.handle.runtime in servers.explicit_hosts):
         hint = f"`--set runtime={gateway_plan.runtime}`"
-        raise StartError(f"{what}: the runtime `{plan.runtime}` is on another host", hint=hint)
+        raise StartError(f"{prefix}: the runtime `{plan.runtime}` is on another host", hint=hint)
     if (key := gateway_plan.server.api_key_env) != plan.server.api_key_env:
         hint = f"`--set server.api_key_env={key or 'null'}`"
-        raise StartError(f"{what}: the gateway and this server use different API keys", hint=hint)
+        raise StartError(f"{prefix}: the gateway and this server use different API keys", hint=hint)
     if (ended := exit_problem(gateway, other.runtime.state(other.handle))) is not None:
-        raise StartError(f"{what}: {ended.message}", hint=ended.hint)
+        raise StartError(f"{prefix}: {ended.message}", hint=ended.hint)
     own_ports = {plan.server.port, *(old.plan.server.port for old in servers.find(name) if old.plan)}
     workers = saved_workers(other.handle).workers()
     models = {item.model for item in workers if item.ready and urlsplit(item.url).port not in own_ports}
     if plan.model.served_name in {gateway_plan.model.served_name, *models}:
         hint = "`--set model.served_name=NAME` sets another"
-        raise StartError(f"{what}: the gateway already routes another model `{plan.model.served_name}`", hint=hint)
+        raise StartError(f"{prefix}: the gateway already routes another model `{plan.model.served_name}`", hint=hint)
     return other
 
 

@@ -58,9 +58,9 @@ class ReplicatedStart:
             self._servers.append(started)
             info(f"started {self._plan.label_of(number)} of `{name}`; log: {RunDir(folder).log}")
         for number, replica in enumerate(artifacts.replicas):
-            require_others = partial(self._require_others, self._servers[number])
+            check_replicas = partial(self._require_other_replicas, self._servers[number])
             self._servers[number] = self.runtime.wait_for_placement(
-                self._servers[number], replica.plan, on_wait=require_others
+                self._servers[number], replica.plan, on_wait=check_replicas
             )
         for number, (server, replica) in enumerate(zip(self._servers, artifacts.replicas, strict=True), start=1):
             seconds = wait_for_server(
@@ -101,10 +101,10 @@ class ReplicatedStart:
 
     def _state(self, server: RunningServer) -> ServerState:
         """Return the state of a replica; raise an error if another one has exited."""
-        self._require_others(server)
+        self._require_other_replicas(server)
         return self.runtime.state(server)
 
-    def _require_others(self, server: RunningServer) -> None:
+    def _require_other_replicas(self, server: RunningServer) -> None:
         """Raise NotReadyError if another replica has exited."""
         other_servers = ((number, item) for number, item in enumerate(self._servers, start=1) if item is not server)
         for number, other in other_servers:

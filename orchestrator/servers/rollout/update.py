@@ -134,7 +134,7 @@ class _RollingUpdate:
             return server.require_plan().server.url
         return self._artifacts(number).plan.server.url
 
-    def _others(self, server: RunningServer) -> int:
+    def _count_other_replicas(self, server: RunningServer) -> int:
         """Return the number of the other replicas."""
         return sum(item is not server for item in (*self._running.values(), *self.surplus))
 
@@ -177,7 +177,7 @@ class _RollingUpdate:
                     with reserved_space(self.servers.home, self.start.name):
                         self._stop_old(number, step)
                     new = self._start_new(number, step)
-                self.workers.uncordon(self._address(number, new), new, self._others(new))
+                self.workers.uncordon(self._address(number, new), new, self._count_other_replicas(new))
             except BaseException as error:
                 self._undo(number, step, error)
                 raise
@@ -192,7 +192,7 @@ class _RollingUpdate:
         with defer_signals():
             try:
                 with allow_signals(), Drain(self.runtime, server, seconds=_drain_seconds(self.start)) as drain:
-                    self.workers.drain(url, server, self._others(server))
+                    self.workers.drain(url, server, self._count_other_replicas(server))
                     drain.wait()
                     with defer_signals():
                         stop_server(self.runtime, server, home=self.servers.home, grace=drain.grace, reason=REMOVED)
@@ -211,7 +211,7 @@ class _RollingUpdate:
         info(f"{self._plan.label_of(number)}: {action}")
         step.draining = True
         with Drain(self.runtime, old, seconds=_drain_seconds(self.start)) as drain:
-            self.workers.drain(self._address(number), old, self._others(old) if old is not None else 0)
+            self.workers.drain(self._address(number), old, self._count_other_replicas(old) if old is not None else 0)
             if routed:  # a hung replica may never end its requests; SIGTERM ends it
                 drain.wait()
             step.drained = True
@@ -275,7 +275,7 @@ class _RollingUpdate:
     def _route_again(self, url: str, server: RunningServer, failure: BaseException) -> None:
         """Route to a drained replica that was not stopped; if that fails, add a note to the failure."""
         try:
-            self.workers.uncordon(url, server, self._others(server))
+            self.workers.uncordon(url, server, self._count_other_replicas(server))
         except DeployError as error:
             failure.add_note(error.message)
 

@@ -55,9 +55,9 @@ def require_host_per_node(plan: Plan, host_ref: HostRef) -> None:
     nodes, hosts = plan.layout.nodes, len(host_ref.nodes) if host_ref.remote else 0
     if not runtime_class(plan.runtime).supports_ssh or hosts == nodes or nodes == len(host_ref.nodes) == 1:
         return
-    what = f"`layout.nodes` is {nodes}, and `--host` names {hosts} host{'' if hosts == 1 else 's'}"
+    message = f"`layout.nodes` is {nodes}, and `--host` names {hosts} host{'' if hosts == 1 else 's'}"
     hint = f"repeat `--host ssh://NODE` for each of the {nodes} nodes, rank 0 first"
-    raise UsageError(what, hint=hint)
+    raise UsageError(message, hint=hint)
 
 
 def with_head_address(host_ref: HostRef) -> HostRef:

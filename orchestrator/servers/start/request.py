@@ -70,8 +70,8 @@ class UpRequest:
             run = RunDir(Path(self.run))
             source = run_source(run, home_of_run(run.path, home))
             for name in inputs_changed_since(run.path, source.plan, source.home):
-                what = f"`{name}` has changed since `{run.path.name}` was started"
-                warn(f"{what}: the current file is used")
+                change = f"`{name}` has changed since `{run.path.name}` was started"
+                warn(f"{change}: the current file is used")
             return source
         if self.lock is not None:
             locked = lock_source(Path(self.lock), home)

@@ -171,8 +171,8 @@ def _already_up(servers: Servers, name: str, *, plan: Plan, request: UpRequest) 
         try:
             await_healthy(handle, servers.runtime(handle), deadline=plan.timeouts.health_deadline)
         except NotReadyError as error:
-            what = f"`{name}` is running this plan but unhealthy: {error.message}"
-            raise StartError(what, hint=f"see `deploy diagnose {name}` and `deploy logs {name}`; {hint}") from error
+            message = f"`{name}` is running this plan but unhealthy: {error.message}"
+            raise StartError(message, hint=f"see `deploy diagnose {name}` and `deploy logs {name}`; {hint}") from error
         join(handle, servers)
         return UpResult(handle=handle, served_name=plan.model.served_name, smoke=None, seconds=None)
     return None

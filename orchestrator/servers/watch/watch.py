@@ -157,8 +157,8 @@ class LiveBackend:
         if variable is None:
             return None
         if not (value := os.environ.get(variable)):
-            what = f"`{variable}` is not set; the watcher needs the API key of the server"
-            raise UsageError(what, hint=f"export {variable}=…")
+            message = f"`{variable}` is not set; the watcher needs the API key of the server"
+            raise UsageError(message, hint=f"export {variable}=…")
         return self.keys.setdefault(variable, read_key(value, location=variable))
 
     def _client(self, snapshot: ServerSnapshot, server: int | None = None) -> HealthClient:

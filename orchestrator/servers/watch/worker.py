@@ -23,15 +23,15 @@ def main() -> int:
     install_streams()
     ignore_sigpipe()
     drop_when_stalled()
-    what, *words = sys.argv[1:]
-    if what == "post":
+    task, *words = sys.argv[1:]
+    if task == "post":
         return _post(**json.loads(sys.stdin.readline()))
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     from orchestrator.core.errors import Interrupted  # noqa: PLC0415
     from orchestrator.core.paths import Home  # noqa: PLC0415
 
     program: Callable[..., RestartResult | ServerSnapshot | SnapshotFailure]
-    if what == "restart":
+    if task == "restart":
         from orchestrator.servers.watch.restarts import restart_dead  # noqa: PLC0415
 
         program = restart_dead

@@ -95,11 +95,11 @@ def of_chat(module: ModuleType) -> None:
     decode, stream = kind._decode_response, kind._generate_chat_stream
 
     def text(self: Any, item: object) -> object:  # noqa: ANN401
-        what, _, parser = fault().partition(" by ")
-        if what == "calls":
+        action, _, parser = fault().partition(" by ")
+        if action == "calls":
             self.tool_call_parser = parser
             return CALL
-        if what == "thinks":
+        if action == "thinks":
             self.reasoning_parser = parser
             return THOUGHT
         return decode(self, item)

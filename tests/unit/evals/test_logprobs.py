@@ -73,7 +73,7 @@ def correct() -> LogprobReference:
 def issues_of(report: LogprobReport) -> dict[tuple[str, int], list[int]]:
     """Return the first positions of bands above the limit, by comparison and text length."""
     return {
-        (row.title, row.length): [part.first for part in row.above_limit if part in row.bands]
+        (row.title, row.length): [band.first for band in row.above_limit if band in row.bands]
         for row in report.rows
         if row.above_limit
     }
@@ -84,7 +84,7 @@ def test_same_server_matches_its_reference(ask: Ask, correct: LogprobReference) 
     assert report.ok
     assert again == correct
     assert {row.overall.maximum for row in report.rows} == {0.0}
-    assert {row.what for row in report.rows} == {
+    assert {row.compared_with for row in report.rows} == {
         *("the reference", "asked again", "decoded", "in a batch of 4", "32 cached", "256 cached")
     }
     assert "4 times the noise of the reference, 0.0005, the minimum of its rounding" in report.to_table()
@@ -125,7 +125,7 @@ def test_failed_comparison_names_first_wrong_position(
 def test_user_tolerance_applies_only_to_reference(ask: Ask, correct: LogprobReference) -> None:
     strict = dataclasses.replace(OPTIONS, tolerance=1e-4)
     slightly = engine(logprob_error=lambda position, _rank, way: 2e-4 * (position % 2 if way == "again" else 1))
-    assert {what for what, _ in issues_of(ask(slightly, reference=correct, options=strict)[0])} == {"the reference"}
+    assert {name for name, _ in issues_of(ask(slightly, reference=correct, options=strict)[0])} == {"the reference"}
     assert ask(slightly, reference=correct)[0].ok
 
 
@@ -141,7 +141,7 @@ def test_only_noise_of_reference_raises_the_limit(ask: Ask, correct: LogprobRefe
     reference = ask(noisy)[1]
     assert reference.noise == pytest.approx(0.004)
     assert ask(off, reference=reference)[0].ok
-    assert {what for what, _ in issues_of(ask(off, reference=correct)[0])} == {"the reference", "in a batch of 4"}
+    assert {name for name, _ in issues_of(ask(off, reference=correct)[0])} == {"the reference", "in a batch of 4"}
 
 
 def test_different_dtype_uses_limit_of_noisier_side(
@@ -174,7 +174,7 @@ def test_rank_returning_nan_fails_with_its_name(ask: Ask, correct: LogprobRefere
 
 def test_disabled_cache_has_no_rows(ask: Ask) -> None:
     report, _ = ask(engine(cache_off=True))
-    assert not [row for row in report.rows if "cached" in row.what]
+    assert not [row for row in report.rows if "cached" in row.compared_with]
 
 
 def test_api_key_is_sent_but_never_reported(ask: Ask) -> None:

@@ -25,7 +25,7 @@ def test_container_is_removed_after_failed_command(code: int, monkeypatch: pytes
 
     assert docker.run_inside("image:1", "true").code == code
 
-    first, *others = commands
+    first, *cleanup = commands
     name = first[first.index("--name") + 1]
-    assert others == ([["docker", "rm", "--force", name]] if code else [])
+    assert cleanup == ([["docker", "rm", "--force", name]] if code else [])
     assert all(timeouts[1:]), "each removal needs a timeout, as the daemon may be unreachable"

@@ -26,9 +26,9 @@ def as_own(plan: Plan) -> Plan:
     return replace(plan, model=replace(plan.model, name="house", served_name="house"))
 
 
-def changed(plan: Plan, **parts: object) -> Plan:
+def changed(plan: Plan, **changes: object) -> Plan:
     """Return the plan with parts replaced: `absent` removes a flag, and `model` names a profile."""
-    for name, value in parts.items():
+    for name, value in changes.items():
         match name:
             case "version" | "image" | "platform":
                 plan = replace(plan, engine=replace(plan.engine, **{name: value}))

@@ -12,7 +12,7 @@ from orchestrator.plan.plan import EnvVar, Flag, Plan
 from orchestrator.planner.explain import Explained, explained
 from orchestrator.planner.planning import load, profile_names
 
-PARTS = "hardware: mi355x\nmodel: glm-5.2-mxfp4\nengine: sglang-0.5.14-rocm\nlayout: {tp: 8}\n"
+ENTRIES = "hardware: mi355x\nmodel: glm-5.2-mxfp4\nengine: sglang-0.5.14-rocm\nlayout: {tp: 8}\n"
 
 
 def setting(plan: Plan, name: str) -> Flag | EnvVar:
@@ -65,7 +65,7 @@ def test_source_of_catalog_entry_cannot_be_overridden() -> None:
 def test_origin_without_value_is_rejected(tmp_path: Path) -> None:
     """Otherwise the setting would pass its origin to the value of the layer below."""
     path = tmp_path / "mine.yaml"
-    path.write_text(PARTS + "flags:\n  reasoning-parser: {origin: published, source: wafer.ai}\n")
+    path.write_text(ENTRIES + "flags:\n  reasoning-parser: {origin: published, source: wafer.ai}\n")
     with pytest.raises(ProfileError) as caught:
         load(str(path))
     assert [problem.message for problem in caught.value.problems] == ["`flags.reasoning-parser.value` is missing"]

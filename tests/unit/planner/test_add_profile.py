@@ -220,11 +220,11 @@ def test_quantization_unsupported_by_hardware_is_rejected(home: Home) -> None:
     )
 
 
-@pytest.mark.parametrize("part", ["model", "hardware", "engine", "base", "workload"])
-def test_missing_catalog_entry_is_rejected(part: str, home: Home) -> None:
+@pytest.mark.parametrize("option", ["model", "hardware", "engine", "base", "workload"])
+def test_missing_catalog_entry_is_rejected(option: str, home: Home) -> None:
     request = replace(
         ProfileRequest(model="own-glm-4.7-flash", hardware="h200"),
-        **{part: {"hardware": "h20", "model": "own-glm-4.7-flas", "workload": "smoke-tin"}.get(part, "cpu-tin")},
+        **{option: {"hardware": "h20", "model": "own-glm-4.7-flas", "workload": "smoke-tin"}.get(option, "cpu-tin")},
     )
     with pytest.raises(ProfileError, match="no "):
         propose_profile(request, home, name=None)

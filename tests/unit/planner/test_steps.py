@@ -74,10 +74,10 @@ def test_existing_table_and_image_need_no_time(tmp_path: Path, images: set[str])
 def test_interrupted_download_counts_only_remaining_bytes(tmp_path: Path) -> None:
     home = Home(tmp_path)
     directory = write_checkpoint(home.models / "glm-5.2-mxfp4", mtp_layer=78)
-    part = directory / ".parts/abc/model-00009.safetensors.part"
-    part.parent.mkdir(parents=True)
-    part.touch()
-    with part.open("wb") as file:
+    partial_file = directory / ".parts/abc/model-00009.safetensors.part"
+    partial_file.parent.mkdir(parents=True)
+    partial_file.touch()
+    with partial_file.open("wb") as file:
         file.truncate(338 * 10**9)  # sparse
     assert steps_by_name(HostRef(home=home))["checkpoint"][0].startswith("100.0 GB of amd/GLM-5.2-MXFP4 to download")
 

@@ -19,7 +19,7 @@ def merge(profile: str, *overrides: str, engine: str = ENGINE) -> MergedProfile:
     files = {"hardware": HARDWARE, "model": MODEL, "engine": read_document(engine, "engine.yaml")}
     return merge_layers(
         choices,
-        parts={part: file for part, file in files.items() if choices[part].file},
+        entries={entry_key: file for entry_key, file in files.items() if choices[entry_key].file},
         names={"hardware": "hw", "model": "m", "engine": "e"},
         profiles=layers,
         overrides=parsed,
@@ -106,7 +106,7 @@ def test_values_without_use_override_inherited_entry() -> None:
 
 def test_entry_may_be_written_inside_profile() -> None:
     choice = select_entries([read_document("hardware: {gpus: 1}\nmodel: m\nengine: ./e.yaml\n", "p.yaml")], [])
-    assert [choice[part].file for part in ("hardware", "model", "engine")] == [None, "m", "./e.yaml"]
+    assert [choice[entry_key].file for entry_key in ("hardware", "model", "engine")] == [None, "m", "./e.yaml"]
     assert [document.name for document in choice["hardware"].over] == ["p.yaml"]
 
 

@@ -234,4 +234,4 @@ def test_given_price_overrides_recorded_and_published_prices() -> None:
 @pytest.mark.parametrize("text", ["cheap", "-1", "MI355X=", "0", "inf", "nan"])
 def test_invalid_price_is_rejected(text: str) -> None:
     with pytest.raises(UsageError, match="is not a price"):
-        parse_by_gpu([text], what="price", hint="")
+        parse_by_gpu([text], quantity="price", hint="")

@@ -320,7 +320,7 @@ def test_important_differences_come_first_and_others_are_collapsed(tmp_path: Pat
         provenance = replace(results[index].run.provenance, plan=plan, plan_digest=str(index), patch_receipt=None)
         results[index] = replace(results[index], run=replace(results[index].run, provenance=provenance))
     report = report_of(tmp_path, a=results[0], b=results[1])
-    important, others = grouped(report.differences)
+    important, collapsed = grouped(report.differences)
 
     assert [(difference.key, difference.values) for difference in important] == [
         ("Model", ("model-8", "model-4")),
@@ -330,7 +330,7 @@ def test_important_differences_come_first_and_others_are_collapsed(tmp_path: Pat
         ("Image", ("image-0.5.16", "image-0.5.20")),
     ]
     folded_keys = ["flags.page-size", "flags.speculative-num-steps", "model.quantization"]
-    assert [difference.key for difference in others] == folded_keys
+    assert [difference.key for difference in collapsed] == folded_keys
     folded = render_html(report).partition("<details><summary>3 other values</summary>")[2].partition("</details>")[0]
     assert all(f"{key}</th>" in folded for key in folded_keys)
 
@@ -343,8 +343,8 @@ def test_few_differences_are_not_collapsed(tmp_path: Path, names: Sequence[str],
         provenance = replace(results[index].run.provenance, plan=plan, plan_digest=str(index))
         results[index] = replace(results[index], run=replace(results[index].run, provenance=provenance))
     report = report_of(tmp_path, a=results[0], b=results[1])
-    important, others = grouped(report.differences)
-    assert (len(important), len(others)) == (len(names) - folded, folded)
+    important, collapsed = grouped(report.differences)
+    assert (len(important), len(collapsed)) == (len(names) - folded, folded)
     section = render_html(report).partition('<section id="differences">')[2].partition("</section>")[0]
     assert ("<details>" in section) is bool(folded)
 
@@ -353,9 +353,9 @@ def test_repeated_runs_provide_noise_for_a_single_run(tmp_path: Path) -> None:
     """1,000 and 1,010 tok/s: 20 % exceed the noise, 2 % do not; the noise of single runs is unknown."""
     before = {f"before-{index}": run(tok_s=tok_s, plan="one") for index, tok_s in enumerate((1000.0, 1010.0))}
 
-    def first(tok_s: float, **others: BenchResult) -> str:
+    def first(tok_s: float, **results: BenchResult) -> str:
         return report_of(
-            tmp_path / str(len(others)) / str(tok_s), **others, after=run(tok_s=tok_s, plan="two")
+            tmp_path / str(len(results)) / str(tok_s), **results, after=run(tok_s=tok_s, plan="two")
         ).headline[0]
 
     assert "after is better than before by more than the noise: output tok/s per node +19 %" in first(1200.0, **before)
@@ -392,10 +392,10 @@ def test_cache_tiers_are_summarized_in_one_row(tmp_path: Path) -> None:
             results[index].run.provenance, plan={"flags": flags, "host_cache_bytes": index}, plan_digest=str(index)
         )
         results[index] = replace(results[index], run=replace(results[index].run, provenance=provenance))
-    important, others = grouped(report_of(tmp_path, a=results[0], b=results[1]).differences)
+    important, collapsed = grouped(report_of(tmp_path, a=results[0], b=results[1]).differences)
     words = "host memory 4 x the device's pool, storage file, write_through"
     assert (important[0].key, important[0].values) == ("Cache tiers", ("", words))
-    assert "host_cache_bytes" not in {difference.key for difference in (*important, *others)}
+    assert "host_cache_bytes" not in {difference.key for difference in (*important, *collapsed)}
     assert "storage file, write_through" in render_html(report_of(tmp_path, a=results[0], b=results[1]))
 
     results[0] = marked(results[0], IssueKind.CACHE_HIT_RATE_OFF_TARGET)  # a tier may change the hit rate

@@ -99,7 +99,7 @@ def test_prefill_and_decode_jobs_are_passed_to_gateway() -> None:
     names = {path: re.findall("--job-name=(.*)", texts[path]) for path in scripts}
     assert names == {
         "job.sh": ["roles-gateway"],
-        **{f"{part}/job.sh": [f"roles-{part}"] for part in ("prefill-1", "prefill-2", "decode-1")},
+        **{f"{unit}/job.sh": [f"roles-{unit}"] for unit in ("prefill-1", "prefill-2", "decode-1")},
     }
     lines = re.findall(r"--(?:prefill|decode) .*", re.sub(r'"\$\{(\w+):[^}]*\}"', r"\1", texts["gateway.sh"]))
     workers = [line.removesuffix(" \\") for line in lines]

@@ -74,9 +74,9 @@ def test_replica_is_drained_and_uncordoned(monkeypatch: pytest.MonkeyPatch, caps
 def test_gateway_still_routing_to_drained_replica_warns(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for others in (1, 0):  # with 0 it is the second of two removed replicas
-        cluster = FakeCluster(always=1 + others, ready=False)
-        discovery(cluster, monkeypatch).drain("", SERVER, others)
+    for other_replicas in (1, 0):  # with 0 it is the second of two removed replicas
+        cluster = FakeCluster(always=1 + other_replicas, ready=False)
+        discovery(cluster, monkeypatch).drain("", SERVER, other_replicas)
         assert "the gateway still routes to `replica-2` after 0 s" in capsys.readouterr().err
 
 

@@ -101,12 +101,12 @@ class Rollout:
     def is_routed(self, _url: str, _server: RunningServer) -> bool:
         return self.routed
 
-    def drain(self, url: str, _: RunningServer | None, others: int) -> None:
-        self.call(f"drain {url} {others}")
+    def drain(self, url: str, _: RunningServer | None, other_replicas: int) -> None:
+        self.call(f"drain {url} {other_replicas}")
 
-    def uncordon(self, url: str, server: RunningServer, others: int) -> None:
+    def uncordon(self, url: str, server: RunningServer, other_replicas: int) -> None:
         assert server.run_dir not in self.stopped
-        self.call(f"uncordon {url} {others}")
+        self.call(f"uncordon {url} {other_replicas}")
 
 
 @pytest.fixture

@@ -124,7 +124,7 @@ def test_missing_triton_configurations_count_on_cuda(server: Scripted, tmp_path:
     server.log = H200_LOG.read_text().splitlines()
     frame = view.sample()
     assert frame.kernel_misses == 1
-    assert [event.what for event in frame.events] == ["1 more MoE keys without a tuned kernel"]
+    assert [event.message for event in frame.events] == ["1 more MoE keys without a tuned kernel"]
 
 
 def test_state_changes_are_events(server: Scripted, tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_state_changes_are_events(server: Scripted, tmp_path: Path) -> None:
     server.log = [MISS.format(tokens=8), MISS.format(tokens=8), MISS.format(tokens=16)]
     frame = view.sample()
     assert frame.kernel_misses == 2
-    assert [event.what for event in frame.events] == [
+    assert [event.message for event in frame.events] == [
         "http://x/metrics: no response within 5 s",
         "rank TP1 has ended while the server runs",
         "recovered",

@@ -533,7 +533,7 @@ def test_soak_reports_its_load() -> None:
 
 def test_soak_with_other_traffic_skips_cache_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(soak, "_DRAIN_SECONDS", 0.1)
-    result = run_soak(engine(dp=2, leaks_cache_tokens=True, others=1))
+    result = run_soak(engine(dp=2, leaks_cache_tokens=True, other_requests=1))
     assert (result.verdict, "cache tokens in use not compared: other requests run" in result.evidence) == (
         Verdict.PASSED,
         True,

@@ -71,12 +71,12 @@ class ModelQuantizer:
 
 
 def _inject_fault(shard: str, tensors: dict[str, Any]) -> None:
-    what, _, which = os.environ.get("FAKE_QUARK", "").partition(" ")
-    if what == "sleep":
-        time.sleep(float(which))
-    if what == "fail" and which == shard:
+    action, _, argument = os.environ.get("FAKE_QUARK", "").partition(" ")
+    if action == "sleep":
+        time.sleep(float(argument))
+    if action == "fail" and argument == shard:
         raise RuntimeError("the fake Quark was told to fail")
-    if what == "skip" and which == shard:
+    if action == "skip" and argument == shard:
         tensors.pop(next(name for name in tensors if name.endswith("_scale")))
 
 
