@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from read_sources import Refusal, decoded, encoded, find, match, sought
+from read_sources import SourceError, decoded, encoded, find, match, sought
 
 Patch = dict[str, Any]  # one patch.yaml, validated when the manifest was written
 Roots = dict[str, Path]  # package -> directory of its sources
@@ -54,8 +54,8 @@ def state_of(patch: Patch, roots: Roots) -> tuple[str, list[str]]:
         return NOT_APPLICABLE, [f"no sources of {patch['sources']} found"]
     try:
         return _state(patch, root)
-    except Refusal as refusal:
-        return CONFLICT, [str(refusal)]
+    except SourceError as error:
+        return CONFLICT, [str(error)]
 
 
 def _state(patch: Patch, root: Path) -> tuple[str, list[str]]:
@@ -64,14 +64,14 @@ def _state(patch: Patch, root: Path) -> tuple[str, list[str]]:
         return NOT_APPLICABLE, [f"`{probe['file']}` has no match for: {sought(probe)}" for probe in elsewhere]
     for probe in patch["detect"]["present"]:
         if evidence := match(root, probe):
-            ours = diff and before_us(root, diff)
+            ours = diff and unpatched_texts(root, diff)
             return (APPLIED, [f"{evidence}, as this diff writes it"]) if ours else (PRESENT, [evidence])
     probes = patch["detect"]["needed"]
     if missing := [probe["file"] for probe in probes if find(root, probe["file"]) is None]:
         return NOT_APPLICABLE, [f"there is no file `{name}`" for name in missing]
-    if vain := [probe for probe in probes if match(root, probe) is None]:
+    if unmatched := [probe for probe in probes if match(root, probe) is None]:
         state = CONFLICT if patch["apply"]["kind"] in {"diff", "config"} else NOT_APPLICABLE
-        return state, [f"`{probe['file']}` has no match for: {sought(probe)}" for probe in vain]
+        return state, [f"`{probe['file']}` has no match for: {sought(probe)}" for probe in unmatched]
     patched_texts(root, diff)
     return NEEDED, [evidence for probe in probes if (evidence := match(root, probe))]
 
@@ -96,10 +96,10 @@ def parse_diff(text: str) -> list[tuple[str, list[Hunk]]]:
 
 
 def _named(name: str) -> str:
-    """Return the path of a file in a diff. Raises Refusal unless it is a relative path below the sources."""
+    """Return the path of a file in a diff. Raises SourceError unless it is a relative path below the sources."""
     parts = name.split("/")
     if not name.isprintable() or "\\" in name or not all(parts) or {".", ".."} & {*parts}:
-        raise Refusal(f"the diff names {name!r}, not a path below the sources")
+        raise SourceError(f"the diff names {name!r}, not a path below the sources")
     return name
 
 
@@ -110,7 +110,7 @@ def _hunk_texts(lines: Iterator[str], before: int, after: int) -> tuple[str, str
     while len(old) < before or len(new) < after:
         line = next(lines, "")
         if line[:1] not in {" ", "-", "+"}:
-            raise Refusal(f"the diff has {line!r} inside a hunk")
+            raise SourceError(f"the diff has {line!r} inside a hunk")
         if line[0] != "+":
             old.append(line[1:])
         if line[0] != "-":
@@ -118,40 +118,40 @@ def _hunk_texts(lines: Iterator[str], before: int, after: int) -> tuple[str, str
     return "".join(old), "".join(new)
 
 
-def patched_texts(root: Path, diff: str, *, back: bool = False) -> dict[Path, str]:
-    """Return the new text of each file that a diff changes; with `back`, the text before the diff was applied.
+def patched_texts(root: Path, diff: str, *, reverse: bool = False) -> dict[Path, str]:
+    """Return the new text of each file that a diff changes; with `reverse`, the text before the diff was applied.
 
     A hunk must match exactly and in exactly one place; there is no fuzz. A file that has moved within the sources is
-    found by its name. CRLF line ends are kept. Raises Refusal for a hunk without a match or a file outside the sources.
+    found by its name. CRLF line ends are kept. Raises SourceError for a hunk without a match or a path outside.
     """
     texts: dict[Path, str] = {}
     for name, hunks in parse_diff(diff):
         path = find(root, name) or find(root, Path(name).name)
         if path is None:
-            raise Refusal(f"`{name}` does not exist below {root}")
+            raise SourceError(f"`{name}` does not exist below {root}")
         if not path.resolve().is_relative_to(root.resolve()):
-            raise Refusal(f"`{path}` is a link that leads out of the sources, to `{path.resolve()}`")
+            raise SourceError(f"`{path}` is a link that leads out of the sources, to `{path.resolve()}`")
         text = decoded(path)
         for line, *sides in hunks:
             old, new = (side.replace("\n", "\r\n") if "\r\n" in text else side for side in sides)
-            old, new = (new, old) if back else (old, new)
+            old, new = (new, old) if reverse else (old, new)
             matches = [hit.start() for hit in re.finditer("^" + re.escape(old), text, re.MULTILINE)]
             if len(matches) != 1:
-                raise Refusal(_misfit(path, line, old, text, len(matches)))
+                raise SourceError(_context_error(path, line, old, text, len(matches)))
             text = text[: matches[0]] + new + text[matches[0] + len(old) :]
         texts[path.resolve()] = text
     return texts
 
 
-def before_us(root: Path, diff: str) -> dict[Path, str]:
+def unpatched_texts(root: Path, diff: str) -> dict[Path, str]:
     """Return the text of each file before this diff was applied; empty if the diff is not applied."""
     try:
-        return patched_texts(root, diff, back=True)
-    except Refusal:
+        return patched_texts(root, diff, reverse=True)
+    except SourceError:
         return {}
 
 
-def _misfit(path: Path, line: int, old: str, text: str, locations: int) -> str:
+def _context_error(path: Path, line: int, old: str, text: str, locations: int) -> str:
     near = text.split("\n")[line - 1 : line - 1 + old.count("\n")]
     expected = "".join(f"    | {row}\n" for row in old.splitlines())
     found = "".join(f"    | {row}\n" for row in near)
@@ -193,7 +193,7 @@ def _replace(path: Path, content: bytes) -> None:
         shutil.copymode(path, beside)
         beside.replace(path)
     except OSError as error:
-        raise Refusal(f"cannot write `{path}`: {error.strerror}") from error
+        raise SourceError(f"cannot write `{path}`: {error.strerror}") from error
     finally:
         beside.unlink(missing_ok=True)
 
@@ -202,7 +202,7 @@ def applied_before(root: Path, diff: str) -> list[dict[str, str | None]]:
     """Return the files in which this diff is already applied, with their hashes before and after."""
     return [
         {"path": str(path), "before": hashlib.sha256(encoded(text)).hexdigest(), "after": sha256(path)}
-        for path, text in before_us(root, diff).items()
+        for path, text in unpatched_texts(root, diff).items()
     ]
 
 
@@ -214,10 +214,10 @@ def added_file(path: Path) -> list[dict[str, str | None]]:
 def apply(manifest: list[Patch], roots: Roots) -> list[dict[str, Any]]:
     """Apply the needed patches; return one receipt entry for each patch.
 
-    Raises Refusal with all expected patches that neither apply nor are present.
+    Raises SourceError with all expected patches that neither apply nor are present.
     """
     states = {patch["id"]: state_of(patch, roots) for patch in manifest}
-    misfits = [
+    conflicts = [
         f"patch `{patch['id']}` neither applies nor is present\n  "
         + "\n  ".join(states[patch["id"]][1])
         + f"\n  upstream: {patch['upstream']}"
@@ -228,8 +228,8 @@ def apply(manifest: list[Patch], roots: Roots) -> list[dict[str, Any]]:
             or (patch["apply"]["kind"] == "diff" and states[patch["id"]][0] == NOT_APPLICABLE)
         )
     ]
-    if misfits:
-        raise Refusal("\n".join(misfits))
+    if conflicts:
+        raise SourceError("\n".join(conflicts))
     return [_apply_one(patch, roots, *states[patch["id"]]) for patch in manifest]
 
 
@@ -240,8 +240,8 @@ def _apply_one(patch: Patch, roots: Roots, state: str, evidence: list[str]) -> d
     if state == NEEDED and act["kind"] == "diff":
         try:
             files = apply_diff(roots[patch["sources"]], patch["diff"])
-        except Refusal as refusal:
-            raise Refusal(f"patch `{patch['id']}` cannot be applied\n  {refusal}") from refusal
+        except SourceError as error:
+            raise SourceError(f"patch `{patch['id']}` cannot be applied\n  {error}") from error
         state = APPLIED
     elif state == APPLIED:
         files = applied_before(roots[patch["sources"]], patch["diff"])
@@ -249,7 +249,7 @@ def _apply_one(patch: Patch, roots: Roots, state: str, evidence: list[str]) -> d
         files = added_file(Path(act["destination"]))
         missing = f"no `{act['input']}` was given to the build"
         if not files and not os.environ.get("ALLOW_UNTUNED"):
-            raise Refusal(f"patch `{patch['id']}` cannot be applied: {missing}\n  {patch.get('hint', '')}".rstrip())
+            raise SourceError(f"patch `{patch['id']}` cannot be applied: {missing}\n  {patch.get('hint', '')}".rstrip())
         state, evidence = (APPLIED, evidence) if files else (NEEDED, [missing])
     elif state == NEEDED:
         state = AT_START
@@ -266,17 +266,17 @@ def _apply_one(patch: Patch, roots: Roots, state: str, evidence: list[str]) -> d
 
 
 def verify(manifest: list[Patch], roots: Roots, receipt: dict[str, Any]) -> None:
-    """Raise Refusal unless the applied patches are in place and Python imports the patched sources."""
+    """Raise SourceError unless the applied patches are in place and Python imports the patched sources."""
     applied = {entry["id"]: entry for entry in receipt["patches"] if entry["state"] == APPLIED}
     for patch in manifest:
         if patch["id"] in applied:
             _verify_files(patch["id"], applied[patch["id"]]["files"])
             for probe in patch["verify"]:
                 if match(roots[patch["sources"]], probe) is None:
-                    raise Refusal(f"patch `{patch['id']}`: `{probe['file']}` has no match for: {sought(probe)}")
+                    raise SourceError(f"patch `{patch['id']}`: `{probe['file']}` has no match for: {sought(probe)}")
     imported = installed("sglang")
     if imported is None or imported != roots.get("sglang", Path()).resolve():
-        raise Refusal(
+        raise SourceError(
             f"Python imports sglang from {imported or 'nowhere'}, but the patched sources are in {roots.get('sglang')}"
         )
 
@@ -292,9 +292,9 @@ def _verify_files(patch: str, files: list[dict[str, str]]) -> None:
     for file in files:
         path = Path(file["path"])
         if not path.is_file() or sha256(path) != file["after"]:
-            raise Refusal(f"patch `{patch}`: `{path}` has changed since it was patched")
+            raise SourceError(f"patch `{patch}`: `{path}` has changed since it was patched")
         if bytecode(path):
-            raise Refusal(f"patch `{patch}`: stale bytecode of `{path}`")
+            raise SourceError(f"patch `{patch}`: stale bytecode of `{path}`")
 
 
 def describe(root: Path) -> dict[str, str | None] | None:
@@ -358,5 +358,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except (Refusal, OSError) as error:
+    except (SourceError, OSError) as error:
         sys.exit(f"error: {error}")

@@ -13,13 +13,13 @@ JSON from stdin and prints one JSON line::
 A verdict is one of
 
 - `{"accepted": "validated"}`, or `"parsed"` if there is no config.json: then only the parser was run;
-- `{"refused": {"kind", "message", "location", "line", "options"}}`: sglang's exception, the source line that raised it,
-  and the options without which it is not raised; or a file that does not exist;
+- `{"rejected": {"kind", "message", "location", "line", "options"}}`: sglang's exception, the line that raised it, and
+  the options without which it is not raised; or a file that does not exist;
 - `{"unchecked": REASON}`: sglang raised an exception that is unrelated to the arguments.
 
 `check_server_args.py QUESTION VERDICT` reads and writes files instead, and exits with 3 if sglang rejects a command
-line, or if RDMA cannot work here (`{"refused": {"kind": "rdma", …}}`). It is the first step of a pod, and of a job in a
-container; if the check itself fails, the server starts anyway. `check_server_args.py nics` prints the NICs that
+line, or if RDMA cannot work here (`{"rejected": {"kind": "rdma", …}}`). It is the first step of a pod, or of a job in
+a container; if the check itself fails, the server starts anyway. `check_server_args.py nics` prints the NICs that
 libibverbs sees.
 
 No GPU is needed: `pretend` makes torch report the plan's GPUs, and packages that load a GPU driver are replaced by
@@ -61,7 +61,7 @@ _OPTIONAL = {"flashinfer", "triton", "tvm_ffi", "xgrammar"}
 _FILES = {"--tokenizer-path", "--chat-template", "--completion-template", "--speculative-draft-model-path"}
 _LINE = 300  # maximum characters of a source line in a verdict
 _MESSAGE = 600  # characters of a message in the file of a verdict: Kubernetes keeps 4096 bytes
-REFUSED = 3  # exit code
+REJECTED = 3  # exit code
 
 
 class _Empty(ModuleType):
@@ -173,7 +173,7 @@ def load(request: Mapping[str, Any]) -> ModuleType:
     return server_args
 
 
-class Judge:
+class ArgumentChecker:
     """sglang's parser and validation. `replaced` maps the path that sglang reads to the path in the command line."""
 
     def __init__(self, server_args: ModuleType, *, cpu: bool, replaced: Mapping[str, str]) -> None:
@@ -188,19 +188,19 @@ class Judge:
         model = argv[argv.index(MODEL_PATH) + 1]
         if not Path(model, "config.json").is_file():
             error = self._raised(argv, parse_only=True)
-            return self._refusal(argv, error, parse_only=True) if error else {"accepted": "parsed"}
+            return self._rejection(argv, error, parse_only=True) if error else {"accepted": "parsed"}
         error = self._raised(argv)
         if not isinstance(error, ParserError) and (missing := self._missing_file(argv, model)) is not None:
-            return {"refused": missing}
+            return {"rejected": missing}
         if error is None:
             return {"accepted": "validated"}
-        if _is_of_this_machine(error):
+        if _is_of_this_host(error):
             return {"unchecked": self._text(error)}
         if not isinstance(error, ParserError):
             bare = self._raised([MODEL_PATH, model, *(["--device", "cpu"] if self._cpu else [])])
             if bare is not None and _signature(bare) == _signature(error):
                 return {"unchecked": f"sglang rejects this model even without options: {self._text(error)}"}
-        return self._refusal(argv, error)
+        return self._rejection(argv, error)
 
     def _missing_file(self, argv: Sequence[str], model: str) -> "dict[str, object] | None":
         """Return the rejection of a missing file; a file in the folder of the model may be staged later."""
@@ -210,13 +210,13 @@ class Judge:
             if option not in _FILES or not _is_path(value) or path.exists():
                 continue
             if beside is None or not path.is_relative_to(beside):
-                refusal = {
+                rejection = {
                     "kind": "FileNotFoundError",
                     "message": f"`{value}` does not exist",
                     "location": "",
                     "line": "",
                 }
-                return {**refusal, "options": [option.removeprefix("--")]}
+                return {**rejection, "options": [option.removeprefix("--")]}
         return None
 
     def _raised(self, argv: Sequence[str], *, parse_only: bool = False) -> BaseException | None:
@@ -238,15 +238,15 @@ class Judge:
             os.environ.update(before)
         return None
 
-    def _refusal(self, argv: Sequence[str], error: BaseException, *, parse_only: bool = False) -> dict[str, object]:
+    def _rejection(self, argv: Sequence[str], error: BaseException, *, parse_only: bool = False) -> dict[str, object]:
         location, line = _location(error.__traceback__)
         message = self._text(error)
         if isinstance(error, ParserError):
             kind, options = "argparse", [option for option, _ in _leave_one_out(argv) if _names(message, option)]
         else:
             kind, options = type(error).__name__, self._culprits(argv, error, parse_only=parse_only)
-        refusal = {"kind": kind, "message": message, "location": location, "line": line, "options": options}
-        return {"refused": refusal}
+        rejection = {"kind": kind, "message": message, "location": location, "line": line, "options": options}
+        return {"rejected": rejection}
 
     def _culprits(self, argv: Sequence[str], error: BaseException, *, parse_only: bool) -> list[str]:
         """Return the options whose removal makes sglang accept the rest, else those that change the exception."""
@@ -278,7 +278,7 @@ def _leave_one_out(argv: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
             yield argv[start].removeprefix("--"), [*argv[:start], *argv[end:]]
 
 
-def _is_of_this_machine(error: BaseException) -> bool:
+def _is_of_this_host(error: BaseException) -> bool:
     """Return whether an exception is due to this host: a missing file, package or GPU."""
     frames = traceback.extract_tb(error.__traceback__)
     raised_in_torch = bool(frames) and "/torch/" in frames[-1].filename
@@ -311,7 +311,7 @@ def _location(trace: TracebackType | None) -> tuple[str, str]:
     return f"{Path(last.filename).name}:{first}", text[:_LINE]
 
 
-def placed(request: Mapping[str, Any], folder: Path) -> tuple[list[list[str]], dict[str, str]]:
+def write_model_files(request: Mapping[str, Any], folder: Path) -> tuple[list[list[str]], dict[str, str]]:
     """Write the model's files; return the command lines with their path, and the original path by each new path."""
     model, replaced = request["model"], {}
     commands = [list(argv) for argv in request["argv"]]
@@ -331,9 +331,9 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
     """Return the verdict on each command line of a request."""
     os.environ.update({"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"})
     with tempfile.TemporaryDirectory(prefix="deploy-arguments-") as folder:
-        commands, replaced = placed(request, Path(folder))
-        judge = Judge(load(request), cpu=request["platform"] == "cpu", replaced=replaced)
-        verdicts = [judge.verdict(argv) for argv in commands]
+        commands, replaced = write_model_files(request, Path(folder))
+        checker = ArgumentChecker(load(request), cpu=request["platform"] == "cpu", replaced=replaced)
+        verdicts = [checker.verdict(argv) for argv in commands]
     return {"sglang": str(importlib.import_module("sglang.version").__version__), "verdicts": verdicts}
 
 
@@ -386,12 +386,12 @@ def _content(file: Path) -> str:
 
 
 def first_step(question: Path, verdict: Path) -> int:
-    """Check before a server starts; return REFUSED, and write the file `verdict`, if sglang rejects a command line."""
+    """Check before a server starts; return REJECTED, and write the file `verdict`, if sglang rejects a command line."""
     try:
         request = json.loads(question.read_text(encoding="utf-8"))
         if problem := rdma_problem() if request["rdma"] else "":
-            refused = {"kind": "rdma", "message": problem, "location": "", "line": "", "options": []}
-            answered: dict[str, Any] = {"verdicts": [{"refused": refused}]}
+            rejected = {"kind": "rdma", "message": problem, "location": "", "line": "", "options": []}
+            answered: dict[str, Any] = {"verdicts": [{"rejected": rejected}]}
         else:
             with contextlib.redirect_stdout(sys.stderr):
                 answered = answer(request)
@@ -399,13 +399,13 @@ def first_step(question: Path, verdict: Path) -> int:
         print(f"arguments not checked by sglang: {error!r}", file=sys.stderr)
         return 0
     print(json.dumps(answered), file=sys.stderr)
-    if not any("refused" in entry for entry in answered["verdicts"]):
+    if not any("rejected" in entry for entry in answered["verdicts"]):
         return 0
     for entry in answered["verdicts"]:
-        if "refused" in entry:
-            entry["refused"]["message"] = entry["refused"]["message"][:_MESSAGE]
+        if "rejected" in entry:
+            entry["rejected"]["message"] = entry["rejected"]["message"][:_MESSAGE]
     verdict.write_text(json.dumps(answered), encoding="utf-8")
-    return REFUSED
+    return REJECTED
 
 
 if __name__ == "__main__":
@@ -414,7 +414,7 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["nics"]:
         print(*sorted(visible_nics()))
         sys.exit()
-    asked = json.load(sys.stdin)
+    request = json.load(sys.stdin)
     with contextlib.redirect_stdout(sys.stderr):  # modules print while they are imported
-        result = answer(asked)
+        result = answer(request)
     print(json.dumps(result))

@@ -37,10 +37,10 @@ _OPERATORS: dict[type[ast.AST], Any] = {
 }
 
 
-_LONGEST = 120  # characters of a line that are quoted
+_MAX_LINE = 120  # characters of a line that are quoted
 
 
-class Refusal(Exception):  # noqa: N818 - no error of this program: the sources refuse the patch
+class SourceError(Exception):
     """A patch that cannot be applied or verified, or sources that cannot be read."""
 
 
@@ -58,7 +58,7 @@ def find(root: Path, name: str) -> Path | None:
     candidates = [root / name] if "/" in name else sorted(root.rglob(name), reverse=True)
     files = {candidate.resolve(): candidate for candidate in candidates if candidate.is_file()}
     if len(files) > 1:
-        raise Refusal(f"`{name}` exists in {len(files)} places below {root}")
+        raise SourceError(f"`{name}` exists in {len(files)} places below {root}")
     return next(iter(files.values()), None)
 
 
@@ -67,7 +67,7 @@ def decoded(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8", "surrogateescape")
     except OSError as error:
-        raise Refusal(f"cannot read `{path}`: {error.strerror}") from error
+        raise SourceError(f"cannot read `{path}`: {error.strerror}") from error
 
 
 def encoded(text: str) -> bytes:
@@ -109,7 +109,7 @@ def _quoted(root: Path, path: Path, text: str, seen: Reading, hit: "re.Match[str
     line = text.count("\n", 0, max(hit.start(), hit.end() - 1))
     quoted = encoded(text.split("\n")[line].strip()).decode("utf-8", "replace")
     begun = max((known for known in seen.lines if known <= line + 1), default=0)
-    quoted = quoted if len(quoted) <= _LONGEST else f"{quoted[:_LONGEST]}…"
+    quoted = quoted if len(quoted) <= _MAX_LINE else f"{quoted[:_MAX_LINE]}…"
     return f"{path.relative_to(root).as_posix()}:{seen.lines.get(begun, line + 1)}: {quoted}"
 
 
@@ -120,8 +120,8 @@ def read(path: Path, defines: "list[str] | None") -> Reading:
         if defines is not None:
             return preprocessed(text, dict.fromkeys(defines, "1"))
         return canonical(text) if path.suffix == ".py" else Reading(text, text, text, {})
-    except (Refusal, SyntaxError, ValueError) as error:
-        raise Refusal(f"`{path}` cannot be compiled: {error}") from error
+    except (SourceError, SyntaxError, ValueError) as error:
+        raise SourceError(f"`{path}` cannot be compiled: {error}") from error
 
 
 def canonical(text: str) -> Reading:
@@ -141,8 +141,8 @@ def canonical(text: str) -> Reading:
 def preprocessed(text: str, macros: Macros) -> Reading:
     """Return C++ source without comments, with conditions evaluated by `macros`; line numbers are unchanged.
 
-    Includes are not followed, so all other macros are unknown, except the include guard of the file. Raises Refusal if
-    the preprocessor would fail.
+    Includes are not followed, so all other macros are unknown, except the include guard of the file. Raises
+    SourceError if the preprocessor would fail.
     """
     code = _without_comments(text)
     guard = _GUARD.match(code.replace("\0", ""))
@@ -154,7 +154,7 @@ def preprocessed(text: str, macros: Macros) -> Reading:
         for rows, shows in zip(texts, (True, counts is True, counts is not False), strict=True):
             rows += [line if shows else "", *[""] * logical.count("\0")]
     if conditions.branches:
-        raise Refusal(f"line {conditions.branches[-1].line}: a condition without `#endif`")
+        raise SourceError(f"line {conditions.branches[-1].line}: a condition without `#endif`")
     whole, certain, possible = ("\n".join(rows) for rows in texts)
     return Reading(whole, certain, possible, {})
 
@@ -164,7 +164,7 @@ def _without_comments(text: str) -> str:
 
     def put(hit: "re.Match[str]") -> str:
         if hit["open"]:
-            raise Refusal("unterminated comment")
+            raise SourceError("unterminated comment")
         return " " + hit[0].count("\n") * "\0" + hit[0].count("\0") * "\0" if hit[0][:2] in {"//", "/*"} else hit[0]
 
     return _COMMENT_OR_STRING.sub(put, re.sub(r"\\[ \t]*\n", "\0", text))
@@ -206,7 +206,7 @@ class _Conditions:
         elif name in {"include", "include_next", "import"}:
             return "#include " + (rest if rest[:1] in {"<", '"'} else self._expanded(rest).strip())
         elif name == "error" and self.counts is True:
-            raise Refusal(f"line {number}: #error {rest}")
+            raise SourceError(f"line {number}: #error {rest}")
         else:
             return line
         return ""
@@ -218,7 +218,7 @@ class _Conditions:
             self.branches.append(_Branch(line=number, around=self.counts, counts=counts, done=value))
             return
         if not self.branches or (self.branches[-1].last and name != "endif"):
-            raise Refusal(f"line {number}: `#{name}` without its `#if`")
+            raise SourceError(f"line {number}: `#{name}` without its `#if`")
         if name == "endif":
             self.branches.pop()
             return

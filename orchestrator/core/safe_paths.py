@@ -122,12 +122,12 @@ class RelativePath(str):
         """Parse a relative path. Raises UnsafeValueError."""
         if not isinstance(value, str):
             raise UnsafeValueError(f"expected the name of a file, not `{display(value)}`")
-        if reason := cls._objection(value):
+        if reason := cls._rejection_reason(value):
             raise UnsafeValueError(f"cannot use the file name `{display(value)}`: {reason}")
         return super().__new__(cls, value)
 
     @classmethod
-    def _objection(cls, text: str) -> str:
+    def _rejection_reason(cls, text: str) -> str:
         """Return the reason to reject a path; empty if it is valid."""
         segments = text.split("/")
         checks = (
@@ -141,7 +141,7 @@ class RelativePath(str):
             (max(map(_length, segments)) > cls._max_segment, "a name in the path is too long"),
             (any(segment.lower() in cls._reserved for segment in segments), "reserved directory"),
         )
-        return next((reason for refused, reason in checks if refused), "")
+        return next((reason for is_invalid, reason in checks if is_invalid), "")
 
 
 class FileName(RelativePath):
@@ -214,7 +214,7 @@ def remove_tree(path: Path, *, within: Path, ignore_errors: bool = True) -> None
     is false.
     """
     if path.name in {"", ".."} or not _is_inside(path, within, strictly=True):
-        raise UnsafeValueError(f"refused to remove `{path}`: it is not inside `{within}`")
+        raise UnsafeValueError(f"cannot remove `{path}`: it is not inside `{within}`")
     shutil.rmtree(path, ignore_errors=ignore_errors)
 
 

@@ -110,7 +110,7 @@ class _Reader:
         begun = False
         for event in self._events:
             if isinstance(event, yaml.DocumentStartEvent) and begun:
-                self._refuse("the file has a second document", event, "remove it, from the line `---`")
+                self._add_problem("the file has a second document", event, "remove it, from the line `---`")
                 break
             if isinstance(event, yaml.NodeEvent):
                 begun = True
@@ -122,7 +122,7 @@ class _Reader:
             return {}
         return data
 
-    def _refuse(self, message: str, event: yaml.Event, hint: str = "") -> None:
+    def _add_problem(self, message: str, event: yaml.Event, hint: str = "") -> None:
         self.problems.append(Problem(message, f"{self._name}:{_line(event)}", hint))
 
     def _value(self, event: yaml.Event, path: KeyPath, line: int) -> Data:
@@ -144,12 +144,12 @@ class _Reader:
             line, key = _line(event), str(event.value) if isinstance(event, yaml.ScalarEvent) else None
             if key is None:
                 self._value(event, (*path, ""), line)
-                self._refuse("a key must be text", event)
+                self._add_problem("a key must be text", event)
             else:
                 self._check(event)
             if is_repeated := key in data:
                 first = self.lines[(*path, str(key))]
-                self._refuse(f"duplicate key `{key}`", event, f"the first is on line {first}; remove one")
+                self._add_problem(f"duplicate key `{key}`", event, f"the first is on line {first}; remove one")
             value = self._value(next(self._events), (*path, key or ""), line)
             if key is not None and not is_repeated:
                 data[key] = value
@@ -164,11 +164,11 @@ class _Reader:
     def _check(self, event: yaml.Event) -> None:
         """Record a problem for aliases, anchors, tags and control characters."""
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            self._refuse("anchors and aliases are not supported", event, "repeat the value")
+            self._add_problem("anchors and aliases are not supported", event, "repeat the value")
         elif tag := getattr(event, "tag", None):
-            self._refuse(f"the tag `{tag}` is not allowed", event, "write a plain value")
+            self._add_problem(f"the tag `{tag}` is not allowed", event, "write a plain value")
         if isinstance(event, yaml.ScalarEvent) and (hidden := first_control_char(event.value, lines=True)):
-            self._refuse(f"a text cannot contain {hidden!r}", event)
+            self._add_problem(f"a text cannot contain {hidden!r}", event)
 
 
 def _line(event: yaml.Event) -> int:

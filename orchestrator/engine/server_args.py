@@ -128,8 +128,8 @@ def read_verdicts(printed: str) -> tuple[ArgumentVerdict, ...]:
 
 
 def _verdict(answer: Mapping[str, Any]) -> ArgumentVerdict:
-    if refused := answer.get("refused"):
-        return ArgumentVerdict(rejection=ArgumentRejection(**{**refused, "options": tuple(refused["options"])}))
+    if rejected := answer.get("rejected"):
+        return ArgumentVerdict(rejection=ArgumentRejection(**{**rejected, "options": tuple(rejected["options"])}))
     if reason := answer.get("unchecked"):
         return ArgumentVerdict(unchecked=str(reason))
     return ArgumentVerdict(parsed_only=answer["accepted"] == "parsed")

@@ -14,7 +14,7 @@ _NOT_FOUND: Final = re.compile(r"manifest unknown|not found|does not exist|repos
 # Disk space for an image. An unpacked ROCm image has 75.3 GB (70.1 GiB, sgl-project/sglang#22037); the rest is an
 # estimate for compressed layers during unpacking, and for the layers of a build.
 IMAGE_BYTES: Final = 96 << 30
-_PIN: Final = "name another image with `--base-image`, and pin it in the engine's file under profiles/engines/"
+_PIN_HINT: Final = "name another image with `--base-image`, and pin it in the engine's file under profiles/engines/"
 
 
 def ensure_base(docker: DockerCli, engine: Engine) -> str:
@@ -24,7 +24,7 @@ def ensure_base(docker: DockerCli, engine: Engine) -> str:
     """
     reference = base_reference(engine)
     if image_id(docker, reference) is None:
-        pull(docker, reference, "base image", hint=_PIN)
+        pull(docker, reference, "base image", hint=_PIN_HINT)
     _warn_of_moved_tag(docker, engine)
     if (base := image_id(docker, reference)) is None:
         message = f"base image `{reference}` was pulled but is missing on this docker host"

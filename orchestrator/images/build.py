@@ -36,14 +36,14 @@ from orchestrator.render.artifacts import Artifacts, BuildContext, RenderedFile
 from orchestrator.render.dockerfile import repository
 
 # BuildKit: `#7 [3/4] RUN …`, output as `#7 0.213 …`; classic builder: `Step 3/7 : RUN …`, output unprefixed.
-_STEP: Final = re.compile(r"^(?:#\d+ \[\s*(?P<at>\d+/\d+)\]|Step (?P<step>\d+/\d+) :) (?P<what>.*)$")
-_STAMP: Final = re.compile(r"^#\d+ \d+\.\d+ ")
+_STEP: Final = re.compile(r"^(?:#\d+ \[\s*(?P<number>\d+/\d+)\]|Step (?P<step>\d+/\d+) :) (?P<instruction>.*)$")
+_TIMESTAMP: Final = re.compile(r"^#\d+ \d+\.\d+ ")
 _END: Final = re.compile(r"^#\d+ ERROR|^The command |^-{3,}$")
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildOptions:
-    """The options of a build. `secrets` maps ids to files that a build step can mount; they are stored in no layer."""
+    """The options of a build. `secrets` maps ids to files that a build step can mount; no layer stores them."""
 
     tag: str
     no_cache: bool
@@ -107,7 +107,7 @@ def ensure_image(docker: DockerCli, engine: Engine, context: BuildContext, optio
         replaced = image_id(docker, options.tag)
         _build(docker, engine, context, options, base=base)
         if replaced is not None:
-            docker.run("image", "rm", replaced)  # docker refuses while the image is in use
+            docker.run("image", "rm", replaced)  # fails while the image is in use
     seconds = round(time.monotonic() - start, 3)
     return replace(existing_image(docker, options.tag), built=build, seconds=seconds)
 
@@ -126,13 +126,13 @@ def existing_image(docker: DockerCli, reference: str) -> BuiltImage:
 
 
 def add_layer(docker: DockerCli, image: BuiltImage, content: bytes, *, tag: str, label: str) -> BuiltImage:
-    """Return an image with a layer in addition, from a tar with paths below `/`, unless the tag exists.
+    """Add a layer to an image, from a tar with paths below `/`, unless the tag exists; return the new image.
 
-    It has the labels of the first image, and with them its receipt, and one more. Raises BuildError.
+    The new image inherits all labels, such as the receipt, and gets `label`. Raises BuildError.
     """
     if labels(docker, tag) is None:
-        name = "layer.tar"
-        files = {"Dockerfile": f"FROM {image.tag}\nADD {name} /\n".encode(), name: content}
+        file_name = "layer.tar"
+        files = {"Dockerfile": f"FROM {image.tag}\nADD {file_name} /\n".encode(), file_name: content}
         context = BuildContext(
             files=tuple(RenderedFile(path=path, content=file, executable=False) for path, file in files.items())
         )
@@ -184,16 +184,16 @@ def build_arguments(docker: DockerCli, options: BuildOptions, *, tag: str, untun
 
 def _build(docker: DockerCli, engine: Engine, context: BuildContext, options: BuildOptions, *, base: str) -> None:
     unverified = f"{options.tag}-unverified-{uuid.uuid4().hex[:12]}"  # unique: another build of this tag may run
-    builder = "BuildKit" if docker.builder == "buildkit" else "the classic builder"
-    info(f"building `{options.tag}` with {builder} ({docker.program} {docker.version})")
+    builder_title = "BuildKit" if docker.builder == "buildkit" else "the classic builder"
+    info(f"building `{options.tag}` with {builder_title} ({docker.program} {docker.version})")
     try:
         arguments = build_arguments(docker, options, tag=unverified, untuned=bool(context.missing_inputs))
         _run_build(docker, arguments, archive(context), image=base)
-        verified = verify_inside(docker, unverified)
+        verified = verify_in_image(docker, unverified)
         require_version(parse_receipt(verified), engine)
         receipt = json.dumps(json.loads(verified), separators=(",", ":"))
-        added = [f"{RECEIPT_LABEL}={receipt}", f"{BASE_LABEL}={base}", _base_digest(docker, base)]
-        arguments = ["build", "--tag", options.tag, *(word for label in added for word in ("--label", label)), "-"]
+        new_labels = [f"{RECEIPT_LABEL}={receipt}", f"{BASE_LABEL}={base}", _base_digest(docker, base)]
+        arguments = ["build", "--tag", options.tag, *(word for label in new_labels for word in ("--label", label)), "-"]
         _run_build(docker, arguments, f"FROM {unverified}\n".encode(), image=base)
     finally:
         docker.run("image", "rm", "--force", unverified)
@@ -218,24 +218,24 @@ def _run_build(docker: DockerCli, arguments: Sequence[str], stdin: bytes, *, ima
     if error := parse_patch_error(log):
         hint = f"`deploy patches check --image {image}` shows every patch; a newer engine may contain the fix"
         raise PatchError("a patch does not fit the sources in the base image", details=error, hint=hint)
-    full = any("no space left on device" in line.lower() for line in log)
-    hint = "free disk space in Docker's data directory: `docker system df`, `docker system prune`" if full else ""
+    disk_full = any("no space left on device" in line.lower() for line in log)
+    hint = "free disk space in Docker's data directory: `docker system df`, `docker system prune`" if disk_full else ""
     raise BuildError("image build failed", details="\n".join(log[-30:]), hint=hint)
 
 
 def parse_step(line: str) -> str | None:
     """Parse the start of a build step from a log line, as `[3/4] RUN …`; None for any other line."""
     step = _STEP.match(line)
-    return f"[{step['at'] or step['step']}] {' '.join(step['what'].split())}" if step else None
+    return f"[{step['number'] or step['step']}] {' '.join(step['instruction'].split())}" if step else None
 
 
 def parse_patch_error(log: Sequence[str]) -> str | None:
     """Return the error message of the applier from a build log; None if the build failed for another reason."""
-    lines = [_STAMP.sub("", line) for line in log]
-    start = next((at for at, line in enumerate(lines) if line.startswith("error: patch ")), None)
+    lines = [_TIMESTAMP.sub("", line) for line in log]
+    start = next((index for index, line in enumerate(lines) if line.startswith("error: patch ")), None)
     if start is None:
         return None
-    end = next((at for at in range(start, len(lines)) if _END.match(lines[at])), len(lines))
+    end = next((index for index in range(start, len(lines)) if _END.match(lines[index])), len(lines))
     return "\n".join(lines[start:end]).removeprefix("error: ").rstrip()
 
 
@@ -248,8 +248,8 @@ def _base_digest(docker: DockerCli, base: str) -> str:
     return f"{BASE_DIGEST}={digests[0].partition('@')[2] if digests else ''}"
 
 
-def verify_inside(docker: DockerCli, image: str) -> str:
-    """Verify the patches inside an image and return its receipt as JSON. Raises PatchError if verification fails."""
+def verify_in_image(docker: DockerCli, image: str) -> str:
+    """Verify the patches in an image and return its receipt as JSON. Raises PatchError if verification fails."""
     result = docker.run_inside(image, "python3", "-B", "/opt/deploy/patches/apply_patches.py", "verify")
     if not result.ok:
         hint = "`deploy build PROFILE --no-cache` builds it again"

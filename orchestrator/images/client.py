@@ -13,7 +13,7 @@ from orchestrator.core.errors import HostError
 from orchestrator.core.subprocesses import CompletedProgram, follow, run
 from orchestrator.hosts.daemon import docker_endpoint
 
-_CLEAN_UP = 10.0  # seconds for the daemon to discard partial work after Ctrl-C or a lost connection
+_CLEANUP_TIMEOUT = 10.0  # seconds for the daemon to discard partial work after Ctrl-C or a lost connection
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,14 +50,14 @@ class DockerCli:
                 progress.update(text, stage=stage or None)
 
         with Progress() as progress:
-            code = follow([self.program, *arguments], on_line, env=self.env, stdin=stdin, grace=_CLEAN_UP)
+            code = follow([self.program, *arguments], on_line, env=self.env, stdin=stdin, grace=_CLEANUP_TIMEOUT)
         return code, log
 
     def run_inside(
         self, image: str, *command: str, stdin: str | None = None, env: Iterable[tuple[str, str]] = ()
     ) -> CompletedProgram:
         """Run a program of an image in a temporary container without network, and return its output."""
-        name, (program, *arguments) = f"deploy-ask-{uuid.uuid4().hex[:12]}", command
+        name, (program, *arguments) = f"deploy-run-{uuid.uuid4().hex[:12]}", command
         variables = (word for variable, value in env for word in ("--env", f"{variable}={value}"))
         options = ("--rm", "--interactive", "--name", name, "--network", "none", *variables, "--entrypoint", program)
         result = None
@@ -65,7 +65,7 @@ class DockerCli:
             result = self.run("run", *options, image, *arguments, stdin=stdin)
         finally:
             if result is None or not result.ok:  # Ctrl-C, or a lost connection, ends only the client, not the container
-                run([self.program, "rm", "--force", name], env=self.env, timeout=_CLEAN_UP)
+                run([self.program, "rm", "--force", name], env=self.env, timeout=_CLEANUP_TIMEOUT)
         return result
 
 
@@ -75,8 +75,8 @@ def find_docker(host: str | None = None) -> DockerCli:
     A client of version 23 or later needs the buildx plugin for BuildKit; distributions package the plugin separately.
     An older client has BuildKit built in. Raises HostError if there is no client or the daemon does not respond.
     """
-    at = docker_endpoint(host)
-    clients = [client for program in _programs() if (client := _client(program, at))]
+    endpoint = docker_endpoint(host)
+    clients = [client for program in _programs() if (client := _client(program, endpoint))]
     if not clients:
         raise HostError(
             "docker is not installed", hint="`apt-get install docker.io`, or docs.docker.com/engine/install"
@@ -85,7 +85,7 @@ def find_docker(host: str | None = None) -> DockerCli:
     server = docker.run("version", "--format", "{{.Server.Version}}")
     if not server.ok:
         raise HostError(
-            f"the Docker daemon at `{at}` does not answer",
+            f"the Docker daemon at `{endpoint}` does not answer",
             hint="`docker version` shows whether it runs and may be used; DOCKER_HOST or --host names another",
             details=f"  {server.stderr.strip()}",
         )

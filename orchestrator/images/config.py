@@ -9,7 +9,7 @@ from orchestrator.core.text import parse_json
 from orchestrator.hosts.daemon import docker_endpoint
 from orchestrator.images.client import DockerCli
 
-# Prefixes of variables that configure an engine or its collectives; `PATH` and the like are irrelevant.
+# Prefixes of variables that configure an engine or its collectives; others, such as `PATH`, are irrelevant.
 _ENGINE_PREFIXES: Final = (
     *("AITER_", "AMD_", "CUDA_", "GPU_", "HIP_", "HSA_", "MIOPEN_", "MORI_", "NCCL_", "NVTE_"),
     *("PYTORCH_", "RCCL_", "ROCM_", "SGLANG_", "SGL_", "TORCH", "TRITON_", "VLLM_"),

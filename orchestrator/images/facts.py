@@ -14,7 +14,7 @@ from orchestrator.images.receipt import SourceRecord
 from orchestrator.images.sources import program_paths
 
 _PROGRAM: Final = data_root() / "images" / "image_facts.py"
-# Docker clients 28.2 and 20.10; the last is of a path below a file.
+# Messages of Docker clients 28.2 and 20.10; the last one is for a path below a file.
 _NOT_FOUND: Final = re.compile(r"Could not find the file|No such container:path|: not a directory$")
 
 
@@ -22,13 +22,13 @@ _NOT_FOUND: Final = re.compile(r"Could not find the file|No such container:path|
 class ImageFacts:
     """The packages that an image's Python imports.
 
-    `platform` is rocm, cuda or cpu, None if torch does not reveal it; `platform_from` is the evidence.
+    `platform` is rocm, cuda or cpu, None if torch does not reveal it; `platform_evidence` is the line that names it.
     """
 
     sglang: SourceRecord
     aiter: SourceRecord | None
     platform: str | None
-    platform_from: str
+    platform_evidence: str
 
 
 def read_facts(docker: DockerCli, image: str) -> ImageFacts:
@@ -46,7 +46,7 @@ def read_facts(docker: DockerCli, image: str) -> ImageFacts:
         sglang=SourceRecord(**facts["sglang"]),
         aiter=facts["aiter"] and SourceRecord(**facts["aiter"]),
         platform=torch["platform"],
-        platform_from=torch["evidence"],
+        platform_evidence=torch["evidence"],
     )
 
 
@@ -65,5 +65,5 @@ def copy_from_image(docker: DockerCli, image: str, path: str, folder: Path) -> N
         docker.run("rm", "--force", container)
     if not copied.ok:
         reason = copied.stderr.strip()
-        fault = PathNotFoundError if _NOT_FOUND.search(reason) else BuildError
-        raise fault(f"cannot copy `{path}` from `{image}`", details=reason)
+        error_type = PathNotFoundError if _NOT_FOUND.search(reason) else BuildError
+        raise error_type(f"cannot copy `{path}` from `{image}`", details=reason)

@@ -1,4 +1,4 @@
-"""The state of every patch in other sources than an image that `deploy` built: a wheel, a directory, any image."""
+"""The state of every patch in a wheel, a directory or any image, also one that `deploy` did not build."""
 
 import errno
 import os
@@ -24,13 +24,13 @@ from orchestrator.images.sources import program_paths
 from orchestrator.patches.ledger import manifest, read_diffs, read_ledger
 from orchestrator.patches.schema import Patch
 
-_WHEEL: Final = "such as 0.5.15.post1, or a wheel file"
+_WHEEL_HINT: Final = "such as 0.5.15.post1, or a wheel file"
 _VERSION_LINE: Final = re.compile(r"^__version__ = .*'(.+)'$", re.MULTILINE)  # as images/apply_patches.py reads it
 _CHECK: Final = ("check", "--manifest", "-")
 CONFLICT: Final = "conflict"  # applier state: the sources neither accept nor contain the patch
 # Independent of the Python that runs `deploy`: every wheel of a version has the same sources.
 _PLATFORMS: Final = ("manylinux_2_34_x86_64", "manylinux2014_x86_64", "any")
-_TARGET: Final = ("--python-version=3.11", "--implementation=cp", *(f"--platform={name}" for name in _PLATFORMS))
+_PIP_TARGET: Final = ("--python-version=3.11", "--implementation=cp", *(f"--platform={name}" for name in _PLATFORMS))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class SourceChecker:
     def check_wheel(self, wheel: Path) -> tuple[PatchState, ...]:
         """Check a wheel file. Raises UsageError if the file is not a wheel of sglang."""
         with tempfile.TemporaryDirectory(prefix="deploy-wheel-") as folder:
-            names = self._names()  # a wheel has thousands of other files
+            names = self._probed_files()  # a wheel has thousands of other files
             unpack_wheel(wheel, lambda path: PurePosixPath(path).name in names, Path(folder))
             return self.check_directory(Path(folder))
 
@@ -79,7 +79,7 @@ class SourceChecker:
     def _manifest(self) -> str:
         return manifest(self.patches, self.diffs)
 
-    def _names(self) -> frozenset[str]:
+    def _probed_files(self) -> frozenset[str]:
         probes = [probe for patch in self.patches for probe in (*patch.detect.needed, *patch.detect.present)]
         return frozenset(PurePosixPath(probe.file).name for probe in probes)
 
@@ -141,29 +141,29 @@ def sibling_aiter(package: Path, directory: Path) -> Path:
 
 
 def unpack_wheel(wheel: Path, include: Callable[[str], bool], folder: Path) -> None:
-    """Unpack the files of a wheel whose paths `include` accepts. Raises UsageError if it is no wheel."""
-    with _opened(wheel) as archive:
+    """Unpack the files of a wheel whose paths `include` accepts. Raises UsageError if the file is not a wheel."""
+    with _open_wheel(wheel) as archive:
         unpack(archive, filter(include, archive.namelist()), folder)
 
 
 @contextmanager
-def _opened(wheel: Path) -> Iterator[zipfile.ZipFile]:
+def _open_wheel(wheel: Path) -> Iterator[zipfile.ZipFile]:
     try:
         with zipfile.ZipFile(wheel) as archive:
             yield archive
     except zipfile.BadZipFile as error:
-        raise UsageError(f"`{wheel}` is not a wheel", hint=_WHEEL) from error
+        raise UsageError(f"`{wheel}` is not a wheel", hint=_WHEEL_HINT) from error
     except OSError as error:
         if error.errno == errno.ENOSPC:  # the target's disk is full; the wheel is fine
             raise
-        raise UsageError(f"cannot read `{wheel}`: {error.strerror}", hint=_WHEEL) from error
+        raise UsageError(f"cannot read `{wheel}`: {error.strerror}", hint=_WHEEL_HINT) from error
     except UnsafeValueError as error:
-        raise UsageError(f"cannot unpack `{wheel}`: {error}", hint=_WHEEL) from error
+        raise UsageError(f"cannot unpack `{wheel}`: {error}", hint=_WHEEL_HINT) from error
 
 
 def wheel_version(wheel: Path) -> str | None:
-    """Return the version that a wheel of sglang contains; None if it has none. Raises UsageError if it is no wheel."""
-    with _opened(wheel) as archive:
+    """Return the version of sglang in a wheel; None if it has none. Raises UsageError if the file is not a wheel."""
+    with _open_wheel(wheel) as archive:
         text = archive.read("sglang/_version.py").decode() if "sglang/_version.py" in archive.namelist() else ""
     match = _VERSION_LINE.search(text)
     return match and match[1]
@@ -177,12 +177,12 @@ def fetch_wheel(version: str, folder: Path) -> Path:
     try:
         version = str(Version(version))
     except InvalidVersion as error:
-        raise UsageError(f"`{version}` is not a version of sglang", hint=_WHEEL) from error
+        raise UsageError(f"`{version}` is not a version of sglang", hint=_WHEEL_HINT) from error
     if saved := sorted(folder.glob(f"sglang-{version}-*.whl")):
         return saved[0]
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as partial:
-        options = ["--quiet", "--no-deps", "--only-binary=:all:", *_TARGET, "--dest", partial]
+        options = ["--quiet", "--no-deps", "--only-binary=:all:", *_PIP_TARGET, "--dest", partial]
         result = run(python_module_argv("pip", "download", *options, f"sglang=={version}"), env={"TMPDIR": partial})
         wheels = sorted(Path(partial).glob("sglang-*.whl"))
         if "No space left on device" in result.stderr or "No usable temporary directory" in result.stderr:

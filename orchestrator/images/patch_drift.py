@@ -20,7 +20,7 @@ _CONFLICT: Final = "conflict"
 
 
 def require_version(receipt: ImageReceipt, engine: Engine) -> None:
-    """Raise BuildError if an image holds another sglang release than the engine's.
+    """Raise BuildError if an image contains another sglang release than the engine names.
 
     The flags, warnings and known issues of the plan are valid for the engine's release only. A development version
     between two releases is accepted with a warning; sources without a version are accepted.

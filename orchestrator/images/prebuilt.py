@@ -7,7 +7,7 @@ from typing import Final
 from orchestrator.core.console import warn
 from orchestrator.core.errors import BuildError, Problem
 from orchestrator.images.base import image_id, known_digests, pull
-from orchestrator.images.build import verify_inside
+from orchestrator.images.build import verify_in_image
 from orchestrator.images.client import DockerCli
 from orchestrator.images.patch_drift import require_version
 from orchestrator.images.receipt import (
@@ -65,7 +65,7 @@ def pull_prebuilt(docker: DockerCli, image: str) -> str:
     there is no local image.
     """
     local = _reference(docker, image)
-    if local is not None and not may_move(docker, image):
+    if local is not None and not tag_may_have_moved(docker, image):
         return local
     try:
         pull(docker, image, "image", hint=_NOT_FOUND_HINT)
@@ -76,7 +76,7 @@ def pull_prebuilt(docker: DockerCli, image: str) -> str:
     return _reference(docker, image) or image
 
 
-def may_move(docker: DockerCli, image: str) -> bool:
+def tag_may_have_moved(docker: DockerCli, image: str) -> bool:
     """Return whether the name of a local image is a registry tag, which may have moved to another image."""
     return "@" not in image and image_id(docker, image) != image and bool(known_digests(docker, image))
 
@@ -103,12 +103,12 @@ def find_local(docker: DockerCli, image: str) -> PrebuiltImage | None:
 def inspect_prebuilt(docker: DockerCli, reference: str) -> PrebuiltImage:
     """Return a prebuilt image after the applier has verified the receipt inside it.
 
-    Raises BuildError if the image has no receipt or holds another one than its label, PatchError if its content does
-    not match the receipt.
+    Raises BuildError if the image has no receipt or its label differs, PatchError if its content does not match the
+    receipt.
     """
     receipt = read_receipt(docker, reference)
     try:
-        verified = parse_receipt(verify_inside(docker, reference))
+        verified = parse_receipt(verify_in_image(docker, reference))
     except ValueError:
         verified = None
     if verified != receipt:
@@ -185,7 +185,7 @@ def _base(plan: Plan, image: PrebuiltImage) -> Iterator[Problem]:
 
 
 def _patches(plan: Plan, image: PrebuiltImage) -> Iterator[Problem]:
-    """Check that the image was built with the plan's patches, each in its present form, and with no others."""
+    """Check that the image was built with the plan's patches, each in its current version, and with no others."""
     ledger = read_ledger()
     diffs, patches = read_diffs(ledger), {patch.id: patch for patch in ledger}
     records = {record.id: record for record in image.receipt.patches}

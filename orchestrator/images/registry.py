@@ -1,7 +1,7 @@
-"""The configuration of an image in a registry, read without a pull: a few kilobytes instead of gb.
+"""The configuration of an image in a registry, read without a pull: a few kB instead of many GB.
 
-There is no login, so a private image can be read only after a pull. The protocol is the OCI distribution specification
-1.1; names without a registry are served by registry-1.docker.io.
+It does not log in, so a private image can be read only after a pull. The protocol is the OCI distribution specification
+1.1; registry-1.docker.io serves names without a registry.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ else:  # it takes 25 ms to import, and commands that decide plans import this mo
 
 _HUB: Final = ("docker.io", "registry-1.docker.io")
 _MAX_BYTES: Final = 8 << 20  # of a manifest or configuration; ROCm images have about 100 kB
-_MAX_ARTIFACT: Final = 1 << 30  # of a layer, in memory
+_MAX_ARTIFACT_BYTES: Final = 1 << 30  # of a layer, in memory
 _MANIFESTS: Final = (
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.oci.image.manifest.v1+json",
@@ -37,7 +37,7 @@ _MANIFESTS: Final = (
     "application/vnd.docker.distribution.manifest.v2+json",
 )
 _CHALLENGE: Final = re.compile(r'(\w+)="([^"]*)"')
-_PULL_IT: Final = "`docker pull {}` first; for a private image, `docker login` before that"
+_PULL_HINT: Final = "`docker pull {}` first; for a private image, `docker login` before that"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ class Registry:
 def read_config(image: str, host: str | None = None) -> ImageConfig:
     """Return the configuration of an image from the Docker host, or else its registry. Raises BuildError.
 
-    `host` is another Docker host than this one.
+    `host` is a remote Docker host.
     """
     try:
         config = docker_config(find_docker(host), image)
@@ -92,7 +92,7 @@ def read_config(image: str, host: str | None = None) -> ImageConfig:
 
 
 def _read_error(reference: str, reason: str) -> BuildError:
-    return BuildError(f"cannot read `{reference}` from its registry: {reason}", hint=_PULL_IT.format(reference))
+    return BuildError(f"cannot read `{reference}` from its registry: {reason}", hint=_PULL_HINT.format(reference))
 
 
 @dataclass
@@ -117,7 +117,7 @@ class _Repository:
 
     def artifact(self) -> bytes:
         layer = parse_json(self._manifest(self.name["digest"] or ""))["layers"][0]["digest"]
-        return self._get(f"blobs/{layer}", {}, layer, max_bytes=_MAX_ARTIFACT)
+        return self._get(f"blobs/{layer}", {}, layer, max_bytes=_MAX_ARTIFACT_BYTES)
 
     def _manifest(self, tag_or_digest: str) -> bytes:
         digest = tag_or_digest if tag_or_digest.startswith("sha256:") else None

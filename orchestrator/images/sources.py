@@ -26,7 +26,7 @@ def image_sources(plan: Plan, *, inputs: Mapping[str, bytes] | None = None, cove
     BuildError if the template or a requirement file does not exist.
     """
     catalog = Catalog.from_environment()
-    patches = carried_patches(plan, catalog)
+    patches = ledger_patches(plan, catalog)
     return ImageSources(
         template=_template(plan, catalog),
         programs={path.name: path.read_bytes() for path in program_paths()},
@@ -38,7 +38,7 @@ def image_sources(plan: Plan, *, inputs: Mapping[str, bytes] | None = None, cove
     )
 
 
-def carried_patches(plan: Plan, catalog: Catalog | None = None) -> tuple[Patch, ...]:
+def ledger_patches(plan: Plan, catalog: Catalog | None = None) -> tuple[Patch, ...]:
     """Return the ledger entries of the plan's patches."""
     ids = {use.id for use in plan.patches}
     return tuple(patch for patch in read_ledger(catalog) if patch.id in ids)

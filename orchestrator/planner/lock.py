@@ -25,7 +25,7 @@ from orchestrator.core.yaml_document import Document
 from orchestrator.engine.gateway import LAUNCHER
 from orchestrator.images.config import local_config
 from orchestrator.images.registry import Registry
-from orchestrator.images.sources import carried_patches
+from orchestrator.images.sources import ledger_patches
 from orchestrator.patches.ledger import patch_digest, read_diffs
 from orchestrator.plan.diff import differences
 from orchestrator.plan.facts import Facts
@@ -155,7 +155,7 @@ def inputs_changed_since(run: Path, plan: Plan, home: Home) -> Iterator[str]:
 
 def _patches(plan: Plan, home: Home) -> dict[str, str]:
     catalog = Catalog.of(home)
-    patches = carried_patches(plan, catalog)
+    patches = ledger_patches(plan, catalog)
     diffs = read_diffs(patches, catalog)
     return {patch.id: patch_digest(patch, diffs) for patch in patches}
 

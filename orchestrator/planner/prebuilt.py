@@ -12,9 +12,9 @@ from orchestrator.images.prebuilt import (
     PrebuiltImage,
     find_local,
     inspect_prebuilt,
-    may_move,
     pull_prebuilt,
     read_table,
+    tag_may_have_moved,
 )
 from orchestrator.images.receipt import require_receipt
 from orchestrator.images.registry import Registry
@@ -63,7 +63,7 @@ def newest_image(image: str, docker: DockerCli) -> PrebuiltImage | None:
     If the registry query fails, pull the image again, because docker may have the necessary login.
     """
     image_config = find_local(docker, image)
-    if image_config is None or not may_move(docker, image):
+    if image_config is None or not tag_may_have_moved(docker, image):
         return image_config or known_image(image, None)
     try:
         config = _REGISTRY.config(image)

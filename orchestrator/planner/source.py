@@ -12,7 +12,7 @@ from orchestrator.core.errors import DeployError, Problem, ProfileError, StartEr
 from orchestrator.core.files import read_file
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName
-from orchestrator.images.sources import carried_patches, input_digests, read_inputs
+from orchestrator.images.sources import input_digests, ledger_patches, read_inputs
 from orchestrator.kernels.disk.store import Store
 from orchestrator.patches.schema import MOE_TABLE, AddedFile
 from orchestrator.plan.build import planned_model
@@ -219,7 +219,7 @@ def _missing_inputs(plan: Plan, run: RunDir, home: Home, inputs: dict[str, bytes
     """Yield the inputs of a plan that no longer exist; add the existing inputs to `inputs`."""
     if plan.prebuilt_image is not None:
         return  # the image already contains all inputs
-    carried = {patch.id: patch for patch in carried_patches(plan)}
+    carried = {patch.id: patch for patch in ledger_patches(plan)}
     for use in plan.patches:
         patch = carried.get(use.id)
         if patch is None:

@@ -71,11 +71,11 @@ def _from_storage(client: SmokeClient) -> CheckOutcome:
     while after is None or not after.cached_by_source.get(STORAGE):
         if time.monotonic() > end:
             if after is None:
-                return warning(f"`{endpoints.FLUSH_CACHE}` is refused while requests run: storage was not read")
+                return warning(f"`{endpoints.FLUSH_CACHE}` is rejected while requests run: storage was not read")
             text = f"of {count} tokens, after a flush of device and host, {_sources(after)}; some from storage expected"
             return failed(text)
         client.show("waiting until storage has a prompt")
-        if client.server.post_status(endpoints.FLUSH_CACHE, b"") == 200:  # also refused while storage is written
+        if client.server.post_status(endpoints.FLUSH_CACHE, b"") == 200:  # also rejected while storage is written
             after = client.generate(prompt, tokens=_ANSWER)
         if after is None or not after.cached_by_source.get(STORAGE):
             time.sleep(_INTERVAL)

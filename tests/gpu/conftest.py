@@ -5,14 +5,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from line import Line, assert_free, schedulers
+from gpu_deploy import GpuCommandLine, assert_free, schedulers
 from user_profiles import add_profiles
 
 
 @pytest.fixture(scope="session")
-def line(tmp_path_factory: pytest.TempPathFactory) -> Line:
+def deploy(tmp_path_factory: pytest.TempPathFactory) -> GpuCommandLine:
     """Return `deploy` with a home that has the profiles of the tests."""
-    return Line(add_profiles(Path(os.environ.get("DEPLOY_HOME") or tmp_path_factory.mktemp("home"))))
+    return GpuCommandLine(add_profiles(Path(os.environ.get("DEPLOY_HOME") or tmp_path_factory.mktemp("home"))))
 
 
 @pytest.fixture(scope="session")
@@ -22,10 +22,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def free(line: Line) -> Iterator[None]:
+def free(deploy: GpuCommandLine) -> Iterator[None]:
     """Assert that no server runs before and after the test."""
     assert_free()
     yield
     if schedulers():  # the test failed
-        line.run("down", "--all")
+        deploy.run("down", "--all")
     assert_free()

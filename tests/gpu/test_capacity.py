@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-from line import SETTINGS, Line, assert_free, count
+from gpu_deploy import SETTINGS, GpuCommandLine, assert_free, count
 
 WITHIN = 0.05
 GIB = 1 << 30
@@ -40,18 +40,18 @@ class Compared:
 
 
 @pytest.fixture(scope="module", params=CASES)
-def compared(request: pytest.FixtureRequest, line: Line) -> Iterator[Compared]:
+def compared(request: pytest.FixtureRequest, deploy: GpuCommandLine) -> Iterator[Compared]:
     """Compute the capacity of a case, and start its server; another test checks its responses."""
     profile, gpus, settings = CASES[request.param]
     if count() < gpus:
         pytest.skip(f"{request.param} needs {gpus} NVIDIA GPUs, this machine has {count()}")
     chosen = [*SETTINGS, *(word for setting in settings for word in ("--set", setting))]
     assert_free()
-    shown = line.run("show", profile, "--capacity", "--json", *chosen)
-    started = line.run("up", "--profile", profile, "--name", request.param, "--keep-failed", *chosen)
-    log = line.run("logs", request.param).text
+    shown = deploy.run("show", profile, "--capacity", "--json", *chosen)
+    started = deploy.run("up", "--profile", profile, "--name", request.param, "--keep-failed", *chosen)
+    log = deploy.run("logs", request.param).text
     yield Compared(computed=json.loads(shown.text[shown.text.index("{") :]), log=log)
-    line.run("down", request.param)
+    deploy.run("down", request.param)
     assert_free()
     assert started.code in {0, 8}  # ready, with any result of the smoke test
 

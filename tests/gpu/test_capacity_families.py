@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from line import SETTINGS, assert_free, count, wait_until
+from gpu_deploy import SETTINGS, assert_free, count, wait_until
 from ports import free_port
 from reduced_configs import FAMILIES, Logged, read_log
 
@@ -35,7 +35,7 @@ def started(name: str, folder: Path) -> Logged:
     log = folder / "server.log"
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "SGLANG_DISABLE_CUDNN_CHECK": "1", "PYTHONUNBUFFERED": "1"}
     env.pop("PYTHONPATH", None)
-    argv = FAMILIES[name].line(PYTHON, folder, free_port())
+    argv = FAMILIES[name].argv(PYTHON, folder, free_port())
     with log.open("wb") as out:
         process = subprocess.Popen(argv, stdout=out, stderr=subprocess.STDOUT, env=env, start_new_session=True)
         try:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from line import Done, Line, assert_free, count, used_mib, wait_until
+from gpu_deploy import CommandResult, GpuCommandLine, assert_free, count, used_mib, wait_until
 
 pytestmark = pytest.mark.skipif(count() < 1, reason="this machine has no NVIDIA GPU")
 
@@ -28,59 +28,59 @@ TELLING = re.compile(r"nixl|ucx|error|exception|transfer|traceback", re.IGNORECA
 LINES = 60  # printed of each log
 
 
-def runs(line: Line) -> Path:
-    return line.home / "runs" / NAME
+def runs(deploy: GpuCommandLine) -> Path:
+    return deploy.home / "runs" / NAME
 
 
-def show_logs(line: Line) -> None:
+def show_logs(deploy: GpuCommandLine) -> None:
     """Print the end of each log, and what it says before about NIXL and errors."""
     print(f"VRAM in use: {used_mib()} MiB", flush=True)
-    for log in sorted(runs(line).glob("**/*.log")):
+    for log in sorted(runs(deploy).glob("**/*.log")):
         lines = log.read_text(errors="replace").splitlines()
         found = [text for text in lines[:-LINES] if TELLING.search(text)]
         print(f"\n--- {log}: {len(lines)} lines", *found[:LINES], "…", *lines[-LINES:], sep="\n", flush=True)
 
 
 @contextmanager
-def showing_logs(line: Line) -> Iterator[None]:
+def showing_logs(deploy: GpuCommandLine) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        show_logs(line)
-        line.run("diagnose", NAME)
+        show_logs(deploy)
+        deploy.run("diagnose", NAME)
         raise
 
 
 @contextmanager
-def pair(line: Line, *settings: str) -> Iterator[Done]:
+def pair(deploy: GpuCommandLine, *settings: str) -> Iterator[CommandResult]:
     """Both roles, brought up and taken down."""
     assert_free()
     try:
-        with showing_logs(line):
-            done = line.up(NAME, *settings, options=("--keep-failed",))
+        with showing_logs(deploy):
+            done = deploy.up(NAME, *settings, options=("--keep-failed",))
             assert done.code == 0
         yield done
     finally:
-        line.run("down", NAME)
+        deploy.run("down", NAME)
     assert_free()
 
 
 @pytest.fixture(scope="class")
-def plain(line: Line) -> Iterator[Done]:
+def plain(deploy: GpuCommandLine) -> Iterator[CommandResult]:
     """A pair without drafts."""
-    with pair(line, *PLAIN) as done:
+    with pair(deploy, *PLAIN) as done:
         yield done
 
 
-def server_pid(line: Line, role: str) -> int:
+def server_pid(deploy: GpuCommandLine, role: str) -> int:
     """The main process of a server; one that is started again has a run of its own."""
-    record = json.loads(max(runs(line).glob(f"*/{role}-1/process.json")).read_text())
+    record = json.loads(max(runs(deploy).glob(f"*/{role}-1/process.json")).read_text())
     return int(record["server"].split("/")[1])
 
 
-def assert_kv_cache_crosses(line: Line) -> None:
+def assert_kv_cache_crosses(deploy: GpuCommandLine) -> None:
     """Run the smoke test of a running pair."""
-    done = line.run("smoke", NAME, "--json")
+    done = deploy.run("smoke", NAME, "--json")
     report = json.loads(done.text[done.text.index("{") :])
     found = {check["name"]: (check["verdict"], check["evidence"]) for check in report["checks"]}
     for name, right in CHECKS.items():
@@ -94,28 +94,28 @@ def assert_kv_cache_crosses(line: Line) -> None:
 class TestPairOnOneGpu:
     """Brought up once; the last test kills the decode server."""
 
-    def test_kv_cache_crosses_by_nixl(self, line: Line) -> None:
-        with showing_logs(line):
+    def test_kv_cache_crosses_by_nixl(self, deploy: GpuCommandLine) -> None:
+        with showing_logs(deploy):
             for role in ("prefill", "decode"):
-                log = max(runs(line).glob(f"*/{role}-1/server.log"))
+                log = max(runs(deploy).glob(f"*/{role}-1/server.log"))
                 assert INITIALIZED in log.read_text(errors="replace")
-            assert_kv_cache_crosses(line)
+            assert_kv_cache_crosses(deploy)
 
-    def test_killed_decode_server_is_named_and_restarted_alone(self, line: Line) -> None:
-        prefill = server_pid(line, "prefill")
-        with showing_logs(line):
-            os.kill(server_pid(line, "decode"), signal.SIGKILL)
+    def test_killed_decode_server_is_named_and_restarted_alone(self, deploy: GpuCommandLine) -> None:
+        prefill = server_pid(deploy, "prefill")
+        with showing_logs(deploy):
+            os.kill(server_pid(deploy, "decode"), signal.SIGKILL)
             reason = "decode 1 of 1 is not running: killed by SIGKILL"
-            wait_until(lambda: reason in line.run("status", NAME).text, within=60)
-            with line.background("watch", NAME) as watching:
+            wait_until(lambda: reason in deploy.run("status", NAME).text, within=60)
+            with deploy.background("watch", NAME) as watching:
                 assert " restarted" in watching.wait_for(r" (restarted|restart-failed|gave-up)", within=400)
-            assert line.run("status", NAME).code == 0
-            assert server_pid(line, "prefill") == prefill
-            assert_kv_cache_crosses(line)
+            assert deploy.run("status", NAME).code == 0
+            assert server_pid(deploy, "prefill") == prefill
+            assert_kv_cache_crosses(deploy)
 
 
-def test_drafts_cross_with_the_kv_cache(line: Line) -> None:
+def test_drafts_cross_with_the_kv_cache(deploy: GpuCommandLine) -> None:
     """The decode server goes on with the draft of the prefill server."""
-    with pair(line) as done, showing_logs(line):
+    with pair(deploy) as done, showing_logs(deploy):
         assert re.search(r"speculative decoding +passed .*accept length [2-6]\.", done.text)
-        assert_kv_cache_crosses(line)
+        assert_kv_cache_crosses(deploy)

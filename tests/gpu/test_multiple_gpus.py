@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from line import IDLE_MIB, Line, assert_free, count, schedulers, used_mib, wait_until
+from gpu_deploy import IDLE_MIB, GpuCommandLine, assert_free, count, schedulers, used_mib, wait_until
 
 pytestmark = pytest.mark.skipif(count() < 2, reason="this machine has fewer than two NVIDIA GPUs")
 
@@ -40,8 +40,8 @@ TWO = {"ranks": ("layout.dp=2",), "servers": ("layout.dp=1", "replicas=2")}
 
 @pytest.mark.usefixtures("free")
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_dead_rank_is_diagnosed_in_each_layout(line: Line, results: Path, layout: str) -> None:
-    assert line.up("h200x4-tp2dp2", *LAYOUTS[layout], name=layout).code == 0
+def test_dead_rank_is_diagnosed_in_each_layout(deploy: GpuCommandLine, results: Path, layout: str) -> None:
+    assert deploy.up("h200x4-tp2dp2", *LAYOUTS[layout], name=layout).code == 0
     words = (
         "--workload",
         "random-4k-256",
@@ -52,90 +52,92 @@ def test_dead_rank_is_diagnosed_in_each_layout(line: Line, results: Path, layout
         "--output",
         str(results / layout),
     )
-    assert line.run("bench", layout, *words).code == 0
+    assert deploy.run("bench", layout, *words).code == 0
 
     title, pid = max(schedulers().items())
     os.kill(pid, signal.SIGKILL)
     rank = title.removeprefix("sglang::scheduler_").replace("_", " ")
-    result = line.run("status", layout)
+    result = deploy.run("status", layout)
     assert f"rank {rank} has ended" in result.text
     assert "unhealthy" in result.text
     assert result.seconds < 10
-    smoke = line.run("smoke", layout)
+    smoke = deploy.run("smoke", layout)
     assert (smoke.code, smoke.seconds < 10) == (8, True)
     if layout == "tp2":  # the other rank waits for this one, and then ends the server
         wait_until(lambda: schedulers() == {}, within=120)
-        assert "fatal: rank-lost" in line.run("diagnose", layout).text
+        assert "fatal: rank-lost" in deploy.run("diagnose", layout).text
     else:
-        assert "fatal: rank-ended" in line.run("diagnose", layout).text
-    assert line.run("down", layout).code == 0
+        assert "fatal: rank-ended" in deploy.run("diagnose", layout).text
+    assert deploy.run("down", layout).code == 0
 
 
 @pytest.fixture
-def neighbors(line: Line) -> Iterator[None]:
+def neighbors(deploy: GpuCommandLine) -> Iterator[None]:
     """Start two servers, one on each GPU."""
     assert_free()
-    assert line.up("h200-tiny", name="left").code == 0
-    assert line.up("h200-tiny", "flags.base-gpu-id=1", "server.port=30021", name="right").code == 0
+    assert deploy.up("h200-tiny", name="left").code == 0
+    assert deploy.up("h200-tiny", "flags.base-gpu-id=1", "server.port=30021", name="right").code == 0
     yield
     for name in ("left", "right"):
-        line.run("down", name)
+        deploy.run("down", name)
     assert_free()
 
 
 @pytest.mark.usefixtures("neighbors")
-def test_two_servers_share_a_node(line: Line, results: Path) -> None:
+def test_two_servers_share_a_node(deploy: GpuCommandLine, results: Path) -> None:
     assert min(used_mib()[:2]) > IDLE_MIB
     assert (
-        line.run(
+        deploy.run(
             "bench", "right", "--workload", "smoke-tiny", "--request-rate", "4", "--output", str(results / "right")
         ).code
         == 0
     )
     result = json.loads((results / "right" / "result.json").read_text())
     assert result["run"]["provenance"]["gpus"] == 1
-    assert line.run("down", "left").code == 0
+    assert deploy.run("down", "left").code == 0
     assert used_mib()[0] <= IDLE_MIB
-    text = line.run("status", "right").text
+    text = deploy.run("status", "right").text
     assert re.search(r"running for .* healthy", text)
 
 
 @pytest.mark.usefixtures("free")
-def test_replicas_behind_gateway_survive_replacement_under_load(line: Line, results: Path, tmp_path: Path) -> None:
+def test_replicas_behind_gateway_survive_replacement_under_load(
+    deploy: GpuCommandLine, results: Path, tmp_path: Path
+) -> None:
     """Compare the cache hits with one server of two ranks; then kill a replica, and replace both under load."""
     workload = tmp_path / "shared.yaml"
     workload.write_text(SHARED)
     measured = {}
     for name, settings in TWO.items():
-        assert line.up("h200x4-tp2dp2", SMALL, "layout.tp=1", *settings, CACHE, name=name).code == 0
+        assert deploy.up("h200x4-tp2dp2", SMALL, "layout.tp=1", *settings, CACHE, name=name).code == 0
         assert min(used_mib()[:2]) > IDLE_MIB
-        measured[name] = _bench(line, name, workload, results / f"shared-{name}")["server"]
+        measured[name] = _bench(deploy, name, workload, results / f"shared-{name}")["server"]
         if name == "ranks":
-            assert line.run("down", name).code == 0
+            assert deploy.run("down", name).code == 0
             assert_free()
     shares = {name: counted["cached_tokens"] / counted["prompt_tokens"] for name, counted in measured.items()}
     print(f"from cache: {shares}", flush=True)
     assert shares["servers"] > shares["ranks"]
 
     os.kill(max(schedulers().values()), signal.SIGKILL)
-    wait_until(lambda: line.run("status", "servers").code != 0, within=60)
-    assert line.run("restart", "servers").code == 0
+    wait_until(lambda: deploy.run("status", "servers").code != 0, within=60)
+    assert deploy.run("restart", "servers").code == 0
     with ThreadPoolExecutor() as pool:
         other = (SMALL, "layout.tp=1", *TWO["servers"], CACHE, "flags.max-running-requests=48")
-        replaced = pool.submit(line.up, "h200x4-tp2dp2", *other, name="servers", options=("--replace",))
+        replaced = pool.submit(deploy.up, "h200x4-tp2dp2", *other, name="servers", options=("--replace",))
         answered = 0
         while not replaced.done():
-            point = _bench(line, GATEWAY, workload, results / f"shared-replaced-{answered}")
+            point = _bench(deploy, GATEWAY, workload, results / f"shared-replaced-{answered}")
             assert point["succeeded"] == REQUESTS
             answered += REQUESTS
     assert replaced.result().code == 0
     print(f"{answered} requests meanwhile, all answered", flush=True)
-    assert line.run("down", "servers").code == 0
+    assert deploy.run("down", "servers").code == 0
 
 
-def _bench(line: Line, name: str, workload: Path, output: Path) -> dict[str, Any]:
+def _bench(deploy: GpuCommandLine, name: str, workload: Path, output: Path) -> dict[str, Any]:
     words = ("--workload", str(workload), "--api", "generate", "--output", str(output))
-    assert line.run("bench", name, *words).code == 0
+    assert deploy.run("bench", name, *words).code == 0
     point: dict[str, Any] = json.loads((output / "result.json").read_text())["points"][0]
     return point
 
@@ -143,9 +145,9 @@ def _bench(line: Line, name: str, workload: Path, output: Path) -> dict[str, Any
 @pytest.mark.skipif(count() < 4, reason="this machine has fewer than four NVIDIA GPUs")
 @pytest.mark.usefixtures("free")
 @pytest.mark.parametrize("profile", ["h200x4-tp4", "h200x4-tp2dp2"])
-def test_four_gpu_layout_benchmark_matches_sglang_client(line: Line, results: Path, profile: str) -> None:
+def test_four_gpu_layout_benchmark_matches_sglang_client(deploy: GpuCommandLine, results: Path, profile: str) -> None:
     """Only the run without shared prefixes is compared with sglang's client."""
-    assert line.up(profile).code == 0
+    assert deploy.up(profile).code == 0
     measured = {
         "ladder": ("--workload", "random-4k-256", "--request-rate", LADDER),
         "single": ("--workload", "single-stream-10k-1.5k"),
@@ -153,9 +155,9 @@ def test_four_gpu_layout_benchmark_matches_sglang_client(line: Line, results: Pa
     }
     for name, words in measured.items():
         output = str(results / f"four-{name}" / profile)
-        assert line.run("bench", profile, *words, "--price", "3.50", "--output", output).code == 0
-    sglang = line.bench_serving(profile, input_tokens=4000, output_tokens=256, rate=8, requests=96)
-    deploy = json.loads((results / "four-plain" / profile / "result.json").read_text())["points"][0]
-    assert sglang["completed"] == deploy["succeeded"] == 96
-    assert line.run("down", profile).code == 0
-    assert line.run("report", str(results / "four-ladder")).code == 0
+        assert deploy.run("bench", profile, *words, "--price", "3.50", "--output", output).code == 0
+    sglang = deploy.bench_serving(profile, input_tokens=4000, output_tokens=256, rate=8, requests=96)
+    point = json.loads((results / "four-plain" / profile / "result.json").read_text())["points"][0]
+    assert sglang["completed"] == point["succeeded"] == 96
+    assert deploy.run("down", profile).code == 0
+    assert deploy.run("report", str(results / "four-ladder")).code == 0

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from line import SETTINGS, Done, Line, assert_free, count, gpu_name, memory_holder, schedulers
+from gpu_deploy import SETTINGS, CommandResult, GpuCommandLine, assert_free, count, gpu_name, memory_holder, schedulers
 
 pytestmark = pytest.mark.skipif(count() < 1, reason="this machine has no NVIDIA GPU")
 
@@ -18,16 +18,16 @@ QUICK = 10  # seconds; the process table shows the death without a timeout
 
 
 @pytest.fixture(scope="class")
-def up(line: Line) -> Iterator[Done]:
-    yield line.up(NAME)
-    line.run("down", NAME)
+def up(deploy: GpuCommandLine) -> Iterator[CommandResult]:
+    yield deploy.up(NAME)
+    deploy.run("down", NAME)
     assert_free()
 
 
 class TestOneServer:
     """All tests share one server, which the last test kills."""
 
-    def test_server_starts_and_passes_smoke_test(self, up: Done) -> None:
+    def test_server_starts_and_passes_smoke_test(self, up: CommandResult) -> None:
         assert up.code == 0
         assert re.search(r"speculative decoding +passed .*accept length [2-6]\.", up.text)
         assert re.search(r"sampling varies +passed", up.text)
@@ -35,52 +35,52 @@ class TestOneServer:
         assert f"missing: E=33,N=1024,device_name={gpu_name().replace(' ', '_')}.json" in up.text
 
     @pytest.mark.usefixtures("up")
-    def test_benchmark_measures_energy_and_accept_length(self, line: Line, results: Path) -> None:
-        assert line.run("bench", NAME, *MEASURED, "--output", str(results / "one")).code == 0
+    def test_benchmark_measures_energy_and_accept_length(self, deploy: GpuCommandLine, results: Path) -> None:
+        assert deploy.run("bench", NAME, *MEASURED, "--output", str(results / "one")).code == 0
         result = json.loads((results / "one" / "result.json").read_text())
         for point in result["points"]:
             assert point["success_share"] == 1.0
             assert point["energy"]["valid"]
             assert point["server"]["accept_length"] > 1.5
         assert gpu_name() in json.dumps(result["run"]["provenance"]["host"])
-        assert line.run("report", str(results)).code == 0
+        assert deploy.run("report", str(results)).code == 0
 
     @pytest.mark.usefixtures("up")
-    def test_killed_scheduler_is_reported_quickly(self, line: Line) -> None:
-        assert "healthy" in line.run("status", NAME).text
+    def test_killed_scheduler_is_reported_quickly(self, deploy: GpuCommandLine) -> None:
+        assert "healthy" in deploy.run("status", NAME).text
         os.kill(schedulers()["sglang::scheduler"], signal.SIGKILL)
-        result = line.run("status", NAME)
+        result = deploy.run("status", NAME)
         assert re.search(r"unhealthy|exited", result.text)
         assert result.seconds < QUICK
-        smoke = line.run("smoke", NAME)
+        smoke = deploy.run("smoke", NAME)
         assert smoke.code == 8
         assert smoke.seconds < QUICK
-        assert re.search(r"fatal: (rank-ended|killed)", line.run("diagnose", NAME).text)
+        assert re.search(r"fatal: (rank-ended|killed)", deploy.run("diagnose", NAME).text)
 
 
 @pytest.mark.usefixtures("free")
-def test_always_rejected_drafts_fail_smoke_test(line: Line) -> None:
-    done = line.up(NAME, "model=glm4-moe-wrong-mtp")
+def test_always_rejected_drafts_fail_smoke_test(deploy: GpuCommandLine) -> None:
+    done = deploy.up(NAME, "model=glm4-moe-wrong-mtp")
     assert done.code == 8
     assert "speculative decoding: accept length 1.00: no draft is accepted" in done.text
 
 
 @pytest.mark.usefixtures("free")
 @pytest.mark.parametrize("stage", ["loading weights", "capturing target prefill graphs"])
-def test_ctrl_c_during_startup_exits_with_130(line: Line, stage: str) -> None:
-    with line.running_up(NAME) as starting:
+def test_ctrl_c_during_startup_exits_with_130(deploy: GpuCommandLine, stage: str) -> None:
+    with deploy.running_up(NAME) as starting:
         starting.wait_for(stage, within=180)
         code, _ = starting.interrupt()
     assert code == 130
 
 
 @pytest.mark.usefixtures("free")
-def test_vram_used_by_other_process_delays_start(line: Line) -> None:
+def test_vram_used_by_other_process_delays_start(deploy: GpuCommandLine) -> None:
     with memory_holder(40) as holder:
-        result = line.run("preflight", "--profile", NAME, *SETTINGS)
+        result = deploy.run("preflight", "--profile", NAME, *SETTINGS)
         assert result.code == 4
         assert f"pid {holder.pid}" in result.text
-        with line.running_up(NAME) as starting:
+        with deploy.running_up(NAME) as starting:
             starting.wait_for("waiting for VRAM to drain", within=60)
             holder.kill()
             starting.wait_for("started `", within=60)
@@ -88,8 +88,8 @@ def test_vram_used_by_other_process_delays_start(line: Line) -> None:
 
 
 @pytest.mark.usefixtures("free")
-def test_out_of_memory_during_graph_capture_is_diagnosed(line: Line) -> None:
+def test_out_of_memory_during_graph_capture_is_diagnosed(deploy: GpuCommandLine) -> None:
     many = ("flags.max-running-requests=512", "flags.cuda-graph-max-bs-decode=512")
-    done = line.up(NAME, "flags.mem-fraction-static=0.995", *many)
+    done = deploy.up(NAME, "flags.mem-fraction-static=0.995", *many)
     assert done.code == 7
     assert re.search(r"fatal: (gpu-out-of-memory|graph-capture-failed)", done.text)

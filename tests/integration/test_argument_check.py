@@ -287,7 +287,7 @@ def test_image_checks_arguments_before_download_and_removes_container(
     assert "did not validate them: no config.json of `tiny`" in without.stderr
     assert set(hub.sent) <= {"config.json", "generation_config.json"}
     # other test runs may still remove theirs
-    wait_for(lambda: not docker("ps", "--all", "--quiet", "--filter", "name=deploy-ask-"))
+    wait_for(lambda: not docker("ps", "--all", "--quiet", "--filter", "name=deploy-run-"))
 
 
 def docker(*words: str) -> str:

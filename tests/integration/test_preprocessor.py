@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from read_sources import Refusal, preprocessed
+from read_sources import SourceError, preprocessed
 
 from tests.unit.patches.test_guard_forms import FORMS
 
@@ -27,7 +27,7 @@ def our_words(text: str) -> tuple[set[str], set[str]] | None:
     """Return the words that are certainly active with USE_ROCM, and all that may be; None for a rejected text."""
     try:
         reading = preprocessed(text, {"USE_ROCM": "1"})
-    except Refusal:
+    except SourceError:
         return None
     return set(reading.certain.split()), set(reading.possible.split())
 

@@ -147,7 +147,7 @@ class Family:
     separate_mtp: bool = False
     elsewhere: str = ""  # why this engine cannot run it
 
-    def line(self, python: str, folder: Path, port: int) -> list[str]:
+    def argv(self, python: str, folder: Path, port: int) -> list[str]:
         """Return the command that starts the server on a GPU."""
         words = [python, "-m", "sglang.launch_server", f"--model-path={folder}", f"--port={port}"]
         flags = {**START, **ALWAYS, **self.flags}

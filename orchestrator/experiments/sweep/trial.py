@@ -163,8 +163,8 @@ def _try(sweep: Sweep, search: Search, suggestion: Suggestion) -> None:
     pending = SweepTrial(
         number=number, point=suggestion.point, outcome=TrialOutcome.INTERRUPTED, is_baseline=suggestion.is_baseline
     )
-    if refused := sweep.infeasible_reason(dict(suggestion.point)):
-        ended = replace(pending, outcome=TrialOutcome.INFEASIBLE, reason=refused)
+    if reason := sweep.infeasible_reason(dict(suggestion.point)):
+        ended = replace(pending, outcome=TrialOutcome.INFEASIBLE, reason=reason)
     else:
         ended = _run(sweep, search, suggestion, pending, line, folder=f"{number:03d}")
     search.record_trial(suggestion, ended)
@@ -205,10 +205,10 @@ def _run(
         line.leave()
         raise
     except _CONFIGURATION_ERRORS as error:
-        refused = (
+        is_infeasible = (
             isinstance(error, ProfileError) and "bench" not in clock.step_seconds
         )  # otherwise the server was started
-        outcome = TrialOutcome.INFEASIBLE if refused else TrialOutcome.FAILED
+        outcome = TrialOutcome.INFEASIBLE if is_infeasible else TrialOutcome.FAILED
         diagnosis = redact(error.details)[-_MAX_DIAGNOSIS:]
         trial = replace(trial, values=(), outcome=outcome, reason=_reason(error), diagnosis=diagnosis)
     except BaseException:

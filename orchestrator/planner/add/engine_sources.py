@@ -145,7 +145,7 @@ class _Image:
         values: list[tuple[str, Data, str]] = [
             ("source", "the image on the docker host", ""),
             ("version", self.version, f"{package}/_version.py"),
-            ("platform", facts.platform, facts.platform_from),
+            ("platform", facts.platform, facts.platform_evidence),
             ("image", self.image, "as requested"),
             ("image_digest", digest or None, "the registry's, as recorded on the docker host"),
             ("source_dir", package, "location of sglang in its Python"),
@@ -165,7 +165,9 @@ class _Image:
             hint = "give the release with the same options: `--set version=0.5.20`"
             missing["version"] = Problem(message, self.name, hint)
         if self.facts.platform is None:
-            message = f"cannot read `platform`: its torch names none ({self.facts.platform_from or 'no torch found'})"
+            message = (
+                f"cannot read `platform`: its torch names none ({self.facts.platform_evidence or 'no torch found'})"
+            )
             missing["platform"] = Problem(message, self.name, "`--set platform=rocm`, `cuda` or `cpu`")
         return missing
 

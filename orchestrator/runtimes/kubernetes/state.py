@@ -24,7 +24,7 @@ _WAIT_REASONS: Final[Mapping[str, str]] = {
     "RunContainerError": "cannot start its container",
     "StartError": "cannot start its container",
 }
-_REFUSED: Final = 3  # exit code of the program that validates the arguments
+_REJECTED: Final = 3  # exit code of the program that validates the arguments
 _CRASH_LOOP: Final = "CrashLoopBackOff"
 _MOUNTS: Final = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
 _SANDBOX: Final = ("FailedCreatePodSandBox",)
@@ -146,7 +146,7 @@ def rejection_in(pod: Seen) -> ArgumentRejection | None:
     """Return the arguments that the engine of a pod rejects; None if it accepts them or has not finished."""
     for status in pod.get("status", {}).get("initContainerStatuses", ()):
         ended = _last_end(status) or {}
-        if status["name"] == ARGUMENTS and ended.get("exitCode") == _REFUSED:
+        if status["name"] == ARGUMENTS and ended.get("exitCode") == _REJECTED:
             with suppress(ValueError):
                 return first_rejection(str(ended.get("message", "")))
     return None

@@ -17,7 +17,7 @@ from orchestrator.runtimes.slurm.record import CHECKER, QUESTION, REJECTION
 from orchestrator.runtimes.slurm.script import job_of
 
 _ANSWERS: Final = 900.0  # seconds: a node pulls an image for its first container
-REFUSED: Final = 3  # the program's exit code
+REJECTED: Final = 3  # the program's exit code
 
 
 def argument_files(artifacts: Artifacts) -> dict[str, str]:
@@ -33,7 +33,7 @@ def check_arguments(argv: Sequence[str], *, run_dir: Path, cwd: str, env: dict[s
     python = argv[: server_module_at(argv) - 1]  # before `-m`
     files = [str(run_dir / FileName(name)) for name in (CHECKER, QUESTION, REJECTION)]
     done = run_or_127([*python, "-B", *files], timeout=_ANSWERS, cwd=Path(cwd), env=env)
-    return rejection_in(run_dir) if done.code == REFUSED else None
+    return rejection_in(run_dir) if done.code == REJECTED else None
 
 
 def rejection_in(run_dir: Path) -> ArgumentRejection | None:

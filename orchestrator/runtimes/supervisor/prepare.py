@@ -19,7 +19,7 @@ from orchestrator.core.text import parse_json
 from orchestrator.engine.gateway import LAUNCHER
 from orchestrator.hosts.venvs.venv import engine_python, ensure_venv
 from orchestrator.images.patch_drift import startup_patches, unexpected_patches
-from orchestrator.images.sources import carried_patches
+from orchestrator.images.sources import ledger_patches
 from orchestrator.kernels.disk.archive import KernelStore
 from orchestrator.kernels.disk.files import tables_below
 from orchestrator.kernels.disk.kernel_folders import KernelFolders
@@ -106,7 +106,7 @@ def _command(plan: Plan, host: str | None, detected: DetectedPatches = NO_DETECT
 
 def source_patches(plan: Plan, inputs: Mapping[str, bytes]) -> SourcePatches:
     """Return the plan's patches with their diffs and input files."""
-    patches = carried_patches(plan)
+    patches = ledger_patches(plan)
     tables = {
         patch.apply.destination: inputs[patch.apply.input]
         for patch in patches

@@ -44,7 +44,7 @@ def restart_dead(home: Home, name: str, dead: str, reason: str) -> RestartResult
         elif begun:
             outcome = RestartOutcome.FAILED
         else:
-            outcome = RestartOutcome.SUPERSEDED if isinstance(error, NameTakenError) else RestartOutcome.REFUSED
+            outcome = RestartOutcome.SUPERSEDED if isinstance(error, NameTakenError) else RestartOutcome.REJECTED
         return RestartResult(outcome=outcome, message=disk_full or str(error))
     seconds = "" if done.seconds is None else f", ready after {done.seconds:.1f} s"
     server = done.handle

@@ -57,7 +57,7 @@ class RestartOutcome(StrEnum):
 
     VERIFIED = "verified"
     FAILED = "failed"  # the attempt is recorded
-    REFUSED = "refused"  # nothing was attempted, and another attempt would not help
+    REJECTED = "rejected"  # nothing was attempted, and another attempt would not help
     SUPERSEDED = "superseded"  # another command changed the server first; nothing was done
     POSTPONED = "postponed"  # this machine cannot start a server now: a full disk, for example
 

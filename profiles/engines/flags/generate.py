@@ -118,7 +118,7 @@ def options(parser: argparse.ArgumentParser) -> dict[str, dict[str, object]]:
 
 
 def speculative_algorithms() -> list[str]:
-    """What `--speculative-algorithm` takes: the parser takes any text, and the start refuses what is not among these.
+    """What `--speculative-algorithm` takes: the parser takes any text, and the start rejects what is not among these.
 
     NEXTN is another name of EAGLE (srt/arg_groups/speculative_hook.py). Lower case, which sglang takes too, is left
     out, and so is what plugins register.

@@ -176,7 +176,7 @@ def test_remove_tree_works_only_inside_its_root(tmp_path: Path) -> None:
         root / "away/deep",
         Path("/"),
     ):
-        with pytest.raises(UnsafeValueError, match="refused to remove"):
+        with pytest.raises(UnsafeValueError, match="cannot remove"):
             remove_tree(path, within=root)
     remove_tree(root / "away", within=root)  # a link is removed, not its target
     assert (outside / "deep/kept").read_text() == "x"

@@ -48,7 +48,7 @@ def make_rejection(
         (make_rejection("it names dcp_size", options=("model-path",)), ("dcp-size",)),
     ],
 )
-def test_refusal_names_the_options_involved(rejection: ArgumentRejection, expected: tuple[str, ...]) -> None:
+def test_rejection_names_the_options_involved(rejection: ArgumentRejection, expected: tuple[str, ...]) -> None:
     assert rejection.rejected_options(OPTIONS) == expected
 
 
@@ -64,7 +64,7 @@ def test_verdicts_are_read_from_the_last_line() -> None:
         {"accepted": "parsed"},
         {"unchecked": "OSError: no draft model"},
         {
-            "refused": {
+            "rejected": {
                 "kind": "ValueError",
                 "message": "no",
                 "location": "a.py:1",
@@ -83,7 +83,7 @@ def test_verdicts_are_read_from_the_last_line() -> None:
     assert parsed[3].rejection.options == ("dcp-size",)
 
 
-@pytest.mark.parametrize("output", ["", "Traceback", "{}", "[]", '{"verdicts": [{"refused": {"kind": "x"}}]}'])
+@pytest.mark.parametrize("output", ["", "Traceback", "{}", "[]", '{"verdicts": [{"rejected": {"kind": "x"}}]}'])
 def test_invalid_verdict_output_is_an_error(output: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
         read_verdicts(output)

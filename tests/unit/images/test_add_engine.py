@@ -34,7 +34,7 @@ FACTS = ImageFacts(
     sglang=SourceRecord(root="/sgl-workspace/sglang/python/sglang", version="0.5.20", commit=None),
     aiter=SourceRecord(root="/sgl-workspace/aiter/aiter", version=None, commit=COMMIT),
     platform="rocm",
-    platform_from="/torch/version.py: hip = '7.2'",
+    platform_evidence="/torch/version.py: hip = '7.2'",
 )
 STATES = (
     PatchState(id="one", state="needed", evidence=("a.py:1: x",)),
@@ -187,7 +187,7 @@ def test_image_supplies_all_engine_facts(home: Home) -> None:
     assert (engine.version, engine.platform, engine.dockerfile) == ("0.5.20", "rocm", "sglang-rocm")
     assert (engine.image, engine.image_digest) == (IMAGE, DIGEST)
     assert (engine.aiter_dir, engine.aiter_commit) == ("/sgl-workspace/aiter", COMMIT)
-    assert {"key": "platform", "value": "rocm", "from": FACTS.platform_from} in report["facts"]
+    assert {"key": "platform", "value": "rocm", "from": FACTS.platform_evidence} in report["facts"]
     assert report["tuned_kernels"]["gpus"] == ["gfx950 with 256 CUs"]
     assert [patch["state"] for patch in report["patches"]] == ["needed", "conflict"]
     assert any("patch `two` does not apply" in note for note in report["notes"])
@@ -212,7 +212,7 @@ def test_recorded_image_tables_are_used_for_coverage(home: Home) -> None:
 @pytest.mark.usefixtures("image")
 def test_facts_missing_from_image_are_requested(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     development = replace(FACTS.sglang, version="0.5.21.dev7+gc610c40399")
-    set_image_facts(monkeypatch, replace(FACTS, sglang=development, platform=None, platform_from=""))
+    set_image_facts(monkeypatch, replace(FACTS, sglang=development, platform=None, platform_evidence=""))
     version, platform = rejections(IMAGE)
     assert "its sources are of version `0.5.21.dev7+gc610c40399` | give the release" in version
     assert "(no torch found) | `--set platform=rocm`" in platform

@@ -137,7 +137,7 @@ def test_all_failing_diffs_are_reported_without_writing(package: Path) -> None:
         id="conflicting", detect={"needed": [{"file": "copy.cuh", "match": "no such line"}], "present": []}
     )
 
-    with pytest.raises(applier.Refusal) as error:
+    with pytest.raises(applier.SourceError) as error:
         applier.apply([patch(), missing, conflicting], {"sglang": package})
 
     assert "patch `missing` neither applies nor is present\n  there is no file `gone.py`" in str(error.value)
@@ -149,7 +149,7 @@ def test_all_failing_diffs_are_reported_without_writing(package: Path) -> None:
 def test_file_patch_requires_its_input(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = patch(apply={"kind": "file", "input": "moe-table", "destination": str(tmp_path / "t.csv"), "env": []})
 
-    with pytest.raises(applier.Refusal, match=r"guard` cannot be applied: no `moe-table` was given.*\n  make it$"):
+    with pytest.raises(applier.SourceError, match=r"guard` cannot be applied: no `moe-table` was given.*\n  make it$"):
         applier.apply([{**table, "hint": "make it"}], {"sglang": package})
     monkeypatch.setenv("ALLOW_UNTUNED", "1")
     assert applier.apply([table], {"sglang": package})[0]["state"] == "needed"
@@ -202,7 +202,9 @@ class TestUnexpectedFiles:
 
         monkeypatch.setattr(Path, "replace", fail)
 
-        with pytest.raises(applier.Refusal, match=r"patch `guard` cannot be applied\n.*cannot write `.*`: Read-only"):
+        with pytest.raises(
+            applier.SourceError, match=r"patch `guard` cannot be applied\n.*cannot write `.*`: Read-only"
+        ):
             applier.apply([patch()], {"sglang": package})
         assert (package / "kernels/copy.cuh").read_text() == SOURCE
         assert [path.name for path in (package / "kernels").iterdir()] == ["copy.cuh"]
@@ -286,20 +288,20 @@ class TestVerify:
 
     def test_verify_rejects_file_modified_after_patching(self, package: Path, receipt: dict[str, Any]) -> None:
         (package / "kernels/copy.cuh").write_text(SOURCE)
-        with pytest.raises(applier.Refusal, match="has changed since it was patched"):
+        with pytest.raises(applier.SourceError, match="has changed since it was patched"):
             applier.verify([patch()], {"sglang": package}, receipt)
 
     def test_verify_rejects_stale_bytecode(self, package: Path, receipt: dict[str, Any]) -> None:
         (package / "kernels/__pycache__").mkdir()
         (package / "kernels/__pycache__/copy.cpython-311.pyc").touch()
-        with pytest.raises(applier.Refusal, match="stale bytecode"):
+        with pytest.raises(applier.SourceError, match="stale bytecode"):
             applier.verify([patch()], {"sglang": package}, receipt)
 
     def test_verify_rejects_sources_that_python_does_not_import(
         self, package: Path, receipt: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(applier, "installed", lambda _name: tmp_path / "elsewhere")
-        with pytest.raises(applier.Refusal, match="elsewhere, but the patched sources are in"):
+        with pytest.raises(applier.SourceError, match="elsewhere, but the patched sources are in"):
             applier.verify([patch()], {"sglang": package}, receipt)
 
 

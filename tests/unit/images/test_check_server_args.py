@@ -37,12 +37,12 @@ def test_host_errors_are_distinguished_from_argument_errors(tmp_path: Path) -> N
     def reject_argument() -> None:
         raise ValueError("--dcp-size must be >= 1")
 
-    assert program._is_of_this_machine(missing_gpu_error(tmp_path))
-    assert program._is_of_this_machine(error_of(lambda: Path("/nonexistent/config.json").read_text()))
-    assert program._is_of_this_machine(error_of(lambda: __import__("no_such_package")))
-    assert program._is_of_this_machine(error_of(lambda: MagicMock() < 3))
-    assert not program._is_of_this_machine(error_of(reject_argument))
-    assert not program._is_of_this_machine(error_of(lambda: 8 % 0))
+    assert program._is_of_this_host(missing_gpu_error(tmp_path))
+    assert program._is_of_this_host(error_of(lambda: Path("/nonexistent/config.json").read_text()))
+    assert program._is_of_this_host(error_of(lambda: __import__("no_such_package")))
+    assert program._is_of_this_host(error_of(lambda: MagicMock() < 3))
+    assert not program._is_of_this_host(error_of(reject_argument))
+    assert not program._is_of_this_host(error_of(lambda: 8 % 0))
 
 
 def test_each_option_except_model_is_omitted_with_values() -> None:
@@ -66,11 +66,11 @@ def test_model_files_replace_model_path(tmp_path: Path) -> None:
         "argv": [["--model-path", "models/glm", "--tp-size", "8"]],
         "model": {"name": "glm", "files": {"config.json": "{}", "../../out.py": "x"}},
     }
-    commands, replaced = program.placed(request, tmp_path)
+    commands, replaced = program.write_model_files(request, tmp_path)
     assert commands == [["--model-path", str(tmp_path / "glm"), "--tp-size", "8"]]
     assert replaced == {str(tmp_path / "glm"): "models/glm"}
     assert sorted(path.name for path in (tmp_path / "glm").iterdir()) == ["config.json", "out.py"]
-    assert program.placed({**request, "model": None}, tmp_path)[0] == request["argv"]
+    assert program.write_model_files({**request, "model": None}, tmp_path)[0] == request["argv"]
 
 
 def test_gpu_is_simulated_from_plan_facts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,13 +106,13 @@ def test_nonexistent_path_argument_is_rejected(words: list[str], missing: str | 
     (tmp_path / "config.json").write_text("{}")
     module = ModuleType("server_args")
     module.prepare_server_args = lambda _: SimpleNamespace(check_server_args=lambda: None)  # type: ignore[attr-defined]
-    judge = program.Judge(module, cpu=False, replaced={str(tmp_path): "/models/glm"})
-    verdict = judge.verdict(["--model-path", str(tmp_path), *words])
+    checker = program.ArgumentChecker(module, cpu=False, replaced={str(tmp_path): "/models/glm"})
+    verdict = checker.verdict(["--model-path", str(tmp_path), *words])
     if missing is None:
         assert verdict == {"accepted": "validated"}
     else:
-        assert verdict["refused"]["options"] == [missing]  # type: ignore[index]
-        assert verdict["refused"]["message"] == f"`{words[1]}` does not exist"  # type: ignore[index]
+        assert verdict["rejected"]["options"] == [missing]  # type: ignore[index]
+        assert verdict["rejected"]["message"] == f"`{words[1]}` does not exist"  # type: ignore[index]
 
 
 ALL = {"ionic_0", "ionic_1", "mlx5_0"}
@@ -165,7 +165,7 @@ def test_node_without_rdma_nic_is_rejected_before_sglang_is_imported(
     monkeypatch.setattr(program, "rdma_problem", lambda: "the node has no RDMA NIC")
     monkeypatch.setattr(program, "answer", lambda request: {"verdicts": [{"accepted": request["platform"]}]})
     question, verdict = tmp_path / "question", tmp_path / "verdict"
-    for rdma, code in ((True, program.REFUSED), (False, 0)):
+    for rdma, code in ((True, program.REJECTED), (False, 0)):
         question.write_text(json.dumps({"rdma": rdma, "platform": "cuda"}))
         assert program.first_step(question, verdict) == code
     rejection = first_rejection(verdict.read_text())

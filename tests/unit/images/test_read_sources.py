@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from read_sources import Reading, Refusal, canonical, match, preprocessed
+from read_sources import Reading, SourceError, canonical, match, preprocessed
 
 
 def active_lines(text: str, **macros: str | None) -> tuple[list[str], list[str]]:
@@ -98,7 +98,7 @@ def test_includes_are_normalized() -> None:
     ],
 )
 def test_invalid_preprocessor_input_is_rejected(text: str, message: str) -> None:
-    with pytest.raises(Refusal, match=message):
+    with pytest.raises(SourceError, match=message):
         preprocessed(text, {"USE_ROCM": "1"})
 
 
@@ -119,7 +119,7 @@ def test_python_evidence_has_statement_and_line(tmp_path: Path) -> None:
 def test_invalid_python_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("x = 1\nif:\n")
 
-    with pytest.raises(Refusal, match=r"a.py` cannot be compiled: .*line 2"):
+    with pytest.raises(SourceError, match=r"a.py` cannot be compiled: .*line 2"):
         match(tmp_path, {"file": "a.py", "match": "x = 1"})
 
 

@@ -138,7 +138,7 @@ REJECTION = {
     ],
 )
 def test_rejected_arguments_make_pod_unschedulable(states: dict[str, Any]) -> None:
-    ended = {"exitCode": 3, "message": json.dumps({"sglang": "0.5.14", "verdicts": [{"refused": REJECTION}]})}
+    ended = {"exitCode": 3, "message": json.dumps({"sglang": "0.5.14", "verdicts": [{"rejected": REJECTION}]})}
     reported = {key: {"terminated": ended} if "terminated" in state else state for key, state in states.items()}
     result = state_of(pod(initContainerStatuses=[{"name": "arguments", **reported}]))
     assert (result.status, result.unschedulable) == (Status.PENDING, True)

@@ -15,7 +15,7 @@ from orchestrator.servers.start.argument_check import engine_files, require_acce
 
 ACCEPTED = {"accepted": "validated"}
 NO_EPLB = {
-    "refused": {
+    "rejected": {
         "kind": "AssertionError",
         "message": "AssertionError",
         "location": "server_args.py:5383",
@@ -72,7 +72,7 @@ def test_rejected_arguments_are_a_located_profile_error(tmp_path: Path) -> None:
 def test_rejection_is_located_where_setting_was_written(tmp_path: Path, message: str, location: str) -> None:
     rejection = {"kind": "argparse", "message": message, "location": "", "line": "", "options": []}
     with pytest.raises(ProfileError) as caught:
-        check(FakePython({"refused": rejection}), tmp_path, settings=("layout.tp=1",))
+        check(FakePython({"rejected": rejection}), tmp_path, settings=("layout.tp=1",))
     [problem] = caught.value.problems_or_self()
     assert problem.message == message
     assert location in problem.location
@@ -87,7 +87,7 @@ def test_rejection_without_option_has_a_hint(tmp_path: Path) -> None:
         "options": [],
     }
     with pytest.raises(ProfileError) as caught:
-        check(FakePython({"refused": rejection}), tmp_path)
+        check(FakePython({"rejected": rejection}), tmp_path)
     [problem] = caught.value.problems_or_self()
     assert (problem.message, problem.location) == ("ValueError: no (a.py:1)", "")
     assert "`deploy show cpu-tiny`" in problem.hint

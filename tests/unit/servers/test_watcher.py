@@ -176,7 +176,7 @@ def test_failed_restarts_count_toward_max_attempts() -> None:
     assert slow.kinds == ["watching", *(["died", "restart-failed"] * 3), "gave-up"]
     assert "3 restarts in a row failed, and `restart_policy.max_attempts` is 3" in watcher.ended
 
-    world = World(outcome=RestartResult(outcome=RestartOutcome.REFUSED, message="`KEY` is not set"))
+    world = World(outcome=RestartResult(outcome=RestartOutcome.REJECTED, message="`KEY` is not set"))
     watcher = world.watcher()
     world.die()
     world.pass_by(watcher, 3600)

@@ -75,19 +75,19 @@ def assert_free() -> None:
 
 
 @dataclass(frozen=True)
-class Done:
+class CommandResult:
     code: int
     text: str  # both streams
     seconds: float
 
 
 @dataclass(frozen=True)
-class Line:
+class GpuCommandLine:
     """Runs `deploy` with one home and prints its output."""
 
     home: Path
 
-    def run(self, *words: str, within: float = 560) -> Done:
+    def run(self, *words: str, within: float = 560) -> CommandResult:
         started = time.monotonic()
         done = subprocess.run(
             [*DEPLOY, *words], env=self._env(), capture_output=True, text=True, timeout=within, check=False
@@ -95,9 +95,9 @@ class Line:
         seconds = time.monotonic() - started
         text = done.stderr + done.stdout
         print(f"\n$ deploy {shlex.join(words)}\n{text}[{done.returncode} after {seconds:.1f} s]", flush=True)
-        return Done(done.returncode, text, seconds)
+        return CommandResult(done.returncode, text, seconds)
 
-    def up(self, profile: str, *settings: str, name: str | None = None, options: tuple[str, ...] = ()) -> Done:
+    def up(self, profile: str, *settings: str, name: str | None = None, options: tuple[str, ...] = ()) -> CommandResult:
         return self.run(*self._up(profile, *settings, name=name), *options)
 
     def bench_serving(
