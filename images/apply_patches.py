@@ -60,8 +60,8 @@ def state_of(patch: Patch, roots: Roots) -> tuple[str, list[str]]:
 
 def _state(patch: Patch, root: Path) -> tuple[str, list[str]]:
     diff = patch.get("diff", "")
-    if elsewhere := [probe for probe in patch["detect"].get("context", ()) if match(root, probe) is None]:
-        return NOT_APPLICABLE, [f"`{probe['file']}` has no match for: {sought(probe)}" for probe in elsewhere]
+    if unmatched_context := [probe for probe in patch["detect"].get("context", ()) if match(root, probe) is None]:
+        return NOT_APPLICABLE, [f"`{probe['file']}` has no match for: {sought(probe)}" for probe in unmatched_context]
     for probe in patch["detect"]["present"]:
         if evidence := match(root, probe):
             ours = diff and unpatched_texts(root, diff)
@@ -88,14 +88,14 @@ def parse_diff(text: str) -> list[tuple[str, list[Hunk]]]:
     lines = iter(rows)
     for line in lines:
         if line.startswith("+++ "):
-            files.append((_named(line[4:].split("\t")[0].strip().partition("/")[2]), []))
+            files.append((_relative_path(line[4:].split("\t")[0].strip().partition("/")[2]), []))
         elif header := _HUNK.match(line):
             start, before, after = (1 if count is None else int(count) for count in header.groups())
             files[-1][1].append((start, *_hunk_texts(lines, before, after)))
     return files
 
 
-def _named(name: str) -> str:
+def _relative_path(name: str) -> str:
     """Return the path of a file in a diff. Raises SourceError unless it is a relative path below the sources."""
     parts = name.split("/")
     if not name.isprintable() or "\\" in name or not all(parts) or {".", ".."} & {*parts}:
@@ -154,11 +154,11 @@ def unpatched_texts(root: Path, diff: str) -> dict[Path, str]:
 def _context_error(path: Path, line: int, old: str, text: str, locations: int) -> str:
     near = text.split("\n")[line - 1 : line - 1 + old.count("\n")]
     expected = "".join(f"    | {row}\n" for row in old.splitlines())
-    found = "".join(f"    | {row}\n" for row in near)
+    actual = "".join(f"    | {row}\n" for row in near)
     end = "" if text.endswith("\n") else "\n  the file ends without a newline"
     return (
         f"`{path}` has the context of the diff {locations} times\n"
-        f"  expected near line {line}:\n{expected}  found there:\n{found}".rstrip()
+        f"  expected near line {line}:\n{expected}  found there:\n{actual}".rstrip()
         + end
     )
 
@@ -187,15 +187,15 @@ def apply_diff(root: Path, diff: str) -> list[dict[str, str | None]]:
 
 def _replace(path: Path, content: bytes) -> None:
     """Replace a file atomically; hard links to the old file keep its content."""
-    beside = path.with_name(f".{path.name}.patched")
+    temporary = path.with_name(f".{path.name}.patched")
     try:
-        beside.write_bytes(content)
-        shutil.copymode(path, beside)
-        beside.replace(path)
+        temporary.write_bytes(content)
+        shutil.copymode(path, temporary)
+        temporary.replace(path)
     except OSError as error:
         raise SourceError(f"cannot write `{path}`: {error.strerror}") from error
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def applied_before(root: Path, diff: str) -> list[dict[str, str | None]]:
@@ -302,13 +302,15 @@ def describe(root: Path) -> dict[str, str | None] | None:
     if not root.is_dir():
         return None
     version = root / "_version.py"
-    named = re.search(r"^__version__ = .*'(.+)'$", decoded(version), re.MULTILINE) if version.is_file() else None
+    version_match = (
+        re.search(r"^__version__ = .*'(.+)'$", decoded(version), re.MULTILINE) if version.is_file() else None
+    )
     git = ["git", "-c", "safe.directory=*", "-C", str(root), "rev-parse", "HEAD"]
     try:
         commit: str | None = subprocess.check_output(git, stderr=subprocess.DEVNULL, text=True).strip()
     except (OSError, subprocess.CalledProcessError):
         commit = None
-    return {"root": str(root), "version": named and named[1], "commit": commit}
+    return {"root": str(root), "version": version_match and version_match[1], "commit": commit}
 
 
 def _arguments() -> argparse.Namespace:
@@ -341,8 +343,8 @@ def main() -> None:
     manifest: list[Patch] = json.loads(text)
     roots |= {name: Path(path) for name, _, path in (item.partition("=") for item in arguments.root)}
     if arguments.verb == "check":
-        found = [(patch["id"], *state_of(patch, roots)) for patch in manifest]
-        print(json.dumps([{"id": name, "state": state, "evidence": lines} for name, state, lines in found], indent=2))
+        states = [(patch["id"], *state_of(patch, roots)) for patch in manifest]
+        print(json.dumps([{"id": name, "state": state, "evidence": lines} for name, state, lines in states], indent=2))
         return
     if arguments.verb == "apply":
         chosen = [patch for patch in manifest if not arguments.ids or patch["id"] in arguments.ids]

@@ -204,12 +204,12 @@ class ArgumentChecker:
 
     def _missing_file(self, argv: Sequence[str], model: str) -> "dict[str, object] | None":
         """Return the rejection of a missing file; a file in the folder of the model may be staged later."""
-        beside = Path(self._replaced[model]).parent if model in self._replaced else None
+        model_folder = Path(self._replaced[model]).parent if model in self._replaced else None
         for option, value in itertools.pairwise(argv):
             path = Path(value)
             if option not in _FILES or not _is_path(value) or path.exists():
                 continue
-            if beside is None or not path.is_relative_to(beside):
+            if model_folder is None or not path.is_relative_to(model_folder):
                 rejection = {
                     "kind": "FileNotFoundError",
                     "message": f"`{value}` does not exist",
@@ -251,8 +251,8 @@ class ArgumentChecker:
     def _culprits(self, argv: Sequence[str], error: BaseException, *, parse_only: bool) -> list[str]:
         """Return the options whose removal makes sglang accept the rest, else those that change the exception."""
         accepted, different = [], []
-        for option, without in _leave_one_out(argv):
-            raised = self._raised(without, parse_only=parse_only)
+        for option, remaining in _leave_one_out(argv):
+            raised = self._raised(remaining, parse_only=parse_only)
             if raised is None:
                 accepted.append(option)
             elif _signature(raised) != _signature(error):
@@ -261,8 +261,8 @@ class ArgumentChecker:
 
     def _text(self, error: BaseException) -> str:
         text = str(error)
-        for ours, written in self._replaced.items():
-            text = text.replace(ours, written)
+        for local_path, original_path in self._replaced.items():
+            text = text.replace(local_path, original_path)
         return text if isinstance(error, ParserError) else f"{type(error).__name__}: {text}".removesuffix(": ")
 
 
@@ -301,10 +301,10 @@ def _signature(error: BaseException) -> tuple[str, str]:
 def _location(trace: TracebackType | None) -> tuple[str, str]:
     """Return the innermost line of sglang's sources that raised, as `server_args.py:123`, and its text."""
     frames = traceback.extract_tb(trace)
-    own = [frame for frame in frames if "/sglang/" in frame.filename]
-    if not own:
+    sglang_frames = [frame for frame in frames if "/sglang/" in frame.filename]
+    if not sglang_frames:
         return "", ""
-    last = own[-1]
+    last = sglang_frames[-1]
     first = last.lineno or 0
     end = getattr(last, "end_lineno", None) or first  # Python 3.11
     text = " ".join(linecache.getline(last.filename, number).strip() for number in range(first, end + 1))

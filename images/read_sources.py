@@ -47,7 +47,7 @@ class SourceError(Exception):
 class Reading(NamedTuple):
     """The text of a file for a probe, in three variants with equal line numbers."""
 
-    whole: str
+    text: str
     certain: str  # lines that are compiled whatever else is defined
     possible: str  # lines that may be compiled
     lines: dict[int, int]  # line in the text -> line in the file; empty if they are equal
@@ -94,10 +94,10 @@ def match(root: Path, probe: dict[str, Any]) -> str | None:
     seen = read(path, probe.get("defines"))
     evidence = None
     if pattern := probe.get("inactive_match"):
-        out = re.search(pattern, seen.whole, re.MULTILINE)
-        if out is None or re.search(pattern, seen.possible, re.MULTILINE):
+        inactive = re.search(pattern, seen.text, re.MULTILINE)
+        if inactive is None or re.search(pattern, seen.possible, re.MULTILINE):
             return None
-        evidence = f"{_quoted(root, path, seen.whole, seen, out)} (left out)"
+        evidence = f"{_quoted(root, path, seen.text, seen, inactive)} (left out)"
     if pattern := probe.get("match"):
         hit = re.search(pattern, seen.certain, re.MULTILINE)
         return _quoted(root, path, seen.certain, seen, hit) if hit else None
@@ -131,9 +131,9 @@ def canonical(text: str) -> Reading:
         tree = ast.parse(encoded(text))
         plain = ast.unparse(tree)
         written = ast.parse(plain)
-    ours, original = ([node for node in ast.walk(one) if isinstance(node, ast.stmt)] for one in (written, tree))
+    new_nodes, old_nodes = ([node for node in ast.walk(one) if isinstance(node, ast.stmt)] for one in (written, tree))
     lines: dict[int, int] = {}
-    for new, old in zip(ours, original, strict=True):
+    for new, old in zip(new_nodes, old_nodes, strict=True):
         lines.setdefault(new.lineno, old.lineno)
     return Reading(plain, plain, plain, lines)
 
@@ -150,13 +150,13 @@ def preprocessed(text: str, macros: Macros) -> Reading:
     texts: tuple[list[str], list[str], list[str]] = ([], [], [])
     for logical in code.split("\n"):
         counts = conditions.counts
-        line = conditions.take(logical.replace("\0", ""), len(texts[0]) + 1)
+        line = conditions.process_line(logical.replace("\0", ""), len(texts[0]) + 1)
         for rows, shows in zip(texts, (True, counts is True, counts is not False), strict=True):
             rows += [line if shows else "", *[""] * logical.count("\0")]
     if conditions.branches:
         raise SourceError(f"line {conditions.branches[-1].line}: a condition without `#endif`")
-    whole, certain, possible = ("\n".join(rows) for rows in texts)
-    return Reading(whole, certain, possible, {})
+    full_text, certain, possible = ("\n".join(rows) for rows in texts)
+    return Reading(full_text, certain, possible, {})
 
 
 def _without_comments(text: str) -> str:
@@ -193,7 +193,7 @@ class _Conditions:
         """Whether the present line is compiled."""
         return self.branches[-1].counts if self.branches else True
 
-    def take(self, line: str, number: int) -> str:
+    def process_line(self, line: str, number: int) -> str:
         """Process one line and return its visible text; empty for conditions and definitions."""
         directive = _DIRECTIVE.match(line)
         if directive is None:

@@ -14,14 +14,14 @@ class StepOutput:
 
     id: str
     argv: tuple[str, ...]
-    about_s: int
+    estimated_s: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class TotalOutput:
     """The estimated duration in seconds, and the cost in USD; null if no price is known."""
 
-    about_s: int
+    estimated_s: int
     cost_per_node_hour: float | None
     cost: float | None
     price_source: str | None
@@ -67,9 +67,9 @@ class CostEstimate:
 
     def to_output(self, steps: Sequence[StepOutput], skipped: Sequence[str]) -> EstimateOutput:
         """Return the commands and their total for JSON."""
-        seconds = sum(step.about_s for step in steps)
+        seconds = sum(step.estimated_s for step in steps)
         total = TotalOutput(
-            about_s=seconds,
+            estimated_s=seconds,
             cost_per_node_hour=self.hourly,
             cost=self.cost_of(seconds),
             price_source=self.source or None,
@@ -78,8 +78,10 @@ class CostEstimate:
 
     def to_table(self, steps: Sequence[StepOutput]) -> str:
         """Return the commands and their total as a table."""
-        seconds = sum(step.about_s for step in steps)
-        rows = [(quote(step.argv), format_duration(step.about_s), self.format_cost(step.about_s)) for step in steps]
+        seconds = sum(step.estimated_s for step in steps)
+        rows = [
+            (quote(step.argv), format_duration(step.estimated_s), self.format_cost(step.estimated_s)) for step in steps
+        ]
         rows.append(("total", format_duration(seconds), self.format_cost(seconds)))
         return table(("command", "estimate", "estimated USD"), rows)
 

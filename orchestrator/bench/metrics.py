@@ -341,8 +341,8 @@ def knee_text(result: BenchResult) -> str:
     unjudgeable = ", ".join(f"{rate:g}" for rate in rates_without_verdict(result.points))
     if result.knee_rps is None:
         return f"not judged at {unjudgeable} rps" if unjudgeable else "none found"
-    least = "" if result.knee_reached else "at least "
-    return f"{least}{result.knee_rps:g} rps" + (f"; {unjudgeable} rps not judged" if unjudgeable else "")
+    at_least = "" if result.knee_reached else "at least "
+    return f"{at_least}{result.knee_rps:g} rps" + (f"; {unjudgeable} rps not judged" if unjudgeable else "")
 
 
 def _knee(result: BenchResult) -> str:

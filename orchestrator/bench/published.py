@@ -335,5 +335,5 @@ def parse_by_gpu(texts: Iterable[str], *, quantity: str, hint: str) -> dict[str,
 def price_book(prices: Sequence[str]) -> PriceBook:
     """Return the command line's prices, with published prices as a fallback."""
     hint = "USD per GPU-hour: `--price 2.10` or `--price MI355X=2.10`"
-    given = parse_by_gpu(prices, quantity="price", hint=hint)
-    return PriceBook(user_prices=given, published=all_published(Prices))
+    user_prices = parse_by_gpu(prices, quantity="price", hint=hint)
+    return PriceBook(user_prices=user_prices, published=all_published(Prices))

@@ -163,31 +163,33 @@ def _run(target: str, options: BenchOptions, url_options: _UrlOptions, host: str
     require_kind(target, url=is_url(target), of_url=of_url, of_server={"--host": host})
     with ExitStack() as stack:
         if is_url(target):
-            claimed = ClaimedHardware.parse(
+            hardware = ClaimedHardware.parse(
                 gpu=url_options.gpu, gpus=url_options.gpus, layout=url_options.layout, engine=url_options.engine
             )
-            endpoint = url_target(target, api_key_env=url_options.api_key_env, claimed=claimed)
+            endpoint = url_target(target, api_key_env=url_options.api_key_env, hardware=hardware)
         else:
             endpoint = server_target(
                 stack.enter_context(open_servers(Home.from_environment(), host, name=target)), target
             )
         with Progress() as progress:
-            result, directory = bench(endpoint, options, lambda text, remote: progress.update(text, transient=remote))
+            result, directory = bench(
+                endpoint, options, lambda text, transient: progress.update(text, transient=transient)
+            )
     if result.points or result.end_reason is not EndReason.INTERRUPTED:
         OUTPUT.show_or_print(result, lambda: result_text(result), json=json)
         note(f"wrote the result to `{directory}`")
-    _require_complete(result, target, url=endpoint.url, again=resume_command(options.command, directory))
+    _require_complete(result, target, url=endpoint.url, recovery_command=resume_command(options.command, directory))
 
 
-def _require_complete(result: BenchResult, target: str, *, url: str, again: str) -> None:
-    """Raise Interrupted or BenchError if a point was not measured; `again` is the command that resumes."""
+def _require_complete(result: BenchResult, target: str, *, url: str, recovery_command: str) -> None:
+    """Raise Interrupted or BenchError if a point was not measured; `recovery_command` is the command that resumes."""
     if result.end_reason is EndReason.INTERRUPTED:
         saved = "; finished points are saved" if result.points else " before the first request was answered"
-        raise Interrupted(f"interrupted{saved}", hint=f"{left_running(target)}; continue with `{again}`")
+        raise Interrupted(f"interrupted{saved}", hint=f"{left_running(target)}; continue with `{recovery_command}`")
     if result.end_reason is EndReason.ENDPOINT_DIED:
         example = next((failure.example for failure in result.points[-1].failures), "during the warm-up")
         raise BenchError(
             f"the endpoint stopped answering: {example}",
             location=url,
-            hint=f"when the endpoint answers again: `{again}`",
+            hint=f"when the endpoint answers recovery_command: `{recovery_command}`",
         )

@@ -120,18 +120,18 @@ def command(
         if request.prints_commands:
             print_data(tau2_commands(request, home, resolve), end="")
         else:
-            _show_scores(run_suites(request, home, resolve, info), several=request.is_all_published, json=json)
+            _show_scores(run_suites(request, home, resolve, info), all_published=request.is_all_published, json=json)
 
 
-def _show_scores(scored: Sequence[SuiteScore], *, several: bool, json: bool) -> None:
+def _show_scores(scored: Sequence[SuiteScore], *, all_published: bool, json: bool) -> None:
     if json:
         suites = tuple(item.to_output() for item in scored)
-        OUTPUT.show(ScoresOutput(suites=suites) if several else suites[0])
+        OUTPUT.show(ScoresOutput(suites=suites) if all_published else suites[0])
     for entry in scored:
         for line in () if json else entry.lines():
             print_data(line)
         note(f"wrote the result to `{entry.file}`")
-    if several:
+    if all_published:
         note(f"next: `deploy report {scored[0].file.parent}`")
 
 

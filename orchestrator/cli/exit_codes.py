@@ -21,7 +21,7 @@ from orchestrator.core.signals import TERMINATION_SIGNALS, start_thread_without_
 from orchestrator.core.streams import output_error
 
 # Failures of system calls that the user can fix; other failures (a missing file) are bugs of this tool.
-_OF_THE_MACHINE: Final = frozenset(
+_HOST_ERRNOS: Final = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE}
     | {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN}
     # a dangling link, a FIFO or the like where a file or directory is expected
@@ -76,7 +76,7 @@ def _run(command: Callable[[], object]) -> None:
     except Exception as error:
         if _is_interrupt(error):
             raise KeyboardInterrupt from error
-        _exit_with(_of_the_machine(error) if _is_of_the_machine(error) else _of_this_tool(error))
+        _exit_with(_host_error(error) if _is_host_error(error) else _internal_error(error))
 
 
 def _require_output() -> None:
@@ -110,23 +110,23 @@ def _is_interrupt(error: BaseException | None) -> bool:
     return error is not None
 
 
-def _is_of_the_machine(error: Exception) -> TypeGuard[OSError]:
+def _is_host_error(error: Exception) -> TypeGuard[OSError]:
     """Return whether a system call failed for a reason that the user can change, such as a full disk.
 
     `tempfile` raises ENOENT if it finds no writable directory.
     """
     return isinstance(error, OSError) and (
-        error.errno in _OF_THE_MACHINE or str(error.strerror).startswith("No usable temporary directory")
+        error.errno in _HOST_ERRNOS or str(error.strerror).startswith("No usable temporary directory")
     )
 
 
-def _of_the_machine(error: OSError) -> HostError:
+def _host_error(error: OSError) -> HostError:
     location = str(error.filename2 or error.filename or "")
     hint = "free disk space, or name a directory where you may write: an option, DEPLOY_HOME or TMPDIR"
     return HostError(f"cannot use a file: {error.strerror or error}", location=location, hint=hint)
 
 
-def _of_this_tool(error: Exception) -> DeployError:
+def _internal_error(error: Exception) -> DeployError:
     """Return the error for a bug in this tool; the traceback is written to a file."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     text = redact("".join(traceback.format_exception(error)))
@@ -152,7 +152,7 @@ def _interrupt_again(unraisable: "sys.UnraisableHookArgs") -> None:
     if not isinstance(unraisable.exc_value, KeyboardInterrupt):
         sys.__unraisablehook__(unraisable)
         return
-    once_more = threading.Timer(_SOON, os.kill, (os.getpid(), signal.SIGTERM))  # a signal now would be lost
-    while once_more.ident is None:
+    timer = threading.Timer(_SOON, os.kill, (os.getpid(), signal.SIGTERM))  # a signal now would be lost
+    while timer.ident is None:
         with suppress(KeyboardInterrupt):  # a second Ctrl-C would be reported as dropped; the first is being handled
-            start_thread_without_signals(once_more)
+            start_thread_without_signals(timer)

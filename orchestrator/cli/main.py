@@ -20,8 +20,8 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         print_data(__version__)
         raise typer.Exit
 

@@ -249,7 +249,9 @@ def _estimate(published: Published, planned: ReproducePlan, prices: Sequence[str
 
 
 def _estimates(steps: Sequence[Step]) -> list[StepOutput]:
-    return [StepOutput(id=step.id, argv=("deploy", *step_command(step)), about_s=round(step.seconds)) for step in steps]
+    return [
+        StepOutput(id=step.id, argv=("deploy", *step_command(step)), estimated_s=round(step.seconds)) for step in steps
+    ]
 
 
 def _require_runnable(planned: ReproducePlan, host: str | None, *, covered: bool, tune: bool) -> None:

@@ -81,7 +81,7 @@ class ProfileCommand(TyperCommand):
         root, verb = ctx.find_root().command, ctx.command_path.partition(" ")[2]
         host = params.get("host")
         host = host[0] if isinstance(host, list) and host else host or None
-        set_own = partial(set_invocation, params.get("profile"), overrides, has_option=partial(takes, root))
+        set_own = partial(set_invocation, params.get("profile"), overrides, has_option=partial(has_option, root))
         set_own(host)
         if verb in NEVER_ENDED_BY_SIGPIPE:
             ignore_sigpipe()
@@ -127,7 +127,7 @@ class ProfileCommand(TyperCommand):
                     formatter.write_dl(rows)
 
 
-def takes(root: "Command", words: str, option: str) -> bool:
+def has_option(root: "Command", words: str, option: str) -> bool:
     """Return whether the command at the start of these words has an option."""
     command: Command | None = root
     for word in words.split():

@@ -29,7 +29,7 @@ from orchestrator.core.errors import HostError
 from orchestrator.core.files import private_dir
 from orchestrator.core.safe_paths import FileName
 
-_ELSEWHERE: Final = "set DEPLOY_HOME to a directory where you may write"
+_HOME_HINT: Final = "set DEPLOY_HOME to a directory where you may write"
 
 
 def data_root() -> Path:
@@ -70,9 +70,9 @@ class Home:
         ancestor = next(path for path in (root, *root.parents) if os.path.lexists(path))
         if not ancestor.is_dir():
             description = "a link to nothing" if ancestor.is_symlink() else "not a directory"
-            raise HostError(f"`{ancestor}` is {description}", hint=_ELSEWHERE)
+            raise HostError(f"`{ancestor}` is {description}", hint=_HOME_HINT)
         if ancestor == root:
-            _require_ours(root, root.stat())
+            _require_private(root, root.stat())
         return cls(root)
 
     environments = _Folder("environments")
@@ -117,12 +117,12 @@ def _root(environ: Mapping[str, str]) -> Path:
     try:
         return Path(explicit or Path(data, "deploy")).expanduser().absolute()
     except RuntimeError as error:  # `~` of an unknown user
-        raise HostError(f"no home directory found for `{explicit or data}`", hint=_ELSEWHERE) from error
+        raise HostError(f"no home directory found for `{explicit or data}`", hint=_HOME_HINT) from error
 
 
-def _require_ours(root: Path, status: os.stat_result) -> None:
+def _require_private(root: Path, status: os.stat_result) -> None:
     if status.st_uid not in {os.geteuid(), 0}:
-        raise HostError(f"`{root}` belongs to another user", hint=_ELSEWHERE)
+        raise HostError(f"`{root}` belongs to another user", hint=_HOME_HINT)
     if status.st_mode & 0o022:
         fix = f"chmod -R go-w {shlex.quote(str(root))}"
         raise HostError(f"other users can write to `{root}`", hint=f"`{fix}`, or set DEPLOY_HOME to your own directory")

@@ -72,13 +72,13 @@ class CacheTiers:
         if self.kv_bytes is not None and state_bytes:
             return HostTier(tokens=None, bytes=self.kv_bytes, keeps_copies=self._keeps_copies)
         if self.kv_bytes is not None:
-            held = int(self.kv_bytes / (token_bytes - index_bytes))
-            return HostTier(tokens=held, bytes=int(held * token_bytes), keeps_copies=self._keeps_copies)
+            host_tokens = int(self.kv_bytes / (token_bytes - index_bytes))
+            return HostTier(tokens=host_tokens, bytes=int(host_tokens * token_bytes), keeps_copies=self._keeps_copies)
         if tokens is None:
             return HostTier(tokens=None, bytes=0, keeps_copies=self._keeps_copies)
-        held = int(tokens * self.ratio)
-        size = int(held * token_bytes + state_bytes * self.ratio)
-        return HostTier(tokens=held, bytes=size, keeps_copies=self._keeps_copies)
+        host_tokens = int(tokens * self.ratio)
+        size = int(host_tokens * token_bytes + state_bytes * self.ratio)
+        return HostTier(tokens=host_tokens, bytes=size, keeps_copies=self._keeps_copies)
 
     def unknown_pool(self, *, device_bytes: int) -> HostTier:
         """Return the tier on the host if the size of a token is unknown; the device's pool has `device_bytes`."""

@@ -139,22 +139,22 @@ class LivenessCheck:
     def __init__(self, port: int, ranks: int, *, key: str, seconds: float, alone: bool = False) -> None:
         """Send a request to each rank. `seconds` is the time limit; `key` is "" without an API key."""
         self._port, self._key, self._end = port, key, time.monotonic() + seconds
-        self._asked: dict[int, http.client.HTTPConnection] = {}
-        self.silent: dict[int, str] = {}  # rank → reason for no response
+        self._connections: dict[int, http.client.HTTPConnection] = {}
+        self.unresponsive: dict[int, str] = {}  # rank → reason for no response
         for rank in range(ranks):
             try:
-                self._asked[rank] = self._sent("POST", GENERATE, json.dumps(question(rank, alone=alone)).encode())
-                self.silent[rank] = f"no response within {seconds:g} s"
+                self._connections[rank] = self._send("POST", GENERATE, json.dumps(question(rank, alone=alone)).encode())
+                self.unresponsive[rank] = f"no response within {seconds:g} s"
             except OSError as error:
-                self.silent[rank] = _reason(error)
+                self.unresponsive[rank] = _reason(error)
 
     def wait(self, seconds: float = math.inf) -> None:
         """Wait `seconds` for responses, at most until the end of the check."""
         end = min(time.monotonic() + seconds, self._end)
-        while self._asked and (remaining := end - time.monotonic()) > 0:
-            answered = {item.sock: rank for rank, item in self._asked.items()}
+        while self._connections and (remaining := end - time.monotonic()) > 0:
+            answered = {item.sock: rank for rank, item in self._connections.items()}
             for entry in select.select([*answered], [], [], remaining)[0]:
-                self._take(answered[entry])
+                self._read_response(answered[entry])
 
     def is_healthy(self) -> bool:
         """Return whether `/health` answers 200; the server asks its ranks in turn, and one response is enough."""
@@ -167,23 +167,23 @@ class LivenessCheck:
 
     def close(self) -> None:
         """Close the connections; sglang then aborts the requests."""
-        for connection in self._asked.values():
+        for connection in self._connections.values():
             connection.close()
 
-    def _take(self, rank: int) -> None:
-        status, reason = _answer(self._asked.pop(rank), timeout=_LAST)
+    def _read_response(self, rank: int) -> None:
+        status, reason = _answer(self._connections.pop(rank), timeout=_LAST)
         if status == http.client.OK or status in REJECTED:
-            del self.silent[rank]
+            del self.unresponsive[rank]
         else:
-            self.silent[rank] = f"status {status}" if status else reason.decode()
+            self.unresponsive[rank] = f"status {status}" if status else reason.decode()
 
-    def _sent(self, method: str, path: str, content: bytes | None = None) -> http.client.HTTPConnection:
+    def _send(self, method: str, path: str, content: bytes | None = None) -> http.client.HTTPConnection:
         return send_request(("127.0.0.1", self._port), method, path, content, key=self._key, seconds=_LAST)
 
     def _ask(self, path: str) -> tuple[int, bytes]:
         """Return the status and content of a response; 0 and the reason without one."""
         try:
-            return _answer(self._sent("GET", path), timeout=max(self._end - time.monotonic(), _LAST))
+            return _answer(self._send("GET", path), timeout=max(self._end - time.monotonic(), _LAST))
         except OSError as error:
             return 0, _reason(error).encode()
 
@@ -223,20 +223,20 @@ def unresponsive_ranks(check: LivenessCheck, saved: Path) -> dict[int, str]:
     prefill may take longer than one check. On a full disk, checks do not share counters.
     """
     check.wait(SLOW_AFTER_S)
-    if not check.silent:
+    if not check.unresponsive:
         with suppress(OSError):
             saved.unlink(missing_ok=True)
         return {}
     before = _saved(saved) or check.work()
     if before is not None and not before.done:
-        return {} if check.is_healthy() else check.silent
+        return {} if check.is_healthy() else check.unresponsive
     check.wait()
     work = check.work()
     if work is None:
-        return check.silent
+        return check.unresponsive
     with suppress(OSError):
         saved.write_text(json.dumps(asdict(work)), encoding="utf-8")
-    return {rank: reason for rank, reason in check.silent.items() if not makes_progress(rank, before, work)}
+    return {rank: reason for rank, reason in check.unresponsive.items() if not makes_progress(rank, before, work)}
 
 
 def _saved(file: Path) -> RankProgress | None:
@@ -267,10 +267,10 @@ def main(words: Sequence[str]) -> str:
     key = key_in(Path(config[0]).read_text(encoding="utf-8")) if config else ""
     check = LivenessCheck(int(port), int(ranks), key=key, seconds=float(seconds), alone=ALONE in words)
     try:
-        silent = unresponsive_ranks(check, Path(_STATE_DIR, f"deploy-life-{port}.json"))
+        unresponsive = unresponsive_ranks(check, Path(_STATE_DIR, f"deploy-liveness-{port}.json"))
     finally:
         check.close()
-    return "; ".join(f"rank {rank} makes no progress: {reason}" for rank, reason in sorted(silent.items()))
+    return "; ".join(f"rank {rank} makes no progress: {reason}" for rank, reason in sorted(unresponsive.items()))
 
 
 if __name__ == "__main__":

@@ -66,17 +66,17 @@ class MlaCache:
     qk_rope_head_dim: int
     sparse: bool  # DSA
 
-    def planned(self, element: int) -> int:
+    def estimated(self, element: int) -> int:
         """Return the bytes of a token in one layer as estimated by sglang up to 0.5.16 (pool_configurator.py:185)."""
         return (self.kv_lora_rank + self.qk_rope_head_dim) * element
 
-    def held(self, element: int, *, raw: bool) -> int:
+    def allocated(self, element: int, *, raw: bool) -> int:
         """Return the bytes of a token in one layer that the pool allocates.
 
         Source: kv_cache_configurator.py:1816, `calculate_mla_kv_cache_dim`.
         """
         if not self.sparse or element > 1 or raw:
-            return self.planned(element)
+            return self.estimated(element)
         scales = self.kv_lora_rank // _SCALED_GROUP * _SCALE
         return self.kv_lora_rank + scales + self.qk_rope_head_dim * _ROPE_BYTES
 
@@ -140,9 +140,9 @@ class SlidingWindow:
 class TokenBytes:
     """Bytes of a token on one GPU, in all layers and draft layers: sglang's estimate, and the pools' actual size."""
 
-    planned: float  # like `held`, an integer without sliding windows
-    held: float
-    keys: float = 0  # an indexer's share of `held`
+    estimated: float  # like `allocated`, an integer without sliding windows
+    allocated: float
+    keys: float = 0  # an indexer's share of `allocated`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,15 +170,15 @@ def token_bytes(needs: KvCacheSpec) -> TokenBytes:
     if needs.windows is not None:
         return _with_windows(needs, needs.windows)
     if isinstance(attention, MhaCache):
-        planned = held = attention.bytes(needs.element, ranks=needs.ranks)
+        estimated = allocated = attention.bytes(needs.element, ranks=needs.ranks)
     else:
-        held = attention.held(needs.element, raw=needs.raw)
-        planned = held if Version(needs.version) >= _COUNTS_SCALES else attention.planned(needs.element)
+        allocated = attention.allocated(needs.element, raw=needs.raw)
+        estimated = allocated if Version(needs.version) >= _COUNTS_SCALES else attention.estimated(needs.element)
     drafts, counted_drafts = needs.draft_layers, needs.counted_drafts
     keys = 0 if needs.indexer is None else needs.indexer.bytes * (needs.indexer.layers + drafts)
     return TokenBytes(
-        planned=int(planned * layers * (1 + counted_drafts / layers)) + keys,
-        held=held * (layers + drafts) + keys,
+        estimated=int(estimated * layers * (1 + counted_drafts / layers)) + keys,
+        allocated=allocated * (layers + drafts) + keys,
         keys=keys,
     )
 
@@ -190,7 +190,7 @@ def _with_windows(needs: KvCacheSpec, windows: SlidingWindow) -> TokenBytes:
     item = needs.attention.bytes(needs.element, ranks=needs.ranks)
     full, share = needs.layers - windows.layers, windows.ratio * item * windows.layers
     counted_layers = full + (needs.draft_layers if Version(needs.version) >= _COUNTS_WINDOW_DRAFTS else 0)
-    return TokenBytes(planned=item * counted_layers + share, held=item * (full + needs.draft_layers) + share)
+    return TokenBytes(estimated=item * counted_layers + share, allocated=item * (full + needs.draft_layers) + share)
 
 
 def cache_type(kind: str | None, *, sparse: bool, arch: str, dtype: str | None) -> tuple[str, int] | None:

@@ -26,7 +26,7 @@ class SuiteForecast:
     seeds: int
     max_tokens: int
     detects: str
-    about_s: float | None
+    estimated_s: float | None
     cost: float | None
 
 
@@ -46,14 +46,14 @@ class EvalForecast:
                 suite.suite,
                 f"{suite.questions:,}{f' x {suite.seeds} seeds' if suite.seeds > 1 else ''}",
                 f"{suite.max_tokens:,}",
-                *_cells(suite.about_s, suite.cost),
+                *_cells(suite.estimated_s, suite.cost),
             )
             for suite in self.suites
         ]
-        timed = [suite for suite in self.suites if suite.about_s is not None]
+        timed = [suite for suite in self.suites if suite.estimated_s is not None]
         if len(timed) > 1:
             costs = [item.cost for item in timed if item.cost is not None]
-            seconds = sum(item.about_s or 0 for item in timed)
+            seconds = sum(item.estimated_s or 0 for item in timed)
             rows.append(("total", "", "", *_cells(seconds, sum(costs) if costs else None)))
         return table(("suite", "questions", "maximum tokens", "estimate", "estimated USD"), rows)
 
@@ -80,7 +80,7 @@ def forecast_eval(request: EvalOptions, home: Home, *, planned: bool) -> EvalFor
                 seeds=run.seeds,
                 max_tokens=run.suite.max_tokens,
                 detects=f"{sensitivity}, in about {format_duration(full)}" if full and full != seconds else sensitivity,
-                about_s=seconds,
+                estimated_s=seconds,
                 cost=bill.cost_of(seconds) if seconds is not None else None,
             )
         )

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Final
 
-from orchestrator.hosts import fabric, gpu_checks, machine_checks
+from orchestrator.hosts import fabric, gpu_checks, system_checks
 from orchestrator.hosts.context import Check, CheckContext, HostAccess
 from orchestrator.hosts.gpus import ALL_SECTIONS
-from orchestrator.hosts.machine import read_machine
+from orchestrator.hosts.host_state import read_host_state
 from orchestrator.hosts.report import PreflightReport
-from orchestrator.hosts.survey import MACHINE_SECTIONS, survey
+from orchestrator.hosts.survey import HOST_SECTIONS, survey
 from orchestrator.plan.plan import Plan
 
 # Checks of the host where the server runs.
@@ -20,18 +20,18 @@ SERVING_CHECKS: Final[Sequence[Check]] = (
     gpu_checks.vram_size,
     gpu_checks.vram_use,
     gpu_checks.driver,
-    machine_checks.devices,
+    system_checks.devices,
     fabric.gid_of_transfer,
-    machine_checks.memory,
-    machine_checks.shared_memory,
-    machine_checks.host_memory,
-    machine_checks.numa_balancing,
-    machine_checks.kernel_options,
-    machine_checks.cpu_affinity,
-    machine_checks.ports,
+    system_checks.memory,
+    system_checks.shared_memory,
+    system_checks.host_memory,
+    system_checks.numa_balancing,
+    system_checks.kernel_options,
+    system_checks.cpu_affinity,
+    system_checks.ports,
 )
 # Checks of the host where `deploy` runs.
-CONTROL_CHECKS: Final[Sequence[Check]] = (machine_checks.disk_space, machine_checks.checkpoint, machine_checks.api_key)
+CONTROL_CHECKS: Final[Sequence[Check]] = (system_checks.disk_space, system_checks.checkpoint, system_checks.api_key)
 
 
 def preflight(plan: Plan, access: HostAccess, more: Sequence[Check] = (), *, local: bool = True) -> PreflightReport:
@@ -42,8 +42,8 @@ def preflight(plan: Plan, access: HostAccess, more: Sequence[Check] = (), *, loc
     """
     directories = [space.directory for space in access.spaces]
     gpus = ALL_SECTIONS if local and plan.hardware.vendor != "cpu" else {}
-    sections = survey(access.runner, {**gpus, **MACHINE_SECTIONS}, directories=directories)
-    context = CheckContext(plan=plan, machine=read_machine(sections), access=access)
+    sections = survey(access.runner, {**gpus, **HOST_SECTIONS}, directories=directories)
+    context = CheckContext(plan=plan, host_state=read_host_state(sections), access=access)
     checks = (*(SERVING_CHECKS if local else ()), *CONTROL_CHECKS, *more)
     findings = chain.from_iterable(check(context) for check in checks)
     return PreflightReport(profile=plan.profile, findings=tuple(findings))

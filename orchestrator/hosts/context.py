@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.hosts.gpus.inventory import Gpu, GpuInventory
-from orchestrator.hosts.machine import Machine
+from orchestrator.hosts.host_state import HostState
 from orchestrator.hosts.report import Finding
 from orchestrator.hosts.survey import Runner
 from orchestrator.plan.plan import Plan
@@ -46,14 +46,15 @@ class CheckContext:
     """The plan, the surveyed host, and access to the host for further commands."""
 
     plan: Plan
-    machine: Machine
+    host_state: HostState
     access: HostAccess
 
     @property
     def inventory(self) -> GpuInventory | None:
         """The GPUs of the plan's vendor; None if the host has none."""
         return next(
-            (inventory for inventory in self.machine.inventories if inventory.vendor == self.plan.hardware.vendor), None
+            (inventory for inventory in self.host_state.inventories if inventory.vendor == self.plan.hardware.vendor),
+            None,
         )
 
     @property

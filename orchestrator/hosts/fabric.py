@@ -227,8 +227,8 @@ def gid_rows(plan: Plan, nics_by_node: Mapping[str, Mapping[str, Nic]]) -> Itera
         variables = {item.name: item.value for item in plan.env if item.name in _GID_VARIABLES}
         for name, value in variables.items():
             if value not in (*common, _GID_VARIABLES[name]):
-                right = common[0] if common else _GID_VARIABLES[name]
-                yield fail("gid", f"{text}; the plan has {name}={value}", needed, f"`--set env.{name}={right}`")
+                expected = common[0] if common else _GID_VARIABLES[name]
+                yield fail("gid", f"{text}; the plan has {name}={value}", needed, f"`--set env.{name}={expected}`")
                 return
         yield info("gid", text, needed)
 
@@ -237,7 +237,7 @@ def gid_of_transfer(context: CheckContext) -> Iterator[Finding]:
     """Check the GID table row used by a transfer between roles on this host."""
     plan = context.plan
     if transfer_uses_rdma(plan):
-        yield from gid_rows(plan, {"this host": {nic.name: nic for nic in _of_fabric(plan, context.machine.rdma)}})
+        yield from gid_rows(plan, {"this host": {nic.name: nic for nic in _of_fabric(plan, context.host_state.rdma)}})
 
 
 def firmware(fabric: Fabric) -> Iterator[Finding]:

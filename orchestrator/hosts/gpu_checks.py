@@ -32,7 +32,7 @@ def gpus_present(context: CheckContext) -> Iterator[Finding]:
         return
     needed = f"{len(context.plan.gpus)} x {hardware.arch}"
     if inventory is None:
-        other = "; ".join(f"{len(i.gpus)} of {VENDORS[i.vendor].name}" for i in context.machine.inventories)
+        other = "; ".join(f"{len(i.gpus)} of {VENDORS[i.vendor].name}" for i in context.host_state.inventories)
         suffix = f" ({other})" if other else "; found neither `amd-smi` nor `nvidia-smi`"
         value = f"no {VENDORS[hardware.vendor].name} GPU{suffix}"
         yield fail("gpus", value, needed, "choose a profile for this host: `deploy profiles`")

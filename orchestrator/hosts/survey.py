@@ -1,7 +1,7 @@
 """The survey of a host: one shell script that collects all facts and prints them in sections.
 
 The same script runs locally, over ssh or in a container, in one round trip instead of thirty. Tests parse recorded
-output. To collect another fact, add an entry to MACHINE_SECTIONS.
+output. To collect another fact, add an entry to HOST_SECTIONS.
 """
 
 import re
@@ -15,7 +15,7 @@ from orchestrator.hosts.nics import nic_survey
 
 Runner = Callable[[Sequence[str]], CompletedProgram]  # runs a program on the surveyed host and waits until it exits
 
-MACHINE_SECTIONS: Mapping[str, str] = {
+HOST_SECTIONS: Mapping[str, str] = {
     "user": "id -u; id -un",
     "devices": "for d in /dev/kfd /dev/dri/renderD*; do [ -e $d ] || continue; "
     '[ -r $d ] && [ -w $d ] && m=open || m=closed; stat -c "%n %g %G $m" $d; done',

@@ -144,9 +144,12 @@ def _scrape() -> dict[str, object]:
 def _targets(server: MonitoredServer) -> list[dict[str, object]]:
     """Return the targets: replicas (metrics need no API key), their gateway, and the GPU exporter."""
     labels = {"server": server.name, "profile": server.plan.profile}
-    several = server.plan.replicas > 1
+    has_replicas = server.plan.replicas > 1
     targets: list[dict[str, object]] = [
-        {"targets": [target], "labels": labels | ({"replica": server.plan.server_names[number - 1]} if several else {})}
+        {
+            "targets": [target],
+            "labels": labels | ({"replica": server.plan.server_names[number - 1]} if has_replicas else {}),
+        }
         for number, target in enumerate(server.targets, start=1)
     ]
     if server.gateway_target:

@@ -248,14 +248,14 @@ def _cache(profile: Profile, facts: ServingFacts, memory: Memory | None) -> KvCa
     size = token_size(profile, facts, shape, element=element, windows=windows)
     requests = request_memory(profile, facts, rest=max(memory.cache_bytes, 0)) if memory else None
     page, request_bytes = facts.page, requests.bytes if requests else 0
-    fitting = None if memory is None else int(max(memory.cache_bytes - request_bytes, 0) // size.planned)
+    fitting = None if memory is None else int(max(memory.cache_bytes - request_bytes, 0) // size.estimated)
     tokens = min((limit for limit in (fitting, facts.cache_tokens) if limit is not None), default=None)
     tokens = None if tokens is None else tokens // page * page
     return KvCache(
         kind=kind,
         page=page,
-        token_bytes=size.planned,
-        actual_token_bytes=size.held,
+        token_bytes=size.estimated,
+        actual_token_bytes=size.allocated,
         tokens=tokens,
         full_contexts=None if tokens is None else round(tokens / facts.context, 2),
         windows=windows,

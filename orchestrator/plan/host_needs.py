@@ -39,11 +39,11 @@ def ranks_per_node(plan: Plan) -> int:
 def host_needs(plan: Plan) -> HostNeeds:
     """Return the needs of one replica on each node, which are equal for all replicas."""
     ranks = ranks_per_node(plan)
-    held = (plan.hardware.container.shm_bytes or 0) + plan.host_cache_bytes * ranks
+    shared_memory = (plan.hardware.container.shm_bytes or 0) + plan.host_cache_bytes * ranks
     weights = plan.model.weight_bytes
     return HostNeeds(
         cpus=_CPUS[0] * ranks,
         max_cpus=_CPUS[1] * ranks,
-        memory=_MEMORY[0] * ranks + held + (weights if plan.hardware.vendor == "cpu" else 0),
-        max_memory=_MEMORY[1] * ranks + held + weights,
+        memory=_MEMORY[0] * ranks + shared_memory + (weights if plan.hardware.vendor == "cpu" else 0),
+        max_memory=_MEMORY[1] * ranks + shared_memory + weights,
     )

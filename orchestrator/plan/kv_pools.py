@@ -40,7 +40,7 @@ def token_size(
     """Return the bytes of a token; `element` is the size of a value in bytes, `cache` the model's cache shape."""
     if (compressed := _sources(profile, facts, cache) or _compressed(profile, cache)) is not None:
         size = compressed.token_bytes(drafts=_draft_tokens(facts))
-        return TokenBytes(planned=size, held=size)
+        return TokenBytes(estimated=size, allocated=size)
     layers = cache.attention_layers or profile.model.layers - (cache.linear.layers if cache.linear else 0)
     prefill, decode = facts.sparse_backends
     drafts = facts.drafts

@@ -31,7 +31,7 @@ class CacheAccess:
     """One request's use of the prefix cache: the blocks that it looks up, and the blocks cached afterwards."""
 
     prompt: Sequence[Block]
-    held: Sequence[Block]  # the prompt and its output
+    cached_after: Sequence[Block]  # the prompt and its output
     session: str | int | None = None
     counted: bool = True  # False: a warm-up request, which only fills the cache
 
@@ -104,7 +104,7 @@ def shared_prefix_accesses(
         prefix = index // replicas if index < warmup else draw % num_prefixes
         yield CacheAccess(
             prompt=((prefix, prefix_tokens), (None, input_tokens - prefix_tokens)),
-            held=((prefix, prefix_tokens), (None, input_tokens - prefix_tokens + output_tokens)),
+            cached_after=((prefix, prefix_tokens), (None, input_tokens - prefix_tokens + output_tokens)),
             counted=index >= warmup,
         )
 
@@ -119,8 +119,8 @@ class _Stack:
         self._page, self._max_blocks = page, max_blocks
         self._halvings = 0  # a block is sampled with probability 2^-halvings
         self._blocks: dict[int, int] = {}  # times of the last accesses, ascending
-        self._held = array("q", bytes(8 * (_MIN_TIMES + 1)))  # tokens by time
-        self._tree = self._held[:]  # Fenwick tree of these tokens
+        self._block_tokens = array("q", bytes(8 * (_MIN_TIMES + 1)))  # tokens by time
+        self._tree = self._block_tokens[:]  # Fenwick tree of these tokens
         self._now = self._total = self._unique = 0
 
     @property
@@ -131,7 +131,7 @@ class _Stack:
     def access(self, access: CacheAccess) -> None:
         if access.counted:
             self._count(access)
-        for key, _, tokens in reversed(list(self._sampled(access.held))):  # a parent is newer than its children
+        for key, _, tokens in reversed(list(self._sampled(access.cached_after))):  # a parent is newer than its children
             self._push(key, tokens)
         while len(self._blocks) > self._max_blocks:
             self._halve()
@@ -155,19 +155,19 @@ class _Stack:
         for key, start, tokens in self._sampled(access.prompt):
             self.sampled_tokens += tokens
             if time := self._blocks.get(key):
-                end = min(start + min(self._held[time], tokens), total - 1)
+                end = min(start + min(self._block_tokens[time], tokens), total - 1)
                 distance = (self._total - self._tokens_before(time)) << self._halvings
                 self.hits[_rounded(distance)] += max(end // page * page - start // page * page, 0)
 
     def _push(self, key: int, tokens: int) -> None:
         time = self._blocks.pop(key, 0)
-        tokens = max(self._held[time], tokens)
+        tokens = max(self._block_tokens[time], tokens)
         if time:
-            self._add(time, -self._held[time])
+            self._add(time, -self._block_tokens[time])
         if self._now + 1 == len(self._tree):
             self._rebuild()
         self._now += 1
-        self._blocks[key], self._held[self._now] = self._now, tokens
+        self._blocks[key], self._block_tokens[self._now] = self._now, tokens
         self._add(self._now, tokens)
 
     def _halve(self) -> None:
@@ -181,12 +181,15 @@ class _Stack:
     def _rebuild(self) -> None:
         """Renumber the times of the last accesses from 1, with room for as many new ones."""
         size = max(2 * len(self._blocks), _MIN_TIMES) + 1
-        held = array("q", [0, *(self._held[time] for time in self._blocks.values())])
+        block_tokens = array("q", [0, *(self._block_tokens[time] for time in self._blocks.values())])
         self._blocks = {key: time for time, key in enumerate(self._blocks, start=1)}
-        self._held, self._tree = held + array("q", bytes(8 * (size - len(held)))), array("q", bytes(8 * size))
+        self._block_tokens, self._tree = (
+            block_tokens + array("q", bytes(8 * (size - len(block_tokens)))),
+            array("q", bytes(8 * size)),
+        )
         self._now, self._total = len(self._blocks), 0
         for time in self._blocks.values():
-            self._add(time, held[time])
+            self._add(time, block_tokens[time])
 
     def _add(self, time: int, tokens: int) -> None:
         self._total += tokens

@@ -261,7 +261,7 @@ def flags_are_known(context: RuleContext) -> Iterator[Problem]:
 
 def flag_values_are_valid(context: RuleContext) -> Iterator[Problem]:
     """Check values that sglang accepts but interprets differently; `up` lets sglang check all others."""
-    for problem in argument_problems(_given_flags(context)):
+    for problem in argument_problems(_requested_flags(context)):
         yield Problem(problem.message, context.location("flags", problem.location), problem.hint)
     if ":" in (name := context.profile.model.served_name):  # server_args.py:6671
         message = f"`{name}` has a colon, which separates model and adapter in sglang"
@@ -270,7 +270,7 @@ def flag_values_are_valid(context: RuleContext) -> Iterator[Problem]:
         yield Problem(message, context.location("server", "port"))
 
 
-def _given_flags(context: RuleContext) -> ServerFlags:
+def _requested_flags(context: RuleContext) -> ServerFlags:
     """Return the profile's flags with the values to check."""
     profile = context.profile
     return ServerFlags(

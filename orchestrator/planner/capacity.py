@@ -130,12 +130,12 @@ def _outlook(outlook: TierOutlook | None, *, has_tier: bool) -> Iterator[tuple[s
 
 
 def _token_from(cache: KvCache) -> str:
-    held = (
+    pool_text = (
         "" if cache.actual_token_bytes == cache.token_bytes else f"; its pools take {cache.actual_token_bytes:,.0f} B"
     )
     windows = cache.windows
     share = f", those with windows for {windows.ratio:g} of the tokens" if windows else ""
-    return f"{cache.kind}, all layers and those that draft{share}{held}"
+    return f"{cache.kind}, all layers and those that draft{share}{pool_text}"
 
 
 def _served(served: LoadFit | None) -> Iterator[tuple[str, str, str]]:

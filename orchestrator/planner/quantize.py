@@ -29,7 +29,7 @@ from orchestrator.core.errors import DeployError, HostError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.subprocesses import quote
 from orchestrator.core.text import gb
-from orchestrator.hosts.machine import available_memory
+from orchestrator.hosts.host_state import available_memory
 from orchestrator.hosts.venvs.venv import ensure_venv
 from orchestrator.kernels.disk.tuner import group_id
 from orchestrator.plan.plan import Plan
@@ -76,19 +76,19 @@ def quantize(request: QuantizationRequest, home: Home) -> QuantizedCheckpoint:
     _require_new(request.target)
     source = read_source(request.source)
     recipe = load_recipe(request.recipe, Catalog.of(home))
-    foreseen = forecast(source, recipe)
+    shard_forecast = forecast(source, recipe)
     _require_apart(source, request.target)
     folder = WorkDir(request.target)
-    _require_space(request.target, foreseen, copied_size(request.source), folder)
+    _require_space(request.target, shard_forecast, copied_size(request.source), folder)
     progress = Progress()
     with folder.lock(progress):
         _require_new(request.target)  # another command may have created it in the meantime
         folder.begin(_job(request, source, recipe))
-        _make(request, source, foreseen, folder, home)
-        note(f"verifying {len(foreseen.shards)} shards")
-        folder.require_complete(foreseen)
+        _make(request, source, shard_forecast, folder, home)
+        note(f"verifying {len(shard_forecast.shards)} shards")
+        folder.require_complete(shard_forecast)
         receipt = assemble(
-            folder, request.target, source=source, recipe=recipe, recipe_name=request.recipe, forecast=foreseen
+            folder, request.target, source=source, recipe=recipe, recipe_name=request.recipe, forecast=shard_forecast
         )
     return QuantizedCheckpoint(
         target=request.target,
@@ -99,12 +99,12 @@ def quantize(request: QuantizationRequest, home: Home) -> QuantizedCheckpoint:
     )
 
 
-def _make(request: QuantizationRequest, source: Source, foreseen: Forecast, folder: WorkDir, home: Home) -> None:
+def _make(request: QuantizationRequest, source: Source, shard_forecast: Forecast, folder: WorkDir, home: Home) -> None:
     """Run workers for the remaining shards; on failure, report the finished shards."""
-    done = folder.resume(foreseen)
+    done = folder.resume(shard_forecast)
     if done:
-        note(f"{len(done)} of {len(foreseen.shards)} shards are done")
-    remaining = len(foreseen.shards) - len(done)
+        note(f"{len(done)} of {len(shard_forecast.shards)} shards are done")
+    remaining = len(shard_forecast.shards) - len(done)
     if not remaining:
         return
     try:
@@ -123,7 +123,8 @@ def _make(request: QuantizationRequest, source: Source, foreseen: Forecast, fold
         with Progress() as progress:
             run_workers(pool, folder, source.sizes, show)
     except BaseException:
-        saved = f"{len(folder.finished([*foreseen.shards]))} of {len(foreseen.shards)} shards are done and saved"
+        finished = folder.finished([*shard_forecast.shards])
+        saved = f"{len(finished)} of {len(shard_forecast.shards)} shards are done and saved"
         note(f"{saved} in `{folder.root}`: repeat the command to resume")
         raise
 
@@ -204,10 +205,10 @@ def _require_new(target: Path) -> None:
         )
 
 
-def _require_space(target: Path, foreseen: Forecast, other_bytes: int, folder: WorkDir) -> None:
+def _require_space(target: Path, shard_forecast: Forecast, other_bytes: int, folder: WorkDir) -> None:
     """Raise HostError if the disk space does not suffice for the result."""
-    done = sum(map(foreseen.size_of, folder.finished([*foreseen.shards])))
-    missing = foreseen.size - done + other_bytes + _SPARE
+    done = sum(map(shard_forecast.size_of, folder.finished([*shard_forecast.shards])))
+    missing = shard_forecast.size - done + other_bytes + _SPARE
     require_disk_space(target.parent, missing, hint="choose a target on another disk")
 
 

@@ -259,7 +259,7 @@ def _merge(
     of_role = path[2:3] == ("flags",) and is_setting(path)  # without the null, the role would inherit the shared flag
     if value is not None or of_role:
         parent[key] = value
-        _remember(locations, path, value, location)
+        _record_locations(locations, path, value, location)
 
 
 def parent_of(data: dict[str, Data], path: KeyPath) -> dict[str, Data]:
@@ -272,10 +272,10 @@ def parent_of(data: dict[str, Data], path: KeyPath) -> dict[str, Data]:
     return data
 
 
-def _remember(locations: dict[KeyPath, str], path: KeyPath, value: Data, location: "_Placer") -> None:
+def _record_locations(locations: dict[KeyPath, str], path: KeyPath, value: Data, location: "_Placer") -> None:
     locations[path] = location(path)
     for step, item in _items(value):
-        _remember(locations, (*path, step), item, location)
+        _record_locations(locations, (*path, step), item, location)
 
 
 def _forget(locations: dict[KeyPath, str], path: KeyPath, value: Data) -> None:

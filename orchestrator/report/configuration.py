@@ -97,12 +97,12 @@ def grouped(entries: Sequence[Difference]) -> tuple[tuple[Difference, ...], tupl
     first = {name: members for name, members in groups.items() if members}
     first = dict(islice(first.items(), _SHOWN))
     keys = {member.key for members in first.values() for _, member in members}
-    rows = tuple(Difference(key=name, values=_joined(members)) for name, members in first.items())
+    rows = tuple(Difference(key=name, values=_side_texts(members)) for name, members in first.items())
     remaining = tuple(item for item in entries if item.key not in keys)
     return (rows, remaining) if len(rows) + len(remaining) > _SHOWN else ((*rows, *remaining), ())
 
 
-def _joined(members: Sequence[tuple[str, Difference]]) -> tuple[str, ...]:
+def _side_texts(members: Sequence[tuple[str, Difference]]) -> tuple[str, ...]:
     sides = range(len(members[0][1].values))
     texts = (", ".join(f"{name}{member.values[at]}" for name, member in members if member.values[at]) for at in sides)
     return tuple(_DIGEST.sub(r"\1…", text) for text in texts)

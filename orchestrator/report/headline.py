@@ -75,9 +75,9 @@ def _group_sentence(side: ConfigurationGroup, comparisons: tuple[Comparison, ...
     knees = sorted({member.result.knee_rps for member in members if member.result.knee_rps is not None})
     if not knees:
         return f"{subject}: no sustained rate found in any of them."
-    least = "" if all(member.knee_reached for member in members) else "at least "
+    at_least = "" if all(member.knee_reached for member in members) else "at least "
     between = f"{knees[0]:g} to {_requests(knees[-1])}" if len(knees) > 1 else _requests(knees[0])
-    return f"{subject}: sustains {least}{between}."
+    return f"{subject}: sustains {at_least}{between}."
 
 
 def _requests(rate_rps: float) -> str:

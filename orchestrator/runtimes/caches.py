@@ -82,11 +82,11 @@ def _prune(cache: Cache, *, dry_run: bool) -> str:
 def caches_text(pruned: Sequence[PrunedCache], *, dry_run: bool) -> str:
     """Return the removed and the kept caches with reasons and total sizes, as text."""
     gone = [item for item in pruned if not item.keep_reason]
-    lines = [f"`{item.location}` is kept: {item.keep_reason}; {_about(item)}" for item in pruned if item.keep_reason]
-    lines += [f"{'would remove' if dry_run else 'removed'} `{cache.location}`: {_about(cache)}" for cache in gone]
+    lines = [f"`{item.location}` is kept: {item.keep_reason}; {_describe(item)}" for item in pruned if item.keep_reason]
+    lines += [f"{'would remove' if dry_run else 'removed'} `{cache.location}`: {_describe(cache)}" for cache in gone]
     count = "1 cache" if len(gone) == 1 else f"{len(gone)} caches"
     return "\n".join([*lines, f"{count}, {sum(cache.size for cache in gone):,} bytes"])
 
 
-def _about(cache: Cache) -> str:
+def _describe(cache: Cache) -> str:
     return f"{cache.kind} for {' '.join(filter(None, cache.requirements.values()))}, {cache.size:,} bytes"

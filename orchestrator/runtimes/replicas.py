@@ -90,12 +90,12 @@ def role_of(folder: str) -> Role:
 def with_roles(units: Iterable[Unit]) -> tuple[Unit, ...]:
     """Return units sorted for a list. A unit in the run directory itself is the gateway if its name has replicas."""
     folders = [(unit.name, Path(unit.run_dir).name, unit) for unit in units]
-    several = {name for name, folder, _ in folders if is_replica(folder)}
+    replicated = {name for name, folder, _ in folders if is_replica(folder)}
 
     def role(name: str, folder: str, unit: Unit) -> Role:
         if is_replica(folder):
             return role_of(folder)
-        return Role.GATEWAY if name in several and unit.runtime_id else unit.role
+        return Role.GATEWAY if name in replicated and unit.runtime_id else unit.role
 
     folders.sort(key=lambda item: (item[0], is_replica(item[1]), in_order(item[1]), item[2].run_dir))
     return tuple(replace(unit, role=role(name, folder, unit)) for name, folder, unit in folders)
@@ -124,14 +124,14 @@ class RecordedRun:
     """The units of one run by their records: a server, or replicas and their gateway."""
 
     folder: Path
-    own: Unit | None  # a server without replicas, or the gateway; None if the start ended before the gateway's
+    main_unit: Unit | None  # a server without replicas, or the gateway; None if the start ended before the gateway's
     replicas: tuple[Unit, ...]
     stopped: bool  # all units were stopped on request
 
     @property
     def units(self) -> tuple[Unit, ...]:
         """The units, the gateway first."""
-        return self.replicas if self.own is None else (self.own, *self.replicas)
+        return self.replicas if self.main_unit is None else (self.main_unit, *self.replicas)
 
 
 def current_runs(newest_first: Iterable[RecordedRun], live: Collection[Path]) -> list[RecordedRun]:
@@ -145,7 +145,7 @@ def current_runs(newest_first: Iterable[RecordedRun], live: Collection[Path]) ->
         unseen.discard(run.folder)
         if run.folder in live or (not run.stopped and (run.replicas or not live)):
             current.append(run)
-        ended = run.stopped and run.own is not None
-        if not unseen and (ended or any(item.own is not None for item in current)):
+        ended = run.stopped and run.main_unit is not None
+        if not unseen and (ended or any(item.main_unit is not None for item in current)):
             break
     return current

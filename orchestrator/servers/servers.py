@@ -189,13 +189,15 @@ def open_servers(home: Home, host: str | None = None, *, name: str | None = None
     """
     if host is None and name is not None:
         hosts = {requested(run, "host") for run in runs_of(home, name)}
-        only = hosts.pop() if len(hosts) == 1 else None
-        host = only if isinstance(only, str) else None
+        only_host = hosts.pop() if len(hosts) == 1 else None
+        host = only_host if isinstance(only_host, str) else None
     kinds = (kind for kind in REGISTRY if host is None or runtime_class(kind).supports_ssh)
     runtimes = {kind: open_runtime(kind, home, host) for kind in kinds}
     try:
-        given = frozenset(kind for kind, runtime in runtimes.items() if runtime.host_given)
-        yield Servers(home, {kind: ServerGroup(runtime) for kind, runtime in runtimes.items()}, given, host=host)
+        explicit_hosts = frozenset(kind for kind, runtime in runtimes.items() if runtime.host_given)
+        yield Servers(
+            home, {kind: ServerGroup(runtime) for kind, runtime in runtimes.items()}, explicit_hosts, host=host
+        )
     finally:
         for runtime in runtimes.values():
             runtime.close()

@@ -30,9 +30,9 @@ from orchestrator.servers.start.verify import unidentified_server
 from orchestrator.verify.target import target_from_server_info, target_of
 
 
-def url_target(url: str, *, api_key_env: str | None = None, claimed: ClaimedHardware | None = None) -> BenchTarget:
+def url_target(url: str, *, api_key_env: str | None = None, hardware: ClaimedHardware | None = None) -> BenchTarget:
     """Return the target of any endpoint. Raises UsageError if the URL is invalid or contains a password."""
-    hardware = claimed or ClaimedHardware()
+    hardware = hardware or ClaimedHardware()
     provenance = ServerProvenance(gpu=hardware.gpu, gpus=hardware.gpus, layout=hardware.layout)
     return BenchTarget(
         url=Address.from_url(url).url,

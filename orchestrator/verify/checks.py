@@ -370,8 +370,8 @@ def _not_sampled(client: SmokeClient, evidence: str) -> CheckOutcome:
 
 
 def _wrong(question: SmokeQuestion, answer: ChatResponse) -> str:
-    answered, right = excerpt(answer.content, 40), excerpt(question.expected, 40)
-    return f"after {answer.prompt_tokens} tokens {answered!r} instead of {right!r}"
+    answered, expected = excerpt(answer.content, 40), excerpt(question.expected, 40)
+    return f"after {answer.prompt_tokens} tokens {answered!r} instead of {expected!r}"
 
 
 def _rejects(client: SmokeClient, requests: dict[str, tuple[str, bytes]]) -> CheckOutcome:

@@ -50,13 +50,13 @@ def role_report(target: Target) -> SmokeReport:
     """
 
     def generates() -> CheckOutcome:
-        if silent:
-            return failed(silent)
+        if unresponsive:
+            return failed(unresponsive)
         return passed("one token") if _generate(server, PROMPT, 1) else failed("no token")
 
     began = time.monotonic()
     with EngineClient(target.url, key=target.api_key, limits=_LIMITS) as server:
-        silent = sample_ranks(target, server, _SAMPLED, fields=FAKE_BOOTSTRAP) if target.on_gpu else ""
+        unresponsive = sample_ranks(target, server, _SAMPLED, fields=FAKE_BOOTSTRAP) if target.on_gpu else ""
         sampled = round(time.monotonic() - began, 3)
         checks = (run_check("generates alone", generates),)
     return SmokeReport(url=target.url, served_name=target.served_name, checks=checks, first_sample_seconds=sampled)

@@ -41,7 +41,7 @@ class StartingServer:
     api_key: Secret | None
     log: Callable[[], Iterable[str]]
     state: Callable[[], ServerState]
-    about: float = inf  # estimated seconds until ready
+    expected_seconds: float = inf  # until ready
     stages: dict[str, float] = field(default_factory=dict)  # seconds by stage, filled by the wait
 
 
@@ -68,7 +68,7 @@ def wait_until_ready(
         attempt = _Wait(server, client=client, clock=clock, end=inf if timeout is None else clock() + timeout)
 
         def on_tick(_: object) -> None:
-            activity, stage = attempt.activity(server.about)
+            activity, stage = attempt.activity(server.expected_seconds)
             text.update(activity, stage=stage, transient=f"{attempt.elapsed:.0f} s")
             attempt.give_up_after(progress_deadline=progress_deadline, timeout=timeout)
 
@@ -110,14 +110,14 @@ class _Wait:
         self._require_expected_model()
         return True
 
-    def activity(self, about: float) -> tuple[str, str]:
+    def activity(self, expected_seconds: float) -> tuple[str, str]:
         """Return the server's activity with its count, and its stage; the stage that exceeds the estimate says so."""
         if self._pending:
             return self._pending, self._pending
         stage = self.reader.stage
-        if self.elapsed > 2 * about:
+        if self.elapsed > 2 * expected_seconds:
             self._late = self._late or stage
-        suffix = f", longer than the {format_duration(about)} estimated" if stage == self._late else ""
+        suffix = f", longer than the {format_duration(expected_seconds)} estimated" if stage == self._late else ""
         return f"{self.reader.text}{suffix}", f"{stage}{suffix}"
 
     def give_up_after(self, *, progress_deadline: float, timeout: float | None) -> None:

@@ -27,9 +27,9 @@ def cache_tiers(client: SmokeClient) -> CheckOutcome:
     if not client.target.tiers:
         return skipped("the server has no cache tier beyond the device, or uses prefill and decode servers")
     notes: list[str] = []
-    for tier, look in ((HOST, _from_host), (STORAGE, _from_storage)):
+    for tier, check in ((HOST, _from_host), (STORAGE, _from_storage)):
         if tier in client.target.tiers:
-            outcome = look(client)
+            outcome = check(client)
             if outcome.verdict != "passed":
                 return outcome
             notes.append(outcome.evidence)

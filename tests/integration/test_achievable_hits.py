@@ -51,7 +51,7 @@ def test_measured_cache_hit_rate_matches_forecast(capped: CpuServer, tmp_path: P
         trace=str(trace(tmp_path / "trace.jsonl")), load="closed", concurrency=1, token_ids=(10, 500), timeout_s=120
     )
     request = order_of(capped.url, tmp_path / "out", workload=workload, source=open_sessions(workload))
-    result = measure(request, lambda _text, _far: None)
+    result = measure(request, lambda _text, _transient: None)
     forecast, (point,) = result.run.cache_forecast, result.points
     assert forecast is not None
     assert forecast.cache_tokens == POOL_TOKENS

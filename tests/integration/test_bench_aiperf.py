@@ -51,7 +51,7 @@ def fake_aiperf(folder: Path, ending: str = "") -> Path:
 def run(folder: Path, program: Path, **changes: object) -> BenchResult:
     with scripted(Script()) as server:
         request = order(server, folder / "out", workload=WORKLOAD, aiperf=program, **changes)
-        return measure(request, lambda _text, _far: None)
+        return measure(request, lambda _text, _transient: None)
 
 
 def temp_folders() -> set[Path]:
@@ -89,7 +89,7 @@ def test_trace_sessions_become_aiperf_timestamps_or_delays(tmp_path: Path, open_
     workload = Workload(trace=str(trace), **load)  # type: ignore[arg-type]
     with scripted(Script()) as server:
         request = order(server, tmp_path / "out", workload=workload, aiperf=fake_aiperf(tmp_path))
-        result = measure(replace(request, source=open_sessions(workload)), lambda _text, _far: None)
+        result = measure(replace(request, source=open_sessions(workload)), lambda _text, _transient: None)
     (seen_file,) = (tmp_path / "out").glob("aiperf-*/seen.json")
     seen = json.loads(seen_file.read_text())
     sent = [json.loads(line) for line in seen["lines"]]
@@ -116,7 +116,7 @@ def test_duration_and_session_header_are_passed_to_aiperf(tmp_path: Path) -> Non
         request = order(
             server, tmp_path / "out", workload=workload, aiperf=fake_aiperf(tmp_path), session_header="x-key"
         )
-        measure(replace(request, source=open_sessions(workload)), lambda _text, _far: None)
+        measure(replace(request, source=open_sessions(workload)), lambda _text, _transient: None)
     (seen_file,) = (tmp_path / "out").glob("aiperf-*/seen.json")
     config = json.loads(seen_file.read_text())["config"]
     (phase,) = config["phases"]
@@ -187,7 +187,7 @@ def test_both_load_generators_agree_on_scripted_server(real_aiperf: Path, tmp_pa
     script = Script(answer=lambda _: Answer(ttft_s=0.05, itl_s=0.005))
     with scripted(script) as server:
         ours, theirs = (
-            measure(order(server, tmp_path / name, workload=workload, aiperf=program), lambda _text, _far: None)
+            measure(order(server, tmp_path / name, workload=workload, aiperf=program), lambda _text, _transient: None)
             for name, program in (("ours", None), ("theirs", real_aiperf))
         )
     own, other = only(ours), only(theirs)
@@ -209,7 +209,7 @@ def test_both_load_generators_send_same_tokens_to_sglang(real_aiperf: Path, serv
     )
     template = order_of(server.url, tmp_path, workload=workload)
     ours, theirs = (
-        only(measure(replace(template, directory=tmp_path / name, aiperf=program), lambda _text, _far: None))
+        only(measure(replace(template, directory=tmp_path / name, aiperf=program), lambda _text, _transient: None))
         for name, program in (("ours", None), ("theirs", real_aiperf))
     )
     assert ours.server is not None

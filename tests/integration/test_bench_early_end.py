@@ -37,7 +37,7 @@ def test_unreadable_log_keeps_all_measured_points(tmp_path: Path) -> None:
 
     with scripted(Script(answer=lambda _: Answer(cached_tokens=300))) as server:
         request = order(server, tmp_path, workload=WORKLOAD, kernel_gate=unreadable, label="unreadable log")
-        result = measure(request, lambda _text, _far: None)
+        result = measure(request, lambda _text, _transient: None)
     assert result.run.label == "unreadable log"
     assert on_disk[:2] == [1, 2]
     assert len(result.points) == 2
@@ -97,7 +97,7 @@ def test_stop_condition_ends_measurement_and_restores_signal_handlers(
         handler = signal.getsignal(signal.SIGTERM)
         with scripted(Script(answer=lambda _: Answer(cached_tokens=300))) as server:
             result = measure(
-                order(server, tmp_path, workload=WORKLOAD, stop_when=lambda _: end), lambda _text, _far: None
+                order(server, tmp_path, workload=WORKLOAD, stop_when=lambda _: end), lambda _text, _transient: None
             )
         assert signal.getsignal(signal.SIGTERM) is handler
     finally:
@@ -134,6 +134,6 @@ def test_interrupt_ends_cache_forecast_immediately(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(benchmark, "forecast_load", forecast)
     start = time.monotonic()
     with scripted(Script()) as server, pytest.raises(Interrupted, match="interrupted before the first measurement"):
-        measure(order(server, tmp_path / "out", workload=WORKLOAD), lambda _text, _far: None)
+        measure(order(server, tmp_path / "out", workload=WORKLOAD), lambda _text, _transient: None)
     assert time.monotonic() - start < TIMEOUT
     assert not (tmp_path / "out").exists()

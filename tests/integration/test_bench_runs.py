@@ -51,7 +51,7 @@ def test_unreachable_endpoint_is_an_error(tmp_path: Path) -> None:
     with scripted(Script()) as server:
         stopped = server
     with pytest.raises(BenchError, match="cannot reach the endpoint"):
-        measure(order(stopped, tmp_path), lambda _text, _far: None)
+        measure(order(stopped, tmp_path), lambda _text, _transient: None)
 
 
 def test_garbage_collection_is_disabled_during_measurement(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_generate_api_is_rejected_for_vllm(tmp_path: Path) -> None:
 
 def test_url_ending_in_v1_gets_a_hint(tmp_path: Path) -> None:
     with scripted(Script(other_engine=True)) as server, pytest.raises(BenchError) as raised:
-        measure(order(server, tmp_path, url=f"{server.url}/v1"), lambda _text, _far: None)
+        measure(order(server, tmp_path, url=f"{server.url}/v1"), lambda _text, _transient: None)
     assert raised.value.hint == f"omit `/v1` at the end: `{server.url}`"
 
 
@@ -124,7 +124,7 @@ def test_dead_server_ends_run_that_can_be_resumed(tmp_path: Path) -> None:
 
     dying = Script(answer=answer)
     with scripted(dying) as server:
-        result = measure(order(server, tmp_path, workload=workload), lambda _text, _far: None)
+        result = measure(order(server, tmp_path, workload=workload), lambda _text, _transient: None)
     assert result.end_reason is EndReason.ENDPOINT_DIED
     assert [point.end_reason for point in result.points] == [EndReason.COMPLETE, EndReason.ENDPOINT_DIED]
     assert result.points[1].requests < 30
@@ -132,7 +132,7 @@ def test_dead_server_ends_run_that_can_be_resumed(tmp_path: Path) -> None:
     with scripted(Script(answer=lambda _: Answer(cached_tokens=300))) as server:
         again = order(server, tmp_path, workload=workload)
         earlier = replace(result, run=replace(result.run, endpoint=replace(result.run.endpoint, url=server.url)))
-        resumed = measure(replace(again, previous=earlier), lambda _text, _far: None)
+        resumed = measure(replace(again, previous=earlier), lambda _text, _transient: None)
     assert [point.label for point in resumed.points] == ["40", "41", "42"]
     assert resumed.points[0] == result.points[0]
     assert resumed.end_reason is EndReason.COMPLETE
@@ -141,13 +141,13 @@ def test_dead_server_ends_run_that_can_be_resumed(tmp_path: Path) -> None:
 
 def test_resume_with_different_workload_is_rejected(tmp_path: Path) -> None:
     with scripted(Script()) as server:
-        first = measure(order(server, tmp_path), lambda _text, _far: None)
+        first = measure(order(server, tmp_path), lambda _text, _transient: None)
         other = QUICK.model_copy(update={"seed": 1})
         with pytest.raises(UsageError, match="the workload differs from the previous run"):
-            measure(order(server, tmp_path, workload=other, previous=first), lambda _text, _far: None)
+            measure(order(server, tmp_path, workload=other, previous=first), lambda _text, _transient: None)
         with_text = replace(first, run=replace(first.run, text_sha256="0" * 64))
         with pytest.raises(UsageError, match="the text differs from the previous run"):
-            measure(order(server, tmp_path, previous=with_text), lambda _text, _far: None)
+            measure(order(server, tmp_path, previous=with_text), lambda _text, _transient: None)
 
 
 def test_full_disk_is_an_error_and_keeps_earlier_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +196,7 @@ def test_https_endpoint_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(certificate, key)
     with scripted(Script(answer=lambda _: Answer(cached_tokens=300)), tls=tls) as server:
-        result = measure(order(server, tmp_path / "out"), lambda _text, _far: None)
+        result = measure(order(server, tmp_path / "out"), lambda _text, _transient: None)
     assert result.run.endpoint.url.startswith("https://")
     assert not kinds(result)
 

@@ -59,7 +59,7 @@ def bench(
     request = order_of(
         server.url, directory, workload=workload, api=api, text=read_text(workload), text_prompts=text_prompts
     )
-    result = measure(request, lambda _text, _far: None)
+    result = measure(request, lambda _text, _transient: None)
     assert {issue.kind for issue in result.comparability_issues} <= {
         IssueKind.CLIENT_LAGGED
     }  # client and server share two cores

@@ -152,8 +152,8 @@ def test_resume_completes_interrupted_forecast(tmp_path: Path, monkeypatch: pyte
         request = order_of(server.url, tmp_path / "result", workload=workload, source=open_sessions(workload))
         with monkeypatch.context() as patched:
             patched.setattr(PointForecasts, "complete", interrupted)
-            cut = measure(request, lambda _text, _far: None)
-        resumed = measure(replace(request, previous=cut), lambda _text, _far: None)
+            cut = measure(request, lambda _text, _transient: None)
+        resumed = measure(replace(request, previous=cut), lambda _text, _transient: None)
     assert (cut.end_reason, resumed.end_reason) == (EndReason.INTERRUPTED, EndReason.COMPLETE)
     before, after = only(cut), only(resumed)
     assert before.cache is not None
@@ -205,7 +205,7 @@ def test_unflushable_cache_gets_different_prompts_at_each_point(tmp_path: Path, 
     script.forget()
     with scripted(script) as server:
         request = order_of(server.url, tmp_path / "result", workload=workload, source=open_sessions(workload))
-        result = measure(request, lambda _text, _far: None)
+        result = measure(request, lambda _text, _transient: None)
     assert [point.cache and point.cache.usage_share for point in result.points] == [0.0] * len(result.points)
     assert "caches cannot be flushed: prompts varied by" in result.run.warmup
 
@@ -264,7 +264,7 @@ def test_replay_memory_per_request_is_bounded(tmp_path: Path) -> None:
             request = order_of(server.url, tmp_path / str(requests), workload=workload, source=open_sessions(workload))
             tracemalloc.start()
             try:
-                assert only(measure(request, lambda _text, _far: None)).succeeded == requests
+                assert only(measure(request, lambda _text, _transient: None)).succeeded == requests
                 return tracemalloc.get_traced_memory()[1]
             finally:
                 tracemalloc.stop()
@@ -303,7 +303,7 @@ def test_trace_removed_during_run_is_reported(tmp_path: Path) -> None:
     with scripted(script) as server:
         request = order_of(server.url, tmp_path / "result", workload=workload, source=open_sessions(workload))
         with pytest.raises(ProfileError, match="cannot read the trace: No such file") as failed:
-            measure(request, lambda _text, _far: None)
+            measure(request, lambda _text, _transient: None)
     assert failed.value.location == str(trace)
 
 
@@ -398,7 +398,7 @@ def test_real_server_cache_hits_match_shared_blocks(
         trace = mooncake(tmp_path, at(0, [1]), at(800, [1, 2]), at(1600, [1, 2]))
         workload = Workload(trace=trace, timeout_s=60.0, token_ids=(10, 500))
     request = order_of(server.url, tmp_path / "result", workload=workload, source=open_sessions(workload), api=api)
-    point = only(measure(request, lambda _text, _far: None))
+    point = only(measure(request, lambda _text, _transient: None))
     assert (point.succeeded, point.failures) == (point.requests, ())
     assert point.cache is not None
     assert point.cache.metrics_share is not None

@@ -56,7 +56,7 @@ class TextOnly(EngineApi):
 def measured(api: EngineApi, folder: Path, workload: Workload = WORKLOAD, *, text_prompts: bool = False) -> BenchResult:
     with hostile({}, api=api) as url:
         request = order_of(url, folder, workload=workload, text=read_text(workload), text_prompts=text_prompts)
-        return measure(request, lambda _text, _far: None)
+        return measure(request, lambda _text, _transient: None)
 
 
 @pytest.mark.parametrize("status", [400, 422])

@@ -160,7 +160,7 @@ def test_missing_key_is_distinguished_from_wrong_key(key: Secret | None, message
         with EngineClient(url, key=key) as client, pytest.raises(UnauthorizedError, match=message):
             client.models()
         with pytest.raises(BenchError, match="requires an API key" if key is None else "rejected the API key"):
-            measure(order(SimpleNamespace(url=url), tmp_path, key=key), lambda _text, _far: None)
+            measure(order(SimpleNamespace(url=url), tmp_path, key=key), lambda _text, _transient: None)
 
 
 def test_unrequested_content_encoding_is_rejected() -> None:

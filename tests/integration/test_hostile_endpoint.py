@@ -78,7 +78,7 @@ def measured(rules: dict[str, str], folder: Path, **changes: object) -> BenchRes
     changes = {"timeout_s": timeout_for(rules.values()), **changes}
     with hostile(rules) as url:
         request = order_of(url, folder, workload=WORKLOAD.model_copy(update=changes), text="one two three")
-        return measure(request, lambda _text, _far: None)
+        return measure(request, lambda _text, _transient: None)
 
 
 def test_endpoint_without_faults_passes(tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ from ports import free_port
 from orchestrator.core.errors import HostError
 from orchestrator.core.paths import Home
 from orchestrator.hosts.gpus import ALL_SECTIONS, read_gpus
-from orchestrator.hosts.machine import read_machine
+from orchestrator.hosts.host_state import read_host_state
 from orchestrator.hosts.ports import port_holder
-from orchestrator.hosts.survey import MACHINE_SECTIONS, local, survey
+from orchestrator.hosts.survey import HOST_SECTIONS, local, survey
 from orchestrator.runtimes.base import HostRef
 from orchestrator.servers.start import host
 from orchestrator.servers.start.host import wait_until_released
@@ -47,14 +47,14 @@ def listener() -> Iterator[tuple[int, int]]:
 
 
 def test_survey_matches_local_host(tmp_path: Path) -> None:
-    machine = read_machine(
-        survey(local, {**ALL_SECTIONS, **MACHINE_SECTIONS}, directories=[str(tmp_path / "not" / "there")])
+    host_state = read_host_state(
+        survey(local, {**ALL_SECTIONS, **HOST_SECTIONS}, directories=[str(tmp_path / "not" / "there")])
     )
-    assert machine.cpus_allowed == os.sched_getaffinity(0)
-    disk = machine.disks[str(tmp_path / "not" / "there")]
+    assert host_state.cpus_allowed == os.sched_getaffinity(0)
+    disk = host_state.disks[str(tmp_path / "not" / "there")]
     assert disk.free == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.05)
-    assert machine.shm_free is not None
-    assert machine.memlock is not None
+    assert host_state.shm_free is not None
+    assert host_state.memlock is not None
 
 
 def test_port_holder_is_found_by_socket(listener: tuple[int, int]) -> None:

@@ -12,10 +12,10 @@ from ports import free_port
 from orchestrator.core.errors import HostError
 from orchestrator.core.paths import Home
 from orchestrator.hosts.context import DiskNeed
-from orchestrator.hosts.machine import read_machine
+from orchestrator.hosts.host_state import read_host_state
 from orchestrator.hosts.ports import port_holder
 from orchestrator.hosts.ssh import ssh_runner
-from orchestrator.hosts.survey import MACHINE_SECTIONS, survey
+from orchestrator.hosts.survey import HOST_SECTIONS, survey
 from orchestrator.runtimes.base import HostRef
 from orchestrator.servers.start.host import _weights_space, preflight_host
 
@@ -32,14 +32,14 @@ def test_remote_host_is_surveyed_in_one_round_trip(url: str) -> None:
     runner = ssh_runner(url)
     output = survey(
         lambda argv: (calls.append(argv[0]), runner(argv))[1],
-        MACHINE_SECTIONS,
+        HOST_SECTIONS,
         directories=["/var/lib/a model's weights"],
     )
-    machine = read_machine(output)
+    host_state = read_host_state(output)
     assert calls == ["sh"]
-    assert machine.user == getpass.getuser()
-    assert machine.cpus_online
-    assert "/var/lib/a model's weights" in machine.disks
+    assert host_state.user == getpass.getuser()
+    assert host_state.cpus_online
+    assert "/var/lib/a model's weights" in host_state.disks
 
 
 @needs_sshd
@@ -71,4 +71,4 @@ def test_remote_disk_needs_space_for_missing_weights_only(url: str, tmp_path: Pa
 
 def test_unreachable_host_is_reported() -> None:
     with pytest.raises(HostError, match="cannot inspect the host: ssh: connect to host"):
-        survey(ssh_runner(f"ssh://root@127.0.0.1:{free_port()}"), MACHINE_SECTIONS)
+        survey(ssh_runner(f"ssh://root@127.0.0.1:{free_port()}"), HOST_SECTIONS)

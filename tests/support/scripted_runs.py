@@ -21,7 +21,7 @@ def bench(script: Script, directory: Path, *, workload: Workload = QUICK, **chan
     """Measure a scripted server. Use `after_warm_up` to count its responses from 0 after the warm-up."""
     script.forget()
     with scripted(script) as server:
-        return measure(order(server, directory, workload=workload, **changes), lambda _text, _far: None)
+        return measure(order(server, directory, workload=workload, **changes), lambda _text, _transient: None)
 
 
 def order(server: ScriptedServer, directory: Path, *, workload: Workload = QUICK, **changes: object) -> BenchRequest:

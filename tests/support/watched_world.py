@@ -60,7 +60,7 @@ class World:
     snapshot: ServerSnapshot = HEALTHY
     # Seconds for each rank and, last, for the gateway; None: never.
     answers_after: list[float | None] = field(default_factory=lambda: [0.1, 0.1, 0.1])
-    gets_on: list[bool] = field(default_factory=lambda: [False, False])  # whether each rank makes progress
+    makes_progress: list[bool] = field(default_factory=lambda: [False, False])  # whether each rank makes progress
     counts_work: bool = True
     decodes: bool = True  # the progress is decoding, not a long prefill
     emits: bool = True  # decoded tokens are sent to clients
@@ -131,8 +131,8 @@ class World:
             for moment, happen in [plan for plan in self.plans if plan[0] <= self.now]:
                 self.plans.remove((moment, happen))
                 happen()
-            self.work_done = [done + TICK * on for done, on in zip(self.work_done, self.gets_on, strict=True)]
-            self.emitted += self.emits and any(self.gets_on)
+            self.work_done = [done + TICK * on for done, on in zip(self.work_done, self.makes_progress, strict=True)]
+            self.emitted += self.emits and any(self.makes_progress)
             self._note(watcher.step(self.now, self.now))
 
     def watcher(self) -> Watcher:

@@ -35,9 +35,9 @@ def cache_accesses(
     max_delay = float("inf") if max_delay_s is None else max_delay_s
     choices = Random(0)  # noqa: S311 - not for security
     for number, (running, index) in enumerate(_in_order(trees, concurrency=concurrency, max_delay_s=max_delay)):
-        prompt, held = running.blocks(index, is_drawn=choices.random() < drawn_share)
+        prompt, cached_after = running.blocks(index, is_drawn=choices.random() < drawn_share)
         session = running.tree[0].session
-        yield CacheAccess(prompt=prompt, held=held, session=session, counted=number >= warmup_requests)
+        yield CacheAccess(prompt=prompt, cached_after=cached_after, session=session, counted=number >= warmup_requests)
 
 
 def _recorded_blocks(request: TraceRequest) -> list[Block]:
@@ -92,8 +92,8 @@ class _RunningTree:
             self._contexts[request.session] = prompt
         if is_drawn or not is_continued:
             return prompt, [*prompt, (None, request.output_tokens)]
-        held = self._contexts[request.session] = _extended(prompt, request.position, request.output_tokens)
-        return prompt, held
+        blocks = self._contexts[request.session] = _extended(prompt, request.position, request.output_tokens)
+        return prompt, blocks
 
 
 def _extended(blocks: list[Block], position: int, tokens: int) -> list[Block]:

@@ -83,9 +83,9 @@ class _Builder:
                         end = entry.t + max(0.0, entry.duration_ms / 1e3)
                     running.append((end, child))
                 continue
-            joined = tuple(child for end, child in running if end <= entry.t)
+            finished_children = tuple(child for end, child in running if end <= entry.t)
             running = [item for item in running if item[0] > entry.t]
-            after = (*(() if last is None else (last,)), *joined)
+            after = (*(() if last is None else (last,)), *finished_children)
             last = self._add_request(entry, entry.t, self._session.id, position, after)
             position += 1
         return tuple(self._requests)

@@ -295,7 +295,7 @@ def _measure(sweep: Sweep, suggestion: Suggestion, ladder: _Ladder, folder: Path
         stop_when=ladder,
     )
     with open_servers(sweep.home, sweep.request.host) as servers:
-        result, _ = bench(server_target(servers, sweep.server), options, lambda _text, _far: None)
+        result, _ = bench(server_target(servers, sweep.server), options, lambda _text, _transient: None)
     if result.end_reason is EndReason.INTERRUPTED and not ladder.stopped:
         raise Interrupted("interrupted")
     return result

@@ -98,7 +98,7 @@ def add_engine(request: EngineRequest, home: Home) -> AddedEngine:
         file=EntryOutput.of(EntryKind.ENGINE, name, home, lines, (*notes, *_notes(facts, patches))),
         options=options,
         patches=patches,
-        tables=_about(shipped, store),
+        tables=_shipped_tables(shipped, store),
     )
     if not request.dry_run:
         if text:
@@ -149,7 +149,7 @@ def _shipped(source: EngineSource) -> tuple[ImageTables | None, tuple[str, ...]]
         return None, (f"{error.message}: its tuned kernels are unknown",)
 
 
-def _about(shipped: ImageTables | None, store: Store) -> ShippedTables | None:
+def _shipped_tables(shipped: ImageTables | None, store: Store) -> ShippedTables | None:
     if shipped is None:
         return None
     gpus = sorted({f"{row.key.gfx or 'an unknown GPU'} with {row.key.cu_num} CUs" for row in shipped.rows})

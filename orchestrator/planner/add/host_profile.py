@@ -15,8 +15,8 @@ from orchestrator.core.paths import Home
 from orchestrator.core.validation import read_entry
 from orchestrator.hosts.gpus import ALL_SECTIONS, inventories
 from orchestrator.hosts.gpus.inventory import Gpu, GpuInventory, gib
-from orchestrator.hosts.machine import read_memory
-from orchestrator.hosts.survey import MACHINE_SECTIONS, Runner, survey
+from orchestrator.hosts.host_state import read_memory
+from orchestrator.hosts.survey import HOST_SECTIONS, Runner, survey
 from orchestrator.plan.propose import DoesNotFitError
 from orchestrator.planner.add.model import add_model
 from orchestrator.planner.add.profile import ProfileRequest, Proposal, default_name, propose_profile, write_proposal
@@ -96,7 +96,7 @@ def profile_on_host(
 
 def detect_hardware(runner: Runner, catalog: Catalog) -> HostHardware:
     """Return the hardware entry of a host. Raises HostError if none or several match, or if the GPUs differ."""
-    host_survey = survey(runner, {**ALL_SECTIONS, "memory": MACHINE_SECTIONS["memory"]})
+    host_survey = survey(runner, {**ALL_SECTIONS, "memory": HOST_SECTIONS["memory"]})
     inventory = next((inventory for inventory in inventories(host_survey) if inventory.gpus), None)
     # Without Docker, the proposal needs an engine with a requirements file. There is none for AMD.
     docker = (inventory is not None and inventory.vendor == "amd") or runner(("docker", "version")).ok

@@ -49,16 +49,16 @@ def add_model(
     free_name(EntryKind.MODEL, name, home, replace=replace)
     keys = [".".join(item.path) for item in parsed]
     if directory is not None:
-        outline, section = local_summary(directory, config_only=True), {"source": "local", "path": str(directory)}
-        description, gated = describe(outline, keys), False
-        drafts = bool(outline.config.mtp_layers)
-        for difference in compare_with_config(outline, drafts=drafts) if outline.has_shards else ():
+        summary, section = local_summary(directory, config_only=True), {"source": "local", "path": str(directory)}
+        description, gated = describe(summary, keys), False
+        drafts = bool(summary.config.mtp_layers)
+        for difference in compare_with_config(summary, drafts=drafts) if summary.has_shards else ():
             warn(difference.message, hint=difference.hint)
     else:
-        outline, listing = hub_summary(checkpoint, revision, hub_of(environ))
-        description, gated = describe(outline, keys), listing.gated
+        summary, listing = hub_summary(checkpoint, revision, hub_of(environ))
+        description, gated = describe(summary, keys), listing.gated
         section = {"source": "hub", "path": checkpoint, "revision": listing.commit}
-    lines = _lines(name, section, description, parsed, gated=gated, has_shards=outline.has_shards)
+    lines = _lines(name, section, description, parsed, gated=gated, has_shards=summary.has_shards)
     require_complete(lines, description.missing, checkpoint, ModelFile)
     added = EntryOutput.of(EntryKind.MODEL, name, home, lines, description.notes)
     comment = f"{name}, as `deploy add model` read its checkpoint. The comment after each fact is its source."

@@ -152,7 +152,7 @@ def propose_profile(request: ProfileRequest, home: Home, *, name: str | None, re
             valid = draft.valid()
             if request.host_memory is not None and attempt.capacity is not None and attempt.capacity.memory is None:
                 require_host_memory(profile.model, valid.capacity, request.host_memory, name=request.model)
-            return Proposal(name=name, text=draft.text(), decisions=tuple(_decided(draft)), valid=valid)
+            return Proposal(name=name, text=draft.text(), decisions=tuple(_sorted_decisions(draft)), valid=valid)
     raise _does_not_fit(request, attempts, context)
 
 
@@ -359,7 +359,7 @@ def _explain(draft: _Draft, attempts: Sequence[LayoutAttempt], context: int, cap
         draft.decisions.append(Decision(key="speculation", value="left out", reason=note))
 
 
-def _decided(draft: _Draft) -> Iterator[Decision]:
+def _sorted_decisions(draft: _Draft) -> Iterator[Decision]:
     proposed = {f"{section}.{key}" for section, key in draft.settings}
     for (section, key), (value, reason) in draft.ordered():
         text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)

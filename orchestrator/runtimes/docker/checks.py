@@ -37,17 +37,17 @@ def image(context: CheckContext) -> Iterator[Finding]:
     if plan.prebuilt_image is None and engine.image is None:
         return
     name = plan.prebuilt_image or base_reference(engine)
-    asked = runner(("docker", "image", "inspect", name))
-    if not asked.ok:
-        asked = runner(("docker", "manifest", "inspect", name))
-    if asked.ok:
+    result = runner(("docker", "image", "inspect", name))
+    if not result.ok:
+        result = runner(("docker", "manifest", "inspect", name))
+    if result.ok:
         yield info("image", "there", name)
-    elif asked.code != _MISSING and not any(text in asked.stderr for text in _NO_MANIFEST):
+    elif result.code != _MISSING and not any(text in result.stderr for text in _NO_MANIFEST):
         # The daemon's pull may still work, for example with a mirror. It precedes the download of weights.
         hint = f"see what `docker manifest inspect {name}` prints; `docker login`, if the image is private"
-        reason = _last_line(asked).rpartition(": ")[2]  # Go puts the cause last
+        reason = _last_line(result).rpartition(": ")[2]  # Go puts the cause last
         yield warn("image", f"cannot query the registry: {reason}", name, hint)
-    elif asked.code != _MISSING:
+    elif result.code != _MISSING:
         hint = "dated tags get deleted: pin another tag in the engine's file"
         if plan.prebuilt_image:
             hint = f"`deploy build PROFILE --tag {name.partition('@')[0]} --push` builds it"
@@ -59,7 +59,7 @@ def rdma(context: CheckContext) -> Iterator[Finding]:
 
     Jobs and pods check it on their node, before sglang starts.
     """
-    plan, nics = context.plan, [nic.name for nic in context.machine.rdma]
+    plan, nics = context.plan, [nic.name for nic in context.host_state.rdma]
     expected, ranks = "the same NICs in the image and on the host", plan.layout.nodes > 1 and ranks_use_rdma(plan)
     if not ranks and not transfer_uses_rdma(plan):
         return

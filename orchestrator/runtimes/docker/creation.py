@@ -46,8 +46,8 @@ def _create(
     """Return a new container with its secrets inside, ready to start."""
     api, spec = host.client.api, spec_of(artifacts)
     options = container_options(artifacts, spec, secrets) | {"name": name, "labels": dict(labels)}
-    machine = host_options(artifacts, spec, home=host.home, gid=host.group_id)
-    options["host_config"] = api.create_host_config(**machine)
+    host_config = host_options(artifacts, spec, home=host.home, gid=host.group_id)
+    options["host_config"] = api.create_host_config(**host_config)
     try:
         created = api.create_container(**options)
     except docker.errors.APIError as error:

@@ -33,9 +33,9 @@ def prepare(artifacts: Artifacts, host_ref: HostRef) -> PreparedRun:
 
     Raises BuildError, PatchError, and BuildError if the images of two ranks have different patches.
     """
-    several = bool(host_ref.rank_hosts)
+    multi_node = bool(host_ref.rank_hosts)
     prepared, *other_ranks = [
-        _prepare_on(artifacts, node, str(node.remote) if several else "") for node in host_ref.nodes
+        _prepare_on(artifacts, node, str(node.remote) if multi_node else "") for node in host_ref.nodes
     ]
     for host, other_rank in zip(host_ref.rank_hosts, other_ranks, strict=True):
         if (other_rank.artifacts, other_rank.not_needed) != (prepared.artifacts, prepared.not_needed):

@@ -40,7 +40,7 @@ class NewLines:
         self._last: tuple[bytes, ...] = ()  # timestamp of the newest line passed
         self._skip_until: tuple[bytes, ...] = ()  # the current stream has nothing new up to this timestamp
         self._rest = b""
-        self._torn = False  # `_rest` belongs to a line that was cut
+        self._truncated = False  # `_rest` belongs to a line that was cut
 
     def words(self, pod: str) -> tuple[str, ...]:
         """Return kubectl's arguments for a pod's next stream, which continues where the previous ones ended."""
@@ -54,7 +54,7 @@ class NewLines:
 
     def begin(self) -> None:
         """Begin a stream with the next chunk, even if another stream was read since `words`."""
-        self._skip_until, self._rest, self._torn = self._last, b"", False
+        self._skip_until, self._rest, self._truncated = self._last, b"", False
 
     def of(self, chunk: bytes) -> bytes:
         """Return the new lines that a chunk of the stream completes."""
@@ -66,9 +66,9 @@ class NewLines:
             begun = _STAMP_INSIDE.match(self._rest)  # the timestamp, for the rest of this line
             data, end, self._rest = data + b"\n", len(data) + 1, begun[0] if begun else b"-"
         lines = _LINE.findall(data, 0, end)
-        if lines and self._torn:
+        if lines and self._truncated:
             lines[0] = (*lines[0][:3], _STAMP_INSIDE.sub(b"", lines[0][3]))
-        self._torn = cut or (self._torn and not end)
+        self._truncated = cut or (self._truncated and not end)
         if self._skip_until:
             lines = list(dropwhile(lambda line: _moment(line) <= _moment(self._skip_until), lines))
         if not lines:

@@ -80,7 +80,9 @@ class ObservationCache:
         deployment = next((item for item in own_items if item["metadata"]["uid"] == unit.runtime_id), None)
         view = pod_view([item for item in own_items if item["kind"] == "Pod"])
         if view is not None and view.warns:
-            view = replace(view, events=_about(view, warnings_of(cluster, view.name) if warnings is None else warnings))
+            view = replace(
+                view, events=_pod_events(view, warnings_of(cluster, view.name) if warnings is None else warnings)
+            )
         self._seen[unit.runtime_id] = observed = ObservedServer(at=time.monotonic(), deployment=deployment, view=view)
         return observed
 
@@ -100,6 +102,6 @@ def warnings_of(cluster: Cluster, pod: str = "") -> Sequence[Mapping[str, Any]]:
     return events
 
 
-def _about(view: PodView, warnings: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+def _pod_events(view: PodView, warnings: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
     events = [event for event in warnings if event["involvedObject"].get("name") == view.name]
     return tuple(sorted(events, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or "")))

@@ -123,18 +123,18 @@ class KubernetesRuntime(Runtime):
         """
         locations = known_namespaces(self._home, name)
         answers = list_objects(locations, selector(name) if name else f"{NAME},{OURS}")
-        units, silent = list[Unit](), list[HostError]()
+        units, unreachable = list[Unit](), list[HostError]()
         for cluster, items in zip(locations, answers, strict=True):
             try:
                 units += self._servers(cluster, items, by_name=name is not None)
             except HostError as error:
-                silent.append(error)
+                unreachable.append(error)
         if name is not None:
             units = [self._reached(unit) for unit in units]
         units.sort(key=lambda unit: (unit.name, unit.role is not Role.GATEWAY, unit.role is Role.DECODE, unit.number))
-        if silent:
-            text = "; ".join(dict.fromkeys(error.message for error in silent))
-            raise PartialResultError(text, units=tuple(units), hint=silent[0].hint, details=silent[0].details)
+        if unreachable:
+            text = "; ".join(dict.fromkeys(error.message for error in unreachable))
+            raise PartialResultError(text, units=tuple(units), hint=unreachable[0].hint, details=unreachable[0].details)
         return tuple(units)
 
     def state(self, unit: Unit) -> ServerState:
@@ -146,8 +146,14 @@ class KubernetesRuntime(Runtime):
         replica = self._replicas[unit.runtime_id]
         forward = replica.forward
         # Until its startupProbe has succeeded, a gateway may not listen, and `kubectl port-forward` would end.
-        listens = view is not None and (replica.unit_name != GATEWAY or bool(view.container.get("started")))
-        if view and listens and state.status is Status.RUNNING and forward and self._seen.answers(replica.cluster):
+        accepts_connections = view is not None and (replica.unit_name != GATEWAY or bool(view.container.get("started")))
+        if (
+            view
+            and accepts_connections
+            and state.status is Status.RUNNING
+            and forward
+            and self._seen.answers(replica.cluster)
+        ):
             forward.connect(view.name, f"{view.name}/{view.runs_since}")
         if state.status is not Status.PENDING or not scheduling_problem(deployment, view):
             replica.stuck_since = None

@@ -176,18 +176,18 @@ def monitoring_targets(plan: Plan, name: str) -> PodTargets:
 
     Autoscaled replicas are the pods of one Deployment, so only their names differ.
     """
-    several, autoscaling = plan.gateway is not None, autoscaling_of(plan)
+    has_gateway, autoscaling = plan.gateway is not None, autoscaling_of(plan)
     roles = tuple(role.role.value for role in plan.roles)
     label = _POD_NAME if autoscaling else _POD_REPLICA
     return PodTargets(
         namespace=cluster_of(plan).namespace,
-        labels=selected(name) | ({ROLE: REPLICA} if several and not roles else {}),
+        labels=selected(name) | ({ROLE: REPLICA} if has_gateway and not roles else {}),
         one_of={ROLE: roles} if roles else {},
         port=PORT,
         called=object_name(name),
-        replica=label if several else None,
+        replica=label if has_gateway else None,
         min_replicas=autoscaling.floor if autoscaling else None,
-        gateway=selected(name, GATEWAY) if several and cluster_of(plan).allowed_scrapers else None,
+        gateway=selected(name, GATEWAY) if has_gateway and cluster_of(plan).allowed_scrapers else None,
         gateway_port=METRICS_PORT,
     )
 

@@ -63,14 +63,14 @@ class PodView:
         return int(self.container.get("restartCount", 0))
 
     @property
-    def placed(self) -> bool:
+    def is_starting(self) -> bool:
         """Whether the pod has a node, but its container is not running."""
         return bool(self.pod.get("spec", {}).get("nodeName")) and self.runs_since is None
 
     @property
     def warns(self) -> bool:
         """Whether there may be warnings that explain why the container is not running or was restarted."""
-        return self.placed or self.restarts > 0
+        return self.is_starting or self.restarts > 0
 
 
 def is_over(pod: Seen) -> bool:
@@ -163,7 +163,7 @@ def _troubles(view: PodView) -> Iterator[str]:
     yield from _wait_reasons(view.pod)
     for reasons, message in ((_MOUNTS, "cannot mount a volume"), (_SANDBOX, "the node cannot create its pod")):
         messages = [str(event.get("message", "")) for event in view.events if event.get("reason") in reasons]
-        if messages and view.placed:
+        if messages and view.is_starting:
             yield f"{message}: {messages[-1]}"
 
 
@@ -194,7 +194,7 @@ def _pod_creation_error(deployment: Seen) -> str:
 
 
 def _waits_for(view: PodView) -> str:
-    if not view.placed:
+    if not view.is_starting:
         return "waiting for a node"
     node = view.pod["spec"]["nodeName"]
     steps = view.pod.get("status", {}).get("initContainerStatuses", ())

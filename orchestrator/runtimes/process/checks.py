@@ -25,8 +25,8 @@ def device_access(context: CheckContext) -> Iterator[Finding]:
     """Check that this user may open the GPU devices."""
     if context.plan.hardware.vendor != "amd":
         return
-    if closed := [device for device in context.machine.devices if not device.open]:
-        user = context.machine.user
+    if closed := [device for device in context.host_state.devices if not device.open]:
+        user = context.host_state.user
         groups = ",".join(sorted({device.group for device in closed}))
         hint = f"`sudo usermod -aG {groups} {user}`, then log in again"
         yield fail("device access", f"{closed[0].path} is not accessible to {user}", "read and write", hint)
@@ -34,11 +34,11 @@ def device_access(context: CheckContext) -> Iterator[Finding]:
 
 def locked_memory(context: CheckContext) -> Iterator[Finding]:
     """Check the limit of locked memory, for ROCm and RCCL (ROCR-Runtime #313); a container has its own ulimits."""
-    limit = context.machine.memlock
+    limit = context.host_state.memlock
     if context.plan.hardware.vendor == "cpu" or limit is None:
         return
     unlimited = limit == float("inf")
-    hint = f"`echo '{context.machine.user} - memlock unlimited' | sudo tee -a /etc/security/limits.conf`"
+    hint = f"`echo '{context.host_state.user} - memlock unlimited' | sudo tee -a /etc/security/limits.conf`"
     value = "unlimited" if unlimited else gib(limit)
     yield info_if(unlimited, warn, "memlock", value, "unlimited", f"{hint}, then log in again")
 

@@ -250,7 +250,7 @@ def _servers(folder: Path) -> list[Unit]:
             units = {record_dir: _unit(record, record_dir) for record_dir, record in records.items()}
             recorded[next(iter(records.values())).started_at, run_dir.name] = RecordedRun(
                 folder=run_dir,
-                own=units.pop(run_dir, None),
+                main_unit=units.pop(run_dir, None),
                 replicas=tuple(units.values()),
                 stopped=all(record.stopped for record in records.values()),
             )

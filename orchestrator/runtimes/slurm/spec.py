@@ -22,7 +22,7 @@ from orchestrator.runtimes.base import ExternalImage, HostRef, PreparedRun
 from orchestrator.runtimes.slurm.script import SCRIPT, container_script, container_words, job_name, job_of, job_script
 from orchestrator.runtimes.supervisor import prepare as supervisor
 
-_EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - the node's address is unknown before the job runs
+_ANY_ADDRESS: Final = "0.0.0.0"  # noqa: S104 - the node's address is unknown before the job runs
 # Options of sbatch that this tool sets, or that conflict with a server: several tasks, no task.
 _OURS: Final = (
     {"account", "chdir", "comment", "error", "exclusive", "export", "gpus", "gres", "job-name", "no-requeue", "nodes"}
@@ -34,10 +34,10 @@ _OURS: Final = (
 def rendered(plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
     """Return the artifacts of a process, or of the site's container, whose image has the patches."""
     if not _in_container(plan):
-        return supervisor.rendered(plan, inputs, _EVERYWHERE)
+        return supervisor.rendered(plan, inputs, _ANY_ADDRESS)
 
     def gateway(_: Gateway) -> Artifacts:
-        command = gateway_command(plan, host=_EVERYWHERE, metrics_host=_EVERYWHERE)
+        command = gateway_command(plan, host=_ANY_ADDRESS, metrics_host=_ANY_ADDRESS)
         return Artifacts(plan=plan, command=command, build=None)
 
     return render_units(plan, lambda item: _container_artifacts(item, None), gateway)
@@ -50,11 +50,11 @@ def prepare(artifacts: Artifacts, host_ref: HostRef) -> PreparedRun:
     """
     plan = artifacts.plan
     if not _in_container(plan):
-        return supervisor.prepare(artifacts, host_ref, host_ref.home.job_packages, _EVERYWHERE)
+        return supervisor.prepare(artifacts, host_ref, host_ref.home.job_packages, _ANY_ADDRESS)
     note(f"`{job_of(plan).image}` is used unchanged; the smoke test shows missing patches")
     home = str(host_ref.home.root)
     commanded = supervisor.commanded(
-        artifacts, host_ref.home, lambda item: _container_artifacts(item, home).command, _EVERYWHERE
+        artifacts, host_ref.home, lambda item: _container_artifacts(item, home).command, _ANY_ADDRESS
     )
     return PreparedRun(artifacts=commanded, records={})
 
@@ -81,7 +81,7 @@ def external_image(plan: Plan) -> ExternalImage | None:
 
 
 def _container_artifacts(plan: Plan, home: str | None) -> Artifacts:
-    command = server_command(plan, model_path=supervisor.model_path(plan), host=_EVERYWHERE, in_home=True)
+    command = server_command(plan, model_path=supervisor.model_path(plan), host=_ANY_ADDRESS, in_home=True)
     argv, script = (*container_words(plan, home), *command.argv), () if home else container_script(plan)
     return Artifacts(plan=plan, command=replace(command, argv=argv, script=script), build=None)
 

@@ -174,4 +174,4 @@ def _read_run(
             units[record_dir] = handle_of(submission.comment, job or Job(id=submission.job))
             stopped = stopped and submission.stopped
     main_unit = units.pop(top, None)
-    return RecordedRun(folder=top, own=main_unit, replicas=tuple(units.values()), stopped=stopped), unreadable
+    return RecordedRun(folder=top, main_unit=main_unit, replicas=tuple(units.values()), stopped=stopped), unreadable

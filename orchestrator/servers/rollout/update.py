@@ -321,8 +321,8 @@ class _RollingUpdate:
 
         A run with a report counts as the newest run of the replicas, see `join_replicas`.
         """
-        serves = any(run_dir_of(server) == self.run.path for server in self._running.values())
-        if not serves and not self.run.read(SMOKE_FILE):
+        is_running = any(run_dir_of(server) == self.run.path for server in self._running.values())
+        if not is_running and not self.run.read(SMOKE_FILE):
             record_exit(self.run, failure_reason(error))
         if isinstance(error, DeployError):
             error.hint = "; ".join(filter(None, [error.hint, self.progress_summary(), self.next_commands()]))
@@ -330,10 +330,10 @@ class _RollingUpdate:
     def progress_summary(self) -> str:
         """Return a summary of the replicas with each plan."""
         plans = {number: self._artifacts(number).plan.digest for number in self._running}
-        right = sum(server.plan_digest == plans[number] for number, server in self._running.items())
-        old, down = len(self._running) - right, len(self._started - set(self._running))
+        current = sum(server.plan_digest == plans[number] for number, server in self._running.items())
+        old, down = len(self._running) - current, len(self._started - set(self._running))
         waiting = self._plan.replicas - len(self._running) - down
-        words = [f"{right} of {self._plan.replicas} replicas have this plan"]
+        words = [f"{current} of {self._plan.replicas} replicas have this plan"]
         words += [f"{old} {'has' if old == 1 else 'have'} another plan"] if old else []
         words += [f"{down} {'is' if down == 1 else 'are'} down"] if down else []
         words += [f"{waiting} {'is' if waiting == 1 else 'are'} not started yet"] if waiting else []

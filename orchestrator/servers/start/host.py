@@ -186,7 +186,7 @@ def wait_until_released(plan: Plan, host_ref: HostRef) -> None:
     """Wait until the ports and the VRAM of a stopped server are free. Raises HostError with their holder."""
     if not runtime_class(plan.runtime).is_local:
         return
-    several = bool(host_ref.rank_hosts)
+    multi_node = bool(host_ref.rank_hosts)
     for rank, node in enumerate(host_ref.nodes):
         for _, port in plan_ports(plan, rank=rank):
             holder = poll_until(
@@ -196,7 +196,7 @@ def wait_until_released(plan: Plan, host_ref: HostRef) -> None:
                 interval=_PORT_INTERVAL,
             )
             if holder is not None:
-                location = f" on {node.remote}" if several else ""
+                location = f" on {node.remote}" if multi_node else ""
                 hint = "stop that program, or use another port: `--set server.port=PORT`"
                 raise HostError(f"port {port}{location} is still in use by {holder}", hint=hint)
     wait_for_vram(plan, host_ref)

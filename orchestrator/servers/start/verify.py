@@ -123,7 +123,7 @@ def wait_for_server(
         log=runtime.tail(handle),
         state=state,
         api_key=key,
-        about=startup_seconds(plan),
+        expected_seconds=startup_seconds(plan),
     )
     progress_deadline = plan.timeouts.progress_deadline
     seconds = wait_until_ready(starting, progress_deadline=progress_deadline, timeout=timeout)

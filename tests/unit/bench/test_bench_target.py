@@ -96,7 +96,7 @@ def test_benchmark_of_exited_server_names_exit_reason(tmp_path: Path) -> None:
 def test_any_endpoint_can_be_benchmarked_by_url() -> None:
     assert is_url("http://node:30000")
     assert not is_url("glm52")
-    assert url_target("http://node:30000", claimed=ClaimedHardware(gpus=8)).provenance.gpus == 8
+    assert url_target("http://node:30000", hardware=ClaimedHardware(gpus=8)).provenance.gpus == 8
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_any_endpoint_can_be_benchmarked_by_url() -> None:
 )
 def test_claimed_hardware_and_layout_are_normalized(layout: str, normalized: str, gpus: int) -> None:
     claimed = ClaimedHardware.parse(gpu="B200", gpus=None, layout=layout)
-    provenance = url_target("http://node:30000", claimed=claimed).provenance
+    provenance = url_target("http://node:30000", hardware=claimed).provenance
     assert (provenance.gpu, provenance.gpus, provenance.layout) == ("b200", gpus, normalized)
 
 
@@ -140,7 +140,7 @@ def test_result_keeps_published_workload_name(tmp_path: Path, monkeypatch: pytes
             resume=False,
             command="deploy bench",
         )
-        target = url_target("http://node:30000", claimed=ClaimedHardware(gpus=8))
+        target = url_target("http://node:30000", hardware=ClaimedHardware(gpus=8))
         bench(target, options, lambda _point, _text: None)
         assert (requests[-1].workload_name, requests[-1].label) == (name, "mine")
 
@@ -296,7 +296,7 @@ def test_workload_from_options_has_no_overrides(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(command, "measure", lambda request, _say: requests.append(request))
     requested = options(tokens=(64, 8), rates=(4.0,))
     changes = dataclasses.replace(requested.changes, requests=40)
-    target = url_target("http://127.0.0.1:9", claimed=ClaimedHardware(gpu=None, layout=None))
+    target = url_target("http://127.0.0.1:9", hardware=ClaimedHardware(gpu=None, layout=None))
 
     command.bench(target, dataclasses.replace(requested, changes=changes, directory=tmp_path), lambda *_: None)
 
@@ -315,7 +315,7 @@ def test_workload_from_options_has_no_overrides(monkeypatch: pytest.MonkeyPatch,
     ],
 )
 def test_unsupported_session_options_are_rejected(changes: dict[str, object], message: str) -> None:
-    target = url_target("http://node:30000", claimed=ClaimedHardware(gpus=8))
+    target = url_target("http://node:30000", hardware=ClaimedHardware(gpus=8))
     requested = dataclasses.replace(options(workload="trace.jsonl"), **changes)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=message):
         bench(target, requested, lambda _point, _text: None)

@@ -114,7 +114,7 @@ def test_forecast_steps_scale_linearly_with_turns(monkeypatch: pytest.MonkeyPatc
         return cache_accesses(synthetic_trees(shape, 1), concurrency=4)
 
     def steps(turns: int) -> int:
-        return sum(len(session.held) for session in cache_steps(turns))
+        return sum(len(session.cached_after) for session in cache_steps(turns))
 
     assert steps(400) < 8 * steps(100)
     grouped = hit_rates(cache_steps(200))
@@ -156,7 +156,7 @@ def achievable(point: Point) -> float | None:
 
 
 def computed_share(point: Point) -> float:
-    (completed,) = asyncio.run(forecasts().complete((point,), lambda _text, _far: None))
+    (completed,) = asyncio.run(forecasts().complete((point,), lambda _text, _transient: None))
     share = achievable(completed)
     assert share is not None
     return share
@@ -186,13 +186,13 @@ def test_hit_rate_is_computed_once_for_equal_points(
 ) -> None:
     messages: list[str] = []
     points = (sent(12), replace(sent(12), label="x2"), sent(TOTAL, 1.0), forecasts().with_known(sent(TOTAL)))
-    one, two, drawn, known = asyncio.run(forecasts().complete(points, lambda text, _far: messages.append(text)))
+    one, two, drawn, known = asyncio.run(forecasts().complete(points, lambda text, _transient: messages.append(text)))
     assert messages == ["closed-12: computing the achievable hit rate"] * 2
     assert achievable(one) == achievable(two) != achievable(drawn)
     assert known == points[-1]
     unsized = forecasts(cache_tokens=None)
     monkeypatch.setattr(cache_forecast, "hit_rates", None)
-    assert asyncio.run(unsized.complete(points, lambda _text, _far: None)) == points
+    assert asyncio.run(unsized.complete(points, lambda _text, _transient: None)) == points
 
 
 def test_sampled_forecast_is_labeled_estimated(monkeypatch: pytest.MonkeyPatch) -> None:

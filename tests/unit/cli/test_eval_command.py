@@ -327,7 +327,7 @@ def test_dry_run_estimates_duration_and_cost_of_suites(
     assert "this tool does not run `tau2`" in captured.err
     evaluate("mi355x-tp4dp2", suite="published", dry_run=True, json=True, baseline="http://127.0.0.1:2")
     report = json.loads(capsys.readouterr().out)
-    assert [round(part["about_s"]) for part in report["suites"]] == [225, 13590], "both servers are evaluated"
+    assert [round(suite["estimated_s"]) for suite in report["suites"]] == [225, 13590], "both servers are evaluated"
     assert report["suites"][1]["cost"] == pytest.approx(2 * 6794.9 / 3600 * 8 * 1.48, rel=1e-4)
 
 

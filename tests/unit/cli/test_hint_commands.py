@@ -13,7 +13,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from orchestrator.cli.main import app
-from orchestrator.cli.typer_app import takes
+from orchestrator.cli.typer_app import has_option
 from orchestrator.core.command_hints import expand_commands, set_invocation
 from orchestrator.core.console import note, show_error
 from orchestrator.core.errors import DeployError, Problem
@@ -42,7 +42,7 @@ def all_commands() -> dict[str, TyperCommand]:
 
 def test_host_is_added_only_to_supporting_commands() -> None:
     root = get_command(app)
-    set_invocation(None, [], "ssh://node", partial(takes, root))
+    set_invocation(None, [], "ssh://node", partial(has_option, root))
     for words in ("logs owl", "prune", "kernels coverage mine", "patches check"):
         assert expand_commands(f"`deploy {words}`") == f"`deploy {words} --host ssh://node`"
     for words in ("render mine", "kernels check", "show", "nothing", "kernels nothing", "kernels"):

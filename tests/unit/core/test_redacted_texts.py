@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.bench.streamed_response import StreamedResponse
-from orchestrator.cli.exit_codes import _of_this_tool
+from orchestrator.cli.exit_codes import _internal_error
 from orchestrator.core import console
 from orchestrator.core.errors import DeployError
 from orchestrator.core.logs.lines import MAX_LINE_BYTES, redacted
@@ -139,7 +139,7 @@ class Outputs:
         try:
             float(text)
         except ValueError as error:
-            file = Path(_of_this_tool(error).hint.split("`")[1])
+            file = Path(_internal_error(error).hint.split("`")[1])
         try:
             return file.read_text()
         finally:

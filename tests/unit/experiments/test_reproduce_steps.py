@@ -470,6 +470,8 @@ def test_unknown_ablation_is_rejected() -> None:
 def test_cost_estimate_prefers_the_given_price(prices: tuple[str, ...], hourly: float) -> None:
     estimate = CostEstimate.for_node(WAFER, prices)
     assert estimate.hourly == pytest.approx(hourly)
-    planned = [StepOutput(id=step.id, argv=step.argv, about_s=round(step.seconds)) for step in steps(Path("results"))]
+    planned = [
+        StepOutput(id=step.id, argv=step.argv, estimated_s=round(step.seconds)) for step in steps(Path("results"))
+    ]
     total = estimate.to_table(planned).splitlines()[-1]
-    assert total.split()[-1] == f"{estimate.cost_of(sum(step.about_s for step in planned)):.2f}"
+    assert total.split()[-1] == f"{estimate.cost_of(sum(step.estimated_s for step in planned)):.2f}"

@@ -16,9 +16,9 @@ from orchestrator.core.subprocesses import CompletedProgram
 from orchestrator.hosts.checks import preflight
 from orchestrator.hosts.context import CheckContext, DiskNeed, HostAccess
 from orchestrator.hosts.gpu_checks import carries, image_toolkit
-from orchestrator.hosts.machine import Machine
-from orchestrator.hosts.machine_checks import ports
+from orchestrator.hosts.host_state import HostState
 from orchestrator.hosts.report import Finding, Level, PreflightReport
+from orchestrator.hosts.system_checks import ports
 from orchestrator.plan.plan import Plan
 from orchestrator.runtimes import runtime_class
 
@@ -73,8 +73,8 @@ def test_port_used_by_own_server_hints_at_down() -> None:
         access = HostAccess(
             runner=runner, environ={}, spaces=(), checkpoint=None, in_container=False, server_on=server_on
         )
-        machine = cast("Machine", SimpleNamespace(listening=frozenset({30010})))
-        (finding,) = ports(CheckContext(plan=plan, machine=machine, access=access))
+        host_state = cast("HostState", SimpleNamespace(listening=frozenset({30010})))
+        (finding,) = ports(CheckContext(plan=plan, host_state=host_state, access=access))
         return finding
 
     own = port_finding(lambda port: "owl" if port == 30010 else None)

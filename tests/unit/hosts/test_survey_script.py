@@ -7,9 +7,9 @@ from machine_samples import runner_of, sections
 
 from orchestrator.core.errors import HostError
 from orchestrator.core.subprocesses import CompletedProgram
-from orchestrator.hosts.machine import cpu_list, listening_ports, read_machine
+from orchestrator.hosts.host_state import cpu_list, listening_ports, read_host_state
 from orchestrator.hosts.ssh import ssh_runner
-from orchestrator.hosts.survey import MACHINE_SECTIONS, Section, parse, script, survey
+from orchestrator.hosts.survey import HOST_SECTIONS, Section, parse, script, survey
 
 
 def test_each_command_is_delimited_by_name_and_exit_code() -> None:
@@ -28,7 +28,7 @@ def test_unreachable_host_is_an_error() -> None:
         argv=(), code=255, stdout="", stderr="ssh: connect to host node port 22: Connection refused\n"
     )
     with pytest.raises(HostError, match="Connection refused"):
-        survey(lambda _argv: failed, MACHINE_SECTIONS)
+        survey(lambda _argv: failed, HOST_SECTIONS)
 
 
 def test_ssh_runs_in_batch_mode(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,12 +49,12 @@ def test_ssh_runs_in_batch_mode(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_survey_is_parsed_into_values() -> None:
     disk = "Filesystem 1024-blocks Used Available Capacity Mounted on\n/dev/nvme0n1 100 60 40 60% /data\n"
     node = {**sections("mi355x-healthy"), "disk /data/models": disk, "memlock": "8192\n"}
-    machine = read_machine(survey(runner_of(node), {}))
-    assert machine.user == "root"
-    assert [device.path for device in machine.devices][:2] == ["/dev/kfd", "/dev/dri/renderD128"]
-    assert machine.memlock == 8192 * 1024
-    assert machine.disks["/data/models"].free == 40 * 1024
-    assert (len(machine.cpus_allowed), machine.numa_balancing) == (256, False)
+    host_state = read_host_state(survey(runner_of(node), {}))
+    assert host_state.user == "root"
+    assert [device.path for device in host_state.devices][:2] == ["/dev/kfd", "/dev/dri/renderD128"]
+    assert host_state.memlock == 8192 * 1024
+    assert host_state.disks["/data/models"].free == 40 * 1024
+    assert (len(host_state.cpus_allowed), host_state.numa_balancing) == (256, False)
 
 
 def test_cpu_list_and_listening_ports_are_parsed() -> None:

@@ -31,7 +31,7 @@ def lru_hits(accesses: Iterable[CacheAccess], *, cache: int, page: int) -> int:
                 cached += min(saved[path], tokens)
                 missed = saved[path] < tokens
         path = ()
-        for depth, (block, tokens) in enumerate(access.held):
+        for depth, (block, tokens) in enumerate(access.cached_after):
             path = (*path, (number, depth) if block is None else block)
             paths.append((path, tokens))
         if access.counted:
@@ -57,8 +57,8 @@ def sequences(draw: st.DrawFn) -> list[CacheAccess]:
     for ids in prompts:
         prompt = as_blocks(ids, size, draw(st.integers(1, size)))
         filled = as_blocks([*ids, draw(st.integers(0, 2))], size, 1)  # the output fills the last block
-        held = draw(st.sampled_from([(*prompt, (None, draw(st.integers(1, 5)))), filled]))
-        accesses.append(CacheAccess(prompt=prompt, held=held, counted=draw(st.booleans())))
+        cached_after = draw(st.sampled_from([(*prompt, (None, draw(st.integers(1, 5)))), filled]))
+        accesses.append(CacheAccess(prompt=prompt, cached_after=cached_after, counted=draw(st.booleans())))
     return accesses
 
 
@@ -72,7 +72,7 @@ def test_hit_rate_equals_that_of_an_lru_cache(accesses: list[CacheAccess], page:
 def test_reuse_distances_of_three_prompts() -> None:
     """A, B, A have 10 tokens and 5 of output each: A is reused at distance 25, and its last token is computed again."""
     a, b = ((1, 10),), ((2, 10),)
-    result = hit_rates(CacheAccess(prompt=prompt, held=(*prompt, (None, 5))) for prompt in (a, b, a))
+    result = hit_rates(CacheAccess(prompt=prompt, cached_after=(*prompt, (None, 5))) for prompt in (a, b, a))
     assert result.distances == ((25, pytest.approx(9 / 30)),)
     assert (result.at(24), result.at(25)) == (0, pytest.approx(0.3))
     assert result.unlimited == pytest.approx(0.3)
@@ -84,7 +84,7 @@ def test_replicas_share_the_sessions() -> None:
     prompts = [
         (tuple((100 * session + n, 10) for n in range(turn + 1)), session) for turn in range(6) for session in range(3)
     ]
-    turns = [CacheAccess(prompt=prompt, held=prompt, session=session) for prompt, session in prompts]
+    turns = [CacheAccess(prompt=prompt, cached_after=prompt, session=session) for prompt, session in prompts]
     one, two = (hit_rates(turns, replicas=replicas) for replicas in (1, 2))
     assert one.unlimited == pytest.approx(two.unlimited) == pytest.approx(15 * 3 / 63, abs=0.05)
     assert two.size_for(1.0) < one.size_for(1.0)  # a replica has fewer sessions to hold
@@ -96,7 +96,7 @@ def zipf(count: int) -> Iterable[CacheAccess]:
         first = int(random.paretovariate(0.8)) % 5000
         length = random.randint(1, 40)
         prompt = tuple((first * 100 + n, 64) for n in range(length))
-        yield CacheAccess(prompt=prompt, held=(*prompt, (None, 128)))
+        yield CacheAccess(prompt=prompt, cached_after=(*prompt, (None, 128)))
 
 
 def curve(result: HitRates) -> list[float]:

@@ -109,8 +109,8 @@ def test_corrupt_result_is_an_error(tmp_path: Path) -> None:
 def test_reproduce_dry_run_totals_add_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     reproduce("wafer-glm52", dry_run=True, price=["2"], output=tmp_path / "new", json=True)
     estimate = json.loads(capsys.readouterr().out)
-    assert estimate["total"]["about_s"] == pytest.approx(
-        sum(step["about_s"] for step in estimate["steps"]), abs=len(estimate["steps"])
+    assert estimate["total"]["estimated_s"] == pytest.approx(
+        sum(step["estimated_s"] for step in estimate["steps"]), abs=len(estimate["steps"])
     )
-    assert estimate["total"]["cost"] == pytest.approx(estimate["total"]["about_s"] / 3600 * 16, rel=1e-3)
+    assert estimate["total"]["cost"] == pytest.approx(estimate["total"]["estimated_s"] / 3600 * 16, rel=1e-3)
     assert not (tmp_path / "new").exists()

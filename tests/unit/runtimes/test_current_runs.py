@@ -17,7 +17,7 @@ def run(name: str, *, own: bool = True, replicas: int = 0, stopped: bool = False
 
     top = Path(name)
     replicas_ = tuple(unit(top / f"replica-{number}") for number in range(1, replicas + 1))
-    return RecordedRun(folder=top, own=unit(top) if own else None, replicas=replicas_, stopped=stopped)
+    return RecordedRun(folder=top, main_unit=unit(top) if own else None, replicas=replicas_, stopped=stopped)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ class FakeCluster:
     """A cluster of two replicas; its gateway counts the shown ones, or `always` as many."""
 
     gateway_discovery: ClassVar = True
-    is_shown: bool = True
+    routable: bool = True
     ready: bool = True
     always: int | None = None
     calls: list[bool] = field(default_factory=list)
@@ -35,11 +35,11 @@ class FakeCluster:
     def set_routable(self, handle: RunningServer, *, routable: bool) -> None:
         assert handle is SERVER
         self.calls.append(routable)
-        self.is_shown = routable
+        self.routable = routable
 
     def is_routable(self, handle: RunningServer) -> bool:
         assert handle is SERVER
-        return self.is_shown
+        return self.routable
 
     def is_ready(self, handle: RunningServer) -> bool:
         assert handle is SERVER
@@ -47,7 +47,7 @@ class FakeCluster:
 
     def count(self, url: str) -> int:
         assert url == "http://127.0.0.1:9"
-        return 1 + self.is_shown if self.always is None else self.always
+        return 1 + self.routable if self.always is None else self.always
 
 
 def discovery(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> DiscoveredWorkers:
@@ -93,7 +93,7 @@ def test_draining_unrouted_replica_does_not_warn(
 
 
 def test_uncordon_fails_when_replica_is_never_routed(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = FakeCluster(is_shown=False, always=1)
+    cluster = FakeCluster(routable=False, always=1)
     with pytest.raises(NotReadyError, match="does not route to `replica-2`"):
         discovery(cluster, monkeypatch).uncordon("", SERVER, 1)
 
@@ -103,7 +103,7 @@ def test_transient_gateway_failure_is_not_counted_as_routing(
 ) -> None:
     """The count of 1 is that of the other replica."""
     counts = iter((0, 1, 1))
-    workers = discovery(FakeCluster(is_shown=False), monkeypatch)
+    workers = discovery(FakeCluster(routable=False), monkeypatch)
     monkeypatch.setattr(gateway_workers, "_CHANGE_TIMEOUT", 10.0)
     monkeypatch.setattr(gateway_workers, "count_workers", lambda _: next(counts))
     with pytest.raises(NotReadyError, match="does not route to `replica-2`"):

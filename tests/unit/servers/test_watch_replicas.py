@@ -39,7 +39,7 @@ def test_hung_gateway_is_restarted() -> None:
     assert [kind for _, kind, _ in world.events] == [EventKind.WATCHING]
     hung = world.now
     world.answers_after[GATEWAY] = None
-    world.gets_on = [True, True]  # its remaining requests
+    world.makes_progress = [True, True]  # its remaining requests
     world.pass_by(watcher, UNHEALTHY - 20)
     assert world.restarted_at == []
     world.pass_by(watcher, 100)

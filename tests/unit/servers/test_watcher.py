@@ -19,7 +19,7 @@ def test_idle_server_causes_no_events_and_few_snapshots() -> None:
 @pytest.mark.parametrize("after", [4.0, 25.0, 300.0, None])
 def test_server_under_full_load_is_not_restarted(after: float | None) -> None:
     """Behind a long prefill or queue a token takes minutes, but the progress counters of the ranks increase."""
-    world = World(answers_after=[after, after], gets_on=[True, True])
+    world = World(answers_after=[after, after], makes_progress=[True, True])
     world.pass_by(world.watcher(), 3600)
     assert world.kinds == ["watching"]
     assert world.snapshots <= 130  # a snapshot takes a second of CPU: at most 3 % of a core
@@ -47,7 +47,7 @@ def test_exited_server_is_restarted_within_seconds() -> None:
 def test_hung_rank_is_restarted_after_unhealthy_timeout(
     counts_work: bool,
 ) -> None:
-    world = World(gets_on=[True, False], counts_work=counts_work)
+    world = World(makes_progress=[True, False], counts_work=counts_work)
     watcher = world.watcher()
     world.pass_by(watcher, 100)
     hung = world.now
@@ -61,7 +61,7 @@ def test_hung_rank_is_restarted_after_unhealthy_timeout(
 
 def test_hung_detokenizer_is_restarted_while_ranks_decode() -> None:
     """Ranks once counted as healthy when they decoded tokens for retrying clients."""
-    world = World(gets_on=[True, True])
+    world = World(makes_progress=[True, True])
     watcher = world.watcher()
     world.pass_by(watcher, 100)
     hung = world.now
@@ -73,7 +73,7 @@ def test_hung_detokenizer_is_restarted_while_ranks_decode() -> None:
 
 
 def test_long_prefill_without_output_is_not_restarted() -> None:
-    world = World(answers_after=[None, None], gets_on=[True, True], decodes=False, emits=False)
+    world = World(answers_after=[None, None], makes_progress=[True, True], decodes=False, emits=False)
     world.pass_by(world.watcher(), 3600)
     assert world.kinds == ["watching"]
 

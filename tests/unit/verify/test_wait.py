@@ -71,7 +71,12 @@ class Server:
         return httpx.Response(200, json={"data": [{"id": self.serves}]})
 
     def wait(
-        self, *, deadline: float = 60, timeout: float | None = None, api_key: Secret | None = None, about: float = 60
+        self,
+        *,
+        deadline: float = 60,
+        timeout: float | None = None,
+        api_key: Secret | None = None,
+        expected_seconds: float = 60,
     ) -> float:
         starting = self.starting = StartingServer(
             url="http://127.0.0.1:30000",
@@ -79,7 +84,7 @@ class Server:
             api_key=api_key,
             log=self.lines,
             state=self.state,
-            about=about,
+            expected_seconds=expected_seconds,
         )
         return wait_until_ready(
             starting,
@@ -108,7 +113,7 @@ def test_startup_stages_are_timed() -> None:
 
 def test_overdue_start_is_reported() -> None:
     server = Server(log={0: LOADING, 30: ["Loading safetensors: | 1/2 ["], 55: READY})
-    server.wait(about=10)
+    server.wait(expected_seconds=10)
     lines = re.sub(r"\b5\d s", "N s", server.progress.getvalue()).splitlines()
     assert lines[:3] == [
         "loading weights",
@@ -127,7 +132,7 @@ def test_progress_is_printed_in_plain_lines() -> None:
 
 
 def test_graph_capture_progress_is_one_line() -> None:
-    """`up` once wrote 45 lines about graph capture."""
+    """`up` once wrote 45 lines expected_seconds graph capture."""
     bar = {5 + number: [f"Capturing batches (bs=8):  5%|..| {number}/20 ["] for number in range(1, 21)}
     server = Server(log={0: LOADING, 5: ["Capture target verify CUDA graph begin."], **bar, 40: READY})
     server.wait()

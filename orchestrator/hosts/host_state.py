@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from orchestrator.hosts.gpus import inventories
 from orchestrator.hosts.gpus.inventory import GpuInventory
 from orchestrator.hosts.nics import Nic, read_nics
-from orchestrator.hosts.survey import MACHINE_SECTIONS, Survey, local, survey
+from orchestrator.hosts.survey import HOST_SECTIONS, Survey, local, survey
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class HostMemory:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
+class HostState:
     """The state of a host at one moment. Sizes are in bytes; None means that a value could not be read."""
 
     inventories: tuple[GpuInventory, ...]
@@ -57,10 +57,10 @@ class Machine:
     disks: Mapping[str, Disk]  # by the surveyed directory
 
 
-def read_machine(survey: Survey) -> Machine:
+def read_host_state(survey: Survey) -> HostState:
     """Parse the sections of a survey into typed values."""
     user = survey["user"].text.split()
-    return Machine(
+    return HostState(
         inventories=inventories(survey),
         user=user[1] if len(user) > 1 else "you",
         devices=_devices(survey["devices"].text),
@@ -114,7 +114,7 @@ def read_memory(text: str) -> HostMemory | None:
 
 def available_memory() -> int | None:
     """Return the memory available without swapping in this host or container, in bytes; None if unknown."""
-    memory = read_memory(survey(local, {"memory": MACHINE_SECTIONS["memory"]})["memory"].text)
+    memory = read_memory(survey(local, {"memory": HOST_SECTIONS["memory"]})["memory"].text)
     return memory.available if memory else None
 
 

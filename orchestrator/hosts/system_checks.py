@@ -24,7 +24,7 @@ def devices(context: CheckContext) -> Iterator[Finding]:
     """Check that /dev/kfd and at least one /dev/dri/renderD* exist."""
     if context.plan.hardware.vendor != "amd":
         return
-    nodes = context.machine.devices
+    nodes = context.host_state.devices
     names = ", ".join(f"{device.path} ({device.group} {device.gid})" for device in nodes[:2])
     suffix = f" and {len(nodes) - 2} more" if len(nodes) > 2 else ""
     has_kfd = any(device.path == "/dev/kfd" for device in nodes) and len(nodes) > 1
@@ -34,7 +34,7 @@ def devices(context: CheckContext) -> Iterator[Finding]:
 
 def memory(context: CheckContext) -> Iterator[Finding]:
     """Check that the weights of a CPU server fit into the host's memory."""
-    plan, host = context.plan, context.machine.memory
+    plan, host = context.plan, context.host_state.memory
     if plan.hardware.vendor != "cpu" or host is None:
         return
     copies = plan.replicas * (1 if plan.layout.dp_attention else plan.layout.dp)
@@ -46,7 +46,7 @@ def memory(context: CheckContext) -> Iterator[Finding]:
 
 def shared_memory(context: CheckContext) -> Iterator[Finding]:
     """Check the free space of the host's /dev/shm, which a process and a container with `ipc: host` use."""
-    plan, free = context.plan, context.machine.shm_free
+    plan, free = context.plan, context.host_state.shm_free
     private = context.access.in_container and plan.hardware.container.ipc != "host"
     if plan.hardware.vendor == "cpu" or private or free is None:
         return
@@ -60,14 +60,14 @@ def host_memory(context: CheckContext) -> Iterator[Finding]:
 
     Its pools are anonymous memory, which does not count against /dev/shm (sglang 0.5.14, mem_cache/mmap_allocator.py).
     """
-    plan, machine = context.plan, context.machine
+    plan, host_state = context.plan, context.host_state
     sizes = Counter[int]()
     for server in replica_plans(plan):
         sizes[server.host_cache_bytes] += ranks_per_node(server)
     del sizes[0]
-    if not sizes or machine.memory is None:
+    if not sizes or host_state.memory is None:
         return
-    available, total = machine.memory.available, machine.memory.total
+    available, total = host_state.memory.available, host_state.memory.total
     pools = sum(size * ranks for size, ranks in sizes.items())
     needed = pools + (0 if plan.hardware.vendor == "cpu" else RESERVE)
     value = f"{gib(available)} available of {gib(total)}"
@@ -79,7 +79,7 @@ def host_memory(context: CheckContext) -> Iterator[Finding]:
         yield level("host memory", value, text, hint)
         return
     yield info("host memory", value, text)
-    nodes = machine.node_memory
+    nodes = host_state.node_memory
     if len(nodes) > 1 and min(nodes.values()) < pools / len(nodes):
         node = min(nodes, key=nodes.__getitem__)
         smallest = f"{gib(nodes[node])} on NUMA node {node}"
@@ -92,7 +92,7 @@ def numa_balancing(context: CheckContext) -> Iterator[Finding]:
 
     Source: AMD Instinct system optimization guides; sglang docs, amd_gpu.mdx.
     """
-    on = context.machine.numa_balancing
+    on = context.host_state.numa_balancing
     if context.plan.hardware.vendor != "amd" or on is None:
         return
     hint = "`echo 0 | sudo tee /proc/sys/kernel/numa_balancing`"
@@ -101,7 +101,7 @@ def numa_balancing(context: CheckContext) -> Iterator[Finding]:
 
 def kernel_options(context: CheckContext) -> Iterator[Finding]:
     """Check for `iommu=pt` and `pci=realloc=off` on the kernel command line (sglang docs, amd_gpu.mdx)."""
-    options = context.machine.kernel_options
+    options = context.host_state.kernel_options
     if context.plan.hardware.vendor != "amd" or not options:
         return
     missing = [option for option in ("iommu=pt", "pci=realloc=off") if option not in options]
@@ -117,19 +117,19 @@ def cpu_affinity(context: CheckContext) -> Iterator[Finding]:
     A rank without an allowed CPU dies at startup with "CPU number 0 is not eligible" (sglang PR 39552; wheel 0.5.14
     srt/utils/common.py:2283-2316). Without SGLANG_SET_CPU_AFFINITY, only the ROCm image binds (docker/rocm.Dockerfile).
     """
-    plan, machine = context.plan, context.machine
+    plan, host_state = context.plan, context.host_state
     in_rocm_image = plan.engine.platform == "rocm" and context.access.in_container
     binds = {item.name: item.value for item in plan.env}.get("SGLANG_SET_CPU_AFFINITY", str(int(in_rocm_image)))
-    if binds.lower() not in {"1", "true"} or not machine.cpus_allowed:
+    if binds.lower() not in {"1", "true"} or not host_state.cpus_allowed:
         return
-    value = f"{len(machine.cpus_allowed)} of {len(machine.cpus_online)} CPUs"
+    value = f"{len(host_state.cpus_allowed)} of {len(host_state.cpus_online)} CPUs"
     hint = "`--set env.SGLANG_SET_CPU_AFFINITY=0`, or start the server with all CPUs allowed"
-    yield info_if(machine.cpus_allowed >= machine.cpus_online, warn, "cpu affinity", value, "all CPUs", hint)
+    yield info_if(host_state.cpus_allowed >= host_state.cpus_online, warn, "cpu affinity", value, "all CPUs", hint)
 
 
 def disk_space(context: CheckContext) -> Iterator[Finding]:
     """Check that each file system has the total space that the plan still needs on it."""
-    spaces, disks = context.access.spaces, context.machine.disks
+    spaces, disks = context.access.spaces, context.host_state.disks
     measured = [space for space in spaces if space.directory in disks]
     for device in dict.fromkeys(disks[space.directory].device for space in measured):
         same_device = [space for space in measured if disks[space.directory].device == device]
@@ -143,14 +143,14 @@ def disk_space(context: CheckContext) -> Iterator[Finding]:
 def ports(context: CheckContext) -> Iterator[Finding]:
     """Check that every port of the plan is free, or will be freed before the start."""
     for purpose, port in plan_ports(context.plan, rank=context.access.rank):
-        if port not in context.machine.listening:
+        if port not in context.host_state.listening:
             yield info(f"port {port}", "free", purpose)
             continue
         if port in context.access.freed:
             yield info(f"port {port}", "in use by the server to be replaced", purpose)
             continue
         candidates = (*range(port + 1, 1 << 16), *range(1024, port))
-        free = next(other for other in candidates if other not in context.machine.listening)
+        free = next(other for other in candidates if other not in context.host_state.listening)
         hint = f"`--set server.port={free}`" if purpose == "server" else f"change `{purpose}`"
         if name := context.access.server_on(port):
             yield fail(f"port {port}", f"in use by your server `{name}`", purpose, f"`deploy down {name}`, or {hint}")
