@@ -80,7 +80,7 @@ def _point_issues(point: Point, endpoint: EndpointFacts) -> Iterator[tuple[Issue
 def _cache_hit_rate_issues(point: Point, endpoint: EndpointFacts) -> Iterator[tuple[IssueKind, str]]:
     if point.cache is None or not point.succeeded:
         return
-    measured = metrics.cached_share(point)
+    measured = metrics.cache_hit_rate(point)
     if measured is None:
         if point.cache.wanted_share:
             option = option_name(endpoint.engine, Meaning.CACHED_TOKENS_REPORT)

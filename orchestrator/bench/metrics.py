@@ -104,7 +104,7 @@ class ReportMetric:
         return absent if value is None else self.format(value)
 
 
-def cached_share(point: Point) -> float | None:
+def cache_hit_rate(point: Point) -> float | None:
     """Return the share of cached prompt tokens, from response usage or else from the server counters."""
     if point.cache is None:
         return None
@@ -162,7 +162,7 @@ def _total(point: Point) -> float | None:
 
 def _uncached(point: Point) -> float | None:
     """Return the prompt tokens of sessions that were not read from the cache."""
-    cached = cached_share(point)
+    cached = cache_hit_rate(point)
     return point.input_tokens * max(0.0, 1 - cached) if point.sessions and cached is not None else None
 
 
@@ -261,7 +261,7 @@ METRICS: Final = (
     ReportMetric(
         "success_share", "success", "", share, lambda point: point.success_share, displays=_TABLES, exact=True
     ),
-    ReportMetric("cached_share", "from cache", "", share, cached_share, displays=_TABLES | DisplayIn.CARD),
+    ReportMetric("cache_hit_rate", "from cache", "", share, cache_hit_rate, displays=_TABLES | DisplayIn.CARD),
     ReportMetric("achievable_share", "achievable", "from cache", share, _achievable, displays=_BENCH, if_measured=True),
     *(
         ReportMetric(key, name, unit, show, of, displays=_TABLES, if_measured=True)
@@ -295,7 +295,7 @@ def metrics_for(display: DisplayIn) -> tuple[ReportMetric, ...]:
 
 BY_KEY: Final = {metric.key: metric for metric in METRICS}
 OUTPUT: Final = BY_KEY["output_tok_s"]
-CACHED: Final = BY_KEY["cached_share"]
+CACHED: Final = BY_KEY["cache_hit_rate"]
 OUTPUT_PER_GPU: Final = BY_KEY["output_tok_s_gpu"]
 PER_USER: Final = BY_KEY["user_tok_s"]
 TTFT_P95: Final = BY_KEY["ttft_p95_s"]

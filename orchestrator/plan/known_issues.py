@@ -126,28 +126,28 @@ def matching_issues(
     )
 
 
-def matches(when: IssueConditions, plan: Plan, *, image_env: Mapping[str, str] = MappingProxyType({})) -> bool:
+def matches(conditions: IssueConditions, plan: Plan, *, image_env: Mapping[str, str] = MappingProxyType({})) -> bool:
     """Return whether the plan meets every condition that is set."""
     engine, applied = plan.engine, {patch.id for patch in plan.patches if patch.expected}
     flags = {flag.name: " ".join(flag.values) for flag in plan.flags}
     env = {**image_env, **{variable.name: variable.value for variable in plan.env}}
     return (
-        SpecifierSet(when.engine or "").contains(engine.version, prereleases=True)
-        and (not when.platforms or engine.platform in when.platforms)
-        and (not when.archs or plan.hardware.arch in when.archs)
-        and _any(when.architectures, plan.model.architecture)
-        and (when.sparse_attention is None or when.sparse_attention == plan.model.sparse_attention)
-        and _any(when.checkpoints, plan.model.checkpoint.path)
-        and _any(when.quantizations, plan.model.quantization)
-        and _any(when.images, engine.image or "")
-        and (when.image_older_than is None or 0 < image_date(engine.image) < when.image_older_than)
-        and (when.dp_attention is None or when.dp_attention == plan.layout.dp_attention)
-        and (when.experts is None or when.experts == (plan.model.moe is not None))
-        and plan.layout.tp >= when.min_tp
-        and _prefill_logits(plan) >= when.min_prefill_logits
-        and applied.isdisjoint(when.without_patches)
-        and all(_has(flags, *condition) for condition in when.flags.items())
-        and not any(_has(flags, *condition) for condition in when.without_flags.items())
+        SpecifierSet(conditions.engine or "").contains(engine.version, prereleases=True)
+        and (not conditions.platforms or engine.platform in conditions.platforms)
+        and (not conditions.archs or plan.hardware.arch in conditions.archs)
+        and _any(conditions.architectures, plan.model.architecture)
+        and (conditions.sparse_attention is None or conditions.sparse_attention == plan.model.sparse_attention)
+        and _any(conditions.checkpoints, plan.model.checkpoint.path)
+        and _any(conditions.quantizations, plan.model.quantization)
+        and _any(conditions.images, engine.image or "")
+        and (conditions.image_older_than is None or 0 < image_date(engine.image) < conditions.image_older_than)
+        and (conditions.dp_attention is None or conditions.dp_attention == plan.layout.dp_attention)
+        and (conditions.experts is None or conditions.experts == (plan.model.moe is not None))
+        and plan.layout.tp >= conditions.min_tp
+        and _prefill_logits(plan) >= conditions.min_prefill_logits
+        and applied.isdisjoint(conditions.without_patches)
+        and all(_has(flags, *condition) for condition in conditions.flags.items())
+        and not any(_has(flags, *condition) for condition in conditions.without_flags.items())
         and all(_has(env, *condition) for condition in when.env.items())
         and not any(_has(env, *condition) for condition in when.without_env.items())
     )

@@ -201,7 +201,7 @@ def diff_text(output: DiffOutput, *, width: int | None = None) -> str:
             (metric.workload, metric.load, metric.metric, metric.a, metric.b, metric.change)
             for metric in output.metrics
         ]
-        parts.append(table(("workload", "load", "figure", "A", "B", "B against A"), metric_rows, width=width))
+        parts.append(table(("workload", "load", "metric", "A", "B", "B against A"), metric_rows, width=width))
         parts.append(_explanation(output))
     parts += ["\n".join(f"note: {text}" for text in output.unknown)] if output.unknown else []
     return "\n\n".join(parts)

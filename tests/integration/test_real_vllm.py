@@ -52,7 +52,7 @@ def test_vllm_is_smoke_tested_benchmarked_and_compared(tiny_model: Path, tmp_pat
         facts, [point] = result.run.endpoint, result.points
         assert (facts.engine, facts.engine_version, facts.page_size, facts.replicas) == ("vllm", VERSION, 128, 2)
         assert point.succeeded == 20
-        cached = metrics.cached_share(point)
+        cached = metrics.cache_hit_rate(point)
         assert cached is not None
         assert cached < 0.02
         assert point.server is not None
