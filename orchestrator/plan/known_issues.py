@@ -148,8 +148,8 @@ def matches(conditions: IssueConditions, plan: Plan, *, image_env: Mapping[str, 
         and applied.isdisjoint(conditions.without_patches)
         and all(_has(flags, *condition) for condition in conditions.flags.items())
         and not any(_has(flags, *condition) for condition in conditions.without_flags.items())
-        and all(_has(env, *condition) for condition in when.env.items())
-        and not any(_has(env, *condition) for condition in when.without_env.items())
+        and all(_has(env, *condition) for condition in conditions.env.items())
+        and not any(_has(env, *condition) for condition in conditions.without_env.items())
     )
 
 
