@@ -56,7 +56,7 @@ def rendered(template: str, server: MonitoredServer) -> str:
         "job": SCRAPED,
         "gateway_job": SCRAPED_GATEWAY,
         "every": EVERY,
-        "each": "server" if server.plan.replicas == 1 else "server, replica",  # the labels that distinguish replicas
+        "unit_labels": "server" if server.plan.replicas == 1 else "server, replica",  # they distinguish replicas
         "servers": server.plan.replicas,
         "min_servers": server.pods.min_replicas if server.pods else None,
         "dp": server.plan.layout.dp,

@@ -92,7 +92,7 @@ def environment() -> Environment:
         "OUTPUT": metrics.OUTPUT,
         "absent": metrics.NOT_MEASURED,
         "plain": metrics.plain,
-        "figure_of": metrics.BY_KEY,
+        "metric_by_key": metrics.BY_KEY,
         "legend_symbol": legend_symbol,
         "unknown_layout": UNKNOWN_LAYOUT,
         "sustained": {True: "yes", False: "no", None: "not judged"},
@@ -112,7 +112,7 @@ def environment() -> Environment:
         "card_note": card_note,
         "errors": errors,
         "known_in": known_in,
-        "alarms": not_comparable,
+        "not_comparable": not_comparable,
         "change_text": change_text,
         "estimate_text": estimate_text,
     }

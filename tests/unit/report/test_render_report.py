@@ -244,7 +244,7 @@ def test_text_colors_meet_contrast_requirements() -> None:
     ]
     light, dark = palettes[0], palettes[1]
     for colors in (light, dark):
-        texts = [name for name in colors if name in {"ink", "soft", "alarm", "good", "published"} or name[0] == "c"]
+        texts = [name for name in colors if name in {"ink", "soft", "warning", "good", "published"} or name[0] == "c"]
         assert len(texts) == 11
         assert {name: ratio for name in texts if (ratio := _contrast(colors[name], colors["paper"])) < 4.5} == {}
-        assert _contrast(colors["alarm"], colors["alarm-wash"]) >= 4.5
+        assert _contrast(colors["warning"], colors["warning-wash"]) >= 4.5
