@@ -73,9 +73,9 @@ def workspace(forks: Forks, disk: Path, tmp_path: Path) -> Iterator[Workspace]:
     """Put the home and the results on the small disk, and the sources elsewhere."""
     deployment = Deployment(forks, disk, free_port(), output=tmp_path / "output")
     deployment.home.mkdir()
-    with workspace_of(deployment, tmp_path) as elsewhere:
+    with workspace_of(deployment, tmp_path) as workspace:
         (disk / "made").mkdir()
-        yield replace(elsewhere, made=disk / "made")
+        yield replace(workspace, made=disk / "made")
     deployment.end()
 
 

@@ -24,7 +24,7 @@ def family(request: pytest.FixtureRequest) -> str:
         pytest.skip("this machine has no NVIDIA GPU")
     if not PYTHON:
         pytest.skip("`GPU_SET` names no `engine.python`")
-    if reason := FAMILIES[request.param].elsewhere:
+    if reason := FAMILIES[request.param].skip_reason:
         pytest.skip(reason)
     return str(request.param)
 

@@ -23,7 +23,7 @@ from orchestrator.report.configuration import differing
 WORKLOAD = Workload(
     input_tokens=120, output_tokens=4, cache_hit_rate=0.5, num_prefixes=2, request_rates=(50.0,), requests=8
 )
-REFUSAL = "prompt: data did not match any variant of untagged enum StringOrArray"  # sglang's gateway, disaggregated
+REJECTION = "prompt: data did not match any variant of untagged enum StringOrArray"  # sglang's gateway, disaggregated
 BOS = 1
 PASSAGES = (("one two", 2), ("three four five", 3))
 
@@ -47,7 +47,7 @@ class TextOnly(EngineApi):
         body: dict[str, Any] = json.loads(content) if content else {}
         if "prompt" in body:
             if not isinstance(body["prompt"], str):
-                return Answer(self.status, [{"error": REFUSAL}])
+                return Answer(self.status, [{"error": REJECTION}])
             tokens = tokens_of(body["prompt"]) if self.counts_tokens else [BOS]
             content = json.dumps({**body, "prompt": tokens}).encode()
         return super().answer(path, content, authorization)

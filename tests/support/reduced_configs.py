@@ -145,7 +145,7 @@ class Family:
     flags: Config
     logged: Logged | None = None
     separate_mtp: bool = False
-    elsewhere: str = ""  # why this engine cannot run it
+    skip_reason: str = ""  # why this engine cannot run it
 
     def argv(self, python: str, folder: Path, port: int) -> list[str]:
         """Return the command that starts the server on a GPU."""
@@ -196,8 +196,8 @@ FAMILIES: Mapping[str, Family] = {
     "mla-nextn": Family(V3, {**TRITON, **EAGLE}, Logged(139.09, 130.19, 8700218)),
     "mamba": Family(NEMOTRON, {"attention-backend": "fa3", "moe-runner-backend": "triton"}),
     "blocks": Family(M3, TRITON),
-    "compressed": Family(V4, {}, elsewhere="deploy sizes the cache of DeepSeek-V4 on ROCm alone; " + POOL_CODE),
-    "kda-dsa": Family(FLASH, {}, elsewhere="sglang 0.5.16 lacks Glm5NextForConditionalGeneration; " + POOL_CODE),
+    "compressed": Family(V4, {}, skip_reason="deploy sizes the cache of DeepSeek-V4 on ROCm alone; " + POOL_CODE),
+    "kda-dsa": Family(FLASH, {}, skip_reason="sglang 0.5.16 lacks Glm5NextForConditionalGeneration; " + POOL_CODE),
 }
 
 

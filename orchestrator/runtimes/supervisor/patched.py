@@ -43,7 +43,7 @@ _APPLIED: Final = frozenset({"applied", "upstream"})  # the applier's states of 
 _NO_TABLE: Final = (
     "`deploy kernels coverage PROFILE` shows the use of the table; `skip_patches` in the profile omits it"
 )
-_MISFIT: Final = "`deploy patches check --source {}` shows every patch; a newer sglang may have the fix"
+_CHECK_HINT: Final = "`deploy patches check --source {}` shows every patch; a newer sglang may have the fix"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +120,7 @@ def _make(folder: Path, python: str, sources: SourcePatches, installed: Mapping[
     done = _run(python, *argv, stdin=sources.manifest(locations), path=path)
     if not done.ok:
         message = f"a patch does not apply to the sources that `{python}` imports"
-        hint = _MISFIT.format(installed["sglang"]["root"])
+        hint = _CHECK_HINT.format(installed["sglang"]["root"])
         raise PatchError(message, details=done.stderr.strip().removeprefix("error: "), hint=hint)
     data = parse_json(record.read_text(encoding="utf-8"))
     remove_file(record)

@@ -152,10 +152,10 @@ def test_profile_file_gives_server_its_name(tmp_path: Path) -> None:
 
 def test_shared_downloads_are_counted_once(tmp_path: Path) -> None:
     """The download is 438 GB at 400 MB/s; the image counts at the first step that reads it."""
-    about = {step.id: step.seconds for step in steps(tmp_path)}
-    assert about["mi355x-tp8/stage"] - about["mi355x-tp4dp2/stage"] == pytest.approx(438e9 / 400e6, rel=0.001)
-    assert about["mi355x-tp8/kernels"] > 10 * about["mi355x-tp4dp2/kernels"]
-    assert about["mi355x-tp8/build"] == about["mi355x-tp4dp2/build"] < 60
+    seconds = {step.id: step.seconds for step in steps(tmp_path)}
+    assert seconds["mi355x-tp8/stage"] - seconds["mi355x-tp4dp2/stage"] == pytest.approx(438e9 / 400e6, rel=0.001)
+    assert seconds["mi355x-tp8/kernels"] > 10 * seconds["mi355x-tp4dp2/kernels"]
+    assert seconds["mi355x-tp8/build"] == seconds["mi355x-tp4dp2/build"] < 60
 
 
 def test_startup_estimate_scales_with_weights_size(tmp_path: Path) -> None:
@@ -356,12 +356,12 @@ def test_remote_server_is_stopped_on_its_host() -> None:
 
 def test_local_weights_are_verified_without_download(tmp_path: Path) -> None:
     planned = plan_with(checkpoint=tmp_path, ablations=("baseline-checkpoint",))
-    about = {step.id: step.seconds for step in planned.steps if step.stage == "stage"}
-    assert about["mi355x-tp8/stage"] == about["mi355x-tp4dp2/stage"] < 60
+    seconds = {step.id: step.seconds for step in planned.steps if step.stage == "stage"}
+    assert seconds["mi355x-tp8/stage"] == seconds["mi355x-tp4dp2/stage"] < 60
     assert f"--set model.checkpoint.path={tmp_path}" in lines(planned, "mi355x-tp8")[0]
     baseline = next(server for server in planned.servers if server.is_baseline)
     assert baseline.plan.model.checkpoint.path == "zai-org/GLM-5.2-FP8", "the directory has only the other checkpoint"
-    assert about["mi355x-tp4dp2-evals-baseline-checkpoint/stage"] == pytest.approx(756e9 / 400e6, rel=0.01)
+    assert seconds["mi355x-tp4dp2-evals-baseline-checkpoint/stage"] == pytest.approx(756e9 / 400e6, rel=0.01)
 
 
 def test_each_ablation_is_a_separate_server() -> None:

@@ -41,7 +41,7 @@ def test_empty_host_needs_every_step(tmp_path: Path) -> None:
     assert steps["checkpoint"][0] == "438.0 GB of amd/GLM-5.2-MXFP4 to download, at 400 MB/s"
     assert steps["checkpoint"][1] == pytest.approx(438_033_728_823 / 400e6)
     assert steps["image"][0].endswith("pulled and patched: up to 96 GiB of disk")
-    assert all(about > 0 for _, about in steps.values())
+    assert all(seconds > 0 for _, seconds in steps.values())
     assert steps["start"][0] == "438.0 GB loaded, kernels compiled, graphs captured, smoke test"
 
 

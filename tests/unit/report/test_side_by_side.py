@@ -294,9 +294,9 @@ def test_endpoint_of_another_engine_gets_no_sglang_advice(tmp_path: Path) -> Non
         ("Layout", "TP1", "TP4×DP2"),
         ("Engine", "sglang 0.5.14", "vllm 0.32.0"),
     ]
-    about = page[page.rindex("<summary><h3>theirs") :]
-    assert "Only the endpoint's own data is known." in about
-    assert not any(word in about for word in ("kernel gate", "patch receipt", "not known", "--enable"))
+    section = page[page.rindex("<summary><h3>theirs") :]
+    assert "Only the endpoint's own data is known." in section
+    assert not any(word in section for word in ("kernel gate", "patch receipt", "not known", "--enable"))
 
 
 def test_important_differences_come_first_and_others_are_collapsed(tmp_path: Path) -> None:

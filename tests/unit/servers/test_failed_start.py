@@ -164,12 +164,12 @@ def test_unreadable_log_does_not_hide_start_error(monkeypatch: pytest.MonkeyPatc
 
 
 def test_interrupt_during_runtime_start_leaves_no_server(tmp_path: Path) -> None:
-    class Refusing(Recording):
+    class InterruptedStart(Recording):
         def start(self, *_: object, **__: object) -> RunningServer:
             raise KeyboardInterrupt
 
     with pytest.raises(Interrupted) as caught:
-        launch.start_server(start(keep=False), Servers(Home(tmp_path), {"process": Refusing()}))  # type: ignore[dict-item]
+        launch.start_server(start(keep=False), Servers(Home(tmp_path), {"process": InterruptedStart()}))  # type: ignore[dict-item]
     assert str(caught.value) == "interrupted; no server was started"
     assert caught.value.hint == "nothing is left running"
 

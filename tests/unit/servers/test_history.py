@@ -146,10 +146,10 @@ def test_exit_reason_outlives_the_container(servers: Servers, runtime: Stopping,
 
 
 def test_exit_is_recorded_only_in_own_run_directory(servers: Servers, tmp_path: Path) -> None:
-    elsewhere = RunDir(tmp_path / "elsewhere")
-    elsewhere.path.mkdir()
+    outside_run = RunDir(tmp_path / "elsewhere")
+    outside_run.path.mkdir()
     hen_run = past_run(servers.home, 1, name="hen")
-    for run in (elsewhere, hen_run):
+    for run in (outside_run, hen_run):
         before = contents(run)
         stop_server(Stopping(Status.RUNNING), handle_of(run), home=servers.home, grace=5, reason="x")  # type: ignore[arg-type]
         assert contents(run) == before
@@ -159,13 +159,13 @@ def test_smoke_report_is_saved_only_in_own_run_directory(
     servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A report was once saved in any directory that a label named, and marked another server as verified."""
-    elsewhere = RunDir(tmp_path / "elsewhere")
-    elsewhere.path.mkdir()
+    outside_run = RunDir(tmp_path / "elsewhere")
+    outside_run.path.mkdir()
     hen_run = past_run(servers.home, 1, name="hen", verified=None)
-    (elsewhere.path / "plan.json").write_bytes((hen_run.path / "plan.json").read_bytes())
+    (outside_run.path / "plan.json").write_bytes((hen_run.path / "plan.json").read_bytes())
     report = SmokeReport(url="http://127.0.0.1:1", served_name="tiny", checks=())
     monkeypatch.setattr("orchestrator.servers.start.verify.run_smoke_test", lambda *_, **__: report)
-    for run in (elsewhere, hen_run):
+    for run in (outside_run, hen_run):
         before = contents(run)
         handle = handle_of(run)
         runtime = Stopping(Status.RUNNING)

@@ -71,8 +71,8 @@ def test_exited_server_is_rejected_with_restart_hint(home: Home, servers: Server
 def test_run_of_another_home_is_ignored(home: Home, servers: Servers, tmp_path: Path) -> None:
     """A label, for example, may name any directory."""
     past_run(home, 1, running=True)
-    elsewhere = past_run(Home(tmp_path / "other"), 1)
-    server = servers.server(replace(servers.open("owl").handle, run_dir=str(elsewhere.path)))
+    other_run = past_run(Home(tmp_path / "other"), 1)
+    server = servers.server(replace(servers.open("owl").handle, run_dir=str(other_run.path)))
     assert server.run is None
     with pytest.raises(StartError, match="is not in this home"):
         server.require_own_run()

@@ -110,10 +110,10 @@ def test_modified_plan_is_rejected(home: Home) -> None:
     with pytest.raises(StartError, match="the plan has changed since the start") as caught:
         run_source(run, home)
     assert caught.value.location == str(run.path / "plan.json")
-    elsewhere = RunDir(run.path.rename(home.root / "copied"))
-    (elsewhere.path / "plan.json").write_text(text)
+    copied_run = RunDir(run.path.rename(home.root / "copied"))
+    (copied_run.path / "plan.json").write_text(text)
     with pytest.raises(StartError, match="the plan has changed since the start"):
-        run_source(elsewhere, home)
+        run_source(copied_run, home)
 
 
 def test_unreadable_run_is_rejected(home: Home) -> None:
