@@ -78,7 +78,7 @@ def no_unfinished_builds(docker: DockerCli) -> Iterator[None]:
     def unfinished() -> str:
         images = docker.run("images", "--format", "{{.Repository}}:{{.Tag}}").stdout.split()
         unverified = [name for name in images if "-unverified" in name]
-        return " ".join(unverified) + docker.run("ps", "--all", "--filter", "name=deploy-ask", "--quiet").stdout
+        return " ".join(unverified) + docker.run("ps", "--all", "--filter", "name=deploy-run", "--quiet").stdout
 
     yield
     wait_for(lambda: not unfinished())

@@ -106,7 +106,7 @@ def with_export(point: Point, export: AiperfExport, gpus: int | None, price: Pri
         energy=point.energy and Energy(valid=False, source=point.energy.source, reason=_NO_ENERGY),
         latency=_latency(export),
         send_lag_s=_seconds(export.credit_to_start_latency),
-        cache=point.cache and replace(point.cache, usage_share=_cached_share(export)),
+        cache=point.cache and replace(point.cache, usage_share=_cache_hit_rate(export)),
         sustained=None,
         not_sustained_because=(),
     )
@@ -158,6 +158,6 @@ def _throughput(export: AiperfExport, gpus: int | None) -> Throughput | None:
     )
 
 
-def _cached_share(export: AiperfExport) -> float | None:
+def _cache_hit_rate(export: AiperfExport) -> float | None:
     cached, prompt = export.total_usage_prompt_cache_read_tokens, export.total_usage_prompt_tokens
     return cached.avg / prompt.avg if cached and prompt and prompt.avg else None

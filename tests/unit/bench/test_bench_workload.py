@@ -150,7 +150,7 @@ def test_passages_depend_on_point_and_seed_not_count() -> None:
 
 
 def test_passage_longer_than_text_wraps_around() -> None:
-    long = text_workload(input_tokens=4000, cached_share=0.0)
+    long = text_workload(input_tokens=4000, cache_hit_rate=0.0)
     assert len(ids(next(prompts(long, "2", 1, TEXT_TOKENS)).fragments)) == 4000
 
 
