@@ -52,7 +52,7 @@ def required_level(plan: Plan) -> tuple[str, str]:
     level = level_of(plan)
     if on_host := [replica for replica in replica_plans(plan) if uses_host_network(replica)]:
         multi_node = any(replica.layout.nodes > 1 for replica in on_host)
-        reason = "the ranks are on multi_node nodes" if multi_node else "the KV cache crosses by RDMA"
+        reason = "the ranks are on several nodes" if multi_node else "the KV cache crosses by RDMA"
         return "privileged", f"the network of the node, and with GPUs /dev/infiniband: {reason}"
     if level != "privileged" and (node_checkpoint(plan) or cluster_of(plan).weights.host_path):
         return "privileged", f"the checkpoint is in a directory of the node (hostPath); with a claim it is {level}"
