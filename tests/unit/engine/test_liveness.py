@@ -26,7 +26,7 @@ UNCOUNTED = RankProgress({}, {}, None)
 class FakeCheck:
     """A liveness check with prepared results."""
 
-    silent: dict[int, str]
+    unresponsive: dict[int, str]
     works: list[RankProgress | None] = field(default_factory=list)
     healthy: bool = False
     waited: list[float] = field(default_factory=list)
@@ -41,14 +41,14 @@ class FakeCheck:
         return self.works.pop(0)
 
 
-def silent(check: FakeCheck, log: Path) -> list[int]:
+def ranks_without_progress(check: FakeCheck, log: Path) -> list[int]:
     return sorted(unresponsive_ranks(check, log))  # type: ignore[arg-type]  # a FakeCheck
 
 
 def test_responsive_ranks_need_no_progress_check(tmp_path: Path) -> None:
     log = tmp_path / "kept"
     log.write_text("{}")
-    assert silent(FakeCheck({}), log) == []
+    assert ranks_without_progress(FakeCheck({}), log) == []
     assert not log.exists(), "a reading from before a response must not count as later progress"
 
 
@@ -67,25 +67,25 @@ def test_responsive_ranks_need_no_progress_check(tmp_path: Path) -> None:
 def test_busy_rank_without_response_is_alive(
     before: RankProgress | None, after: RankProgress | None, unresponsive: list[int], tmp_path: Path
 ) -> None:
-    assert silent(FakeCheck({1: "no answer"}, [before, after]), tmp_path / "kept") == unresponsive
+    assert ranks_without_progress(FakeCheck({1: "no answer"}, [before, after]), tmp_path / "kept") == unresponsive
 
 
 def test_progress_between_probes_counts(tmp_path: Path) -> None:
     """A request counts when it ends, which may be between two probes."""
     log = tmp_path / "kept"
-    assert silent(FakeCheck({1: "no answer"}, [IDLE, IDLE]), log) == [1]
-    assert silent(FakeCheck({1: "no answer"}, [BUSY]), log) == []
-    assert silent(FakeCheck({1: "no answer"}, [BUSY]), log) == [1]
+    assert ranks_without_progress(FakeCheck({1: "no answer"}, [IDLE, IDLE]), log) == [1]
+    assert ranks_without_progress(FakeCheck({1: "no answer"}, [BUSY]), log) == []
+    assert ranks_without_progress(FakeCheck({1: "no answer"}, [BUSY]), log) == [1]
     log.write_text("damaged")
-    assert silent(FakeCheck({1: "no answer"}, [IDLE, BUSY]), log) == []
+    assert ranks_without_progress(FakeCheck({1: "no answer"}, [IDLE, BUSY]), log) == []
 
 
 def test_full_disk_does_not_fail_liveness(tmp_path: Path) -> None:
     """A reading that cannot be saved or loaded affects only the next check."""
     log = tmp_path / "no such folder" / "kept"
-    assert silent(FakeCheck({1: "no answer"}, [IDLE, BUSY]), log) == []
-    assert silent(FakeCheck({1: "no answer"}, [IDLE, IDLE]), log) == [1]
-    assert silent(FakeCheck({}), tmp_path) == [], "a directory cannot be removed with `unlink`"
+    assert ranks_without_progress(FakeCheck({1: "no answer"}, [IDLE, BUSY]), log) == []
+    assert ranks_without_progress(FakeCheck({1: "no answer"}, [IDLE, IDLE]), log) == [1]
+    assert ranks_without_progress(FakeCheck({}), tmp_path) == [], "a directory cannot be removed with `unlink`"
 
 
 @pytest.fixture
@@ -151,7 +151,10 @@ def test_liveness_probe_omits_key_invalid_in_header(
 @pytest.mark.parametrize(("healthy", "unresponsive"), [(True, []), (False, [0])])
 def test_health_endpoint_decides_without_work_counters(healthy: bool, unresponsive: list[int], tmp_path: Path) -> None:
     """A queue that outlasts the probe does not mean that the rank is dead."""
-    assert silent(FakeCheck({0: "no answer"}, [UNCOUNTED], healthy=healthy), tmp_path / "kept") == unresponsive
+    assert (
+        ranks_without_progress(FakeCheck({0: "no answer"}, [UNCOUNTED], healthy=healthy), tmp_path / "kept")
+        == unresponsive
+    )
 
 
 def test_first_reading_is_not_progress() -> None:
