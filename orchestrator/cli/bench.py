@@ -191,5 +191,5 @@ def _require_complete(result: BenchResult, target: str, *, url: str, recovery_co
         raise BenchError(
             f"the endpoint stopped answering: {example}",
             location=url,
-            hint=f"when the endpoint answers recovery_command: `{recovery_command}`",
+            hint=f"when the endpoint answers again: `{recovery_command}`",
         )

@@ -132,7 +132,7 @@ def test_progress_is_printed_in_plain_lines() -> None:
 
 
 def test_graph_capture_progress_is_one_line() -> None:
-    """`up` once wrote 45 lines expected_seconds graph capture."""
+    """`up` once wrote 45 lines about graph capture."""
     bar = {5 + number: [f"Capturing batches (bs=8):  5%|..| {number}/20 ["] for number in range(1, 21)}
     server = Server(log={0: LOADING, 5: ["Capture target verify CUDA graph begin."], **bar, 40: READY})
     server.wait()
