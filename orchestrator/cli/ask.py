@@ -24,7 +24,7 @@ def command(
         server, answer = servers.open(name), StreamRedactor()
         server.require_running()
         try:
-            for piece in ask(server.handle.url, prompt, tokens=tokens, key=server.key, model=server.model):
+            for piece in ask(server.url, prompt, tokens=tokens, key=server.key, model=server.model):
                 print_data(answer.feed(piece), end="")
         finally:
             print_data(answer.close(), end="")

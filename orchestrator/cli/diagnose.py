@@ -20,8 +20,9 @@ from orchestrator.diagnose.match import diagnose
 from orchestrator.diagnose.report import DiagnosisOutput
 from orchestrator.plan.plan import NAME
 from orchestrator.runs.run_dir import known_names, latest_run, latest_runs, note_request
+from orchestrator.servers.group import exit_problem
 from orchestrator.servers.logs import saved_log
-from orchestrator.servers.servers import dead_processes, exit_problem, open_servers
+from orchestrator.servers.servers import dead_processes, open_servers
 from orchestrator.servers.status import statuses
 
 OUTPUT: Final = JsonOutput(DiagnosisOutput)
@@ -79,14 +80,13 @@ def _log_of(subject: str, home: Home, host: str | None) -> Iterator[tuple[Iterat
         yield LogTail(Path(subject), single_file=True).to_end(), ""
     else:
         with open_servers(home, host, name=subject) as servers:
-            handles = servers.find(subject) if NAME.match(subject) else ()
-            if handles:
-                runtime = servers.runtime(handles[0])
-                state = runtime.state(handles[0])
+            found = servers.find(subject) if NAME.match(subject) else ()
+            if found:
+                server, state = found[0], found[0].state
                 ended = exit_problem(subject, state)
                 detail = "" if ended else state.detail
-                extra_lines = filter(None, [dead_processes(runtime, handles[0]), detail])
-                yield chain(runtime.logs(handles[0], follow=False), extra_lines), ended.message if ended else ""
+                extra_lines = filter(None, [dead_processes(server), detail])
+                yield chain(server.logs(follow=False), extra_lines), ended.message if ended else ""
             elif (saved := saved_log(servers, subject)) is not None:
                 yield saved, ""
             else:

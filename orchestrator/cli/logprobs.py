@@ -16,7 +16,8 @@ from orchestrator.core.paths import Home
 from orchestrator.evals.logprobs.reference import load_reference, reference_to_json
 from orchestrator.evals.logprobs.report import LogprobReport
 from orchestrator.evals.logprobs.run import REPORT_FILE, ProbeOptions, measure_reference, run_probe
-from orchestrator.servers.servers import api_key, open_servers
+from orchestrator.servers.group import api_key
+from orchestrator.servers.servers import open_servers
 from orchestrator.servers.targets import side_of_server, side_of_url
 
 ReferenceOption: TypeAlias = Annotated[

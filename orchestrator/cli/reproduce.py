@@ -230,7 +230,7 @@ def _running_plan(name: str, host: str | None) -> Plan:
     with open_servers(Home.from_environment(), host) as servers:
         server = servers.open(name)
         server.require_running()
-        return server.handle.require_plan()
+        return server.require_plan()
 
 
 def _note_checkpoint(planned: ReproducePlan, published: Published) -> None:

@@ -20,7 +20,8 @@ from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
 from orchestrator.core.streams import ignore_sigpipe
 from orchestrator.planner.planning import load
-from orchestrator.servers.servers import api_key, open_servers, resolve_server_name
+from orchestrator.servers.group import api_key
+from orchestrator.servers.servers import open_servers, resolve_server_name
 from orchestrator.servers.start.verify import smoke_server, smoke_url
 from orchestrator.verify.report import SmokeReport
 

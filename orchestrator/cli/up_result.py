@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from orchestrator.core.console import info, note, terminal_width
 from orchestrator.core.json_output import JsonOutput
-from orchestrator.servers.group import RunningServer
+from orchestrator.servers.group import Server
 from orchestrator.servers.start.request import UpResult
 from orchestrator.verify.report import SmokeReport
 
@@ -28,7 +28,7 @@ class ServerOutput:
     gateway_dir: str
 
     @staticmethod
-    def fields(server: RunningServer) -> dict[str, Any]:
+    def fields(server: Server) -> dict[str, Any]:
         """Return the values of the fields."""
         replicas = tuple(ServerOutput(**ServerOutput.fields(replica)) for replica in server.replicas)
         return {field.name: getattr(server, field.name) for field in fields(ServerOutput)} | {"replicas": replicas}
@@ -49,13 +49,13 @@ UP: Final = JsonOutput(UpOutput)
 def show_up(done: UpResult, *, json: bool) -> None:
     """Print the URL of the server, and its smoke test if it was started now."""
     if json:
-        server, smoke = ServerOutput.fields(done.handle), done.smoke
-        UP.show(UpOutput(**server, already_up=smoke is None, ready_seconds=done.seconds, smoke=smoke))
+        output, smoke = ServerOutput.fields(done.server), done.smoke
+        UP.show(UpOutput(**output, already_up=smoke is None, ready_seconds=done.seconds, smoke=smoke))
         return
-    handle, prefix = done.handle, "already " if done.smoke is None else ""
+    server, prefix = done.server, "already " if done.smoke is None else ""
     if done.smoke is not None:
         info(done.smoke.to_table(width=terminal_width(sys.stderr)))
-    url = f"{handle.service_url}, inside its network" if handle.service_url else handle.url
-    info(f"`{handle.name}` is {prefix}up at {url} (model `{done.served_name}`)")
-    if handle.forward_command:
-        note(f"to reach it from this host: `{handle.forward_command}`")
+    url = f"{server.service_url}, inside its network" if server.service_url else server.url
+    info(f"`{server.name}` is {prefix}up at {url} (model `{done.served_name}`)")
+    if server.forward_command:
+        note(f"to reach it from this host: `{server.forward_command}`")

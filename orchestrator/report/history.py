@@ -12,7 +12,6 @@ from orchestrator.bench import metrics
 from orchestrator.bench.result import BenchResult, Point
 from orchestrator.bench.result_files import recorded_results
 from orchestrator.core.console import format_duration, table, warn
-from orchestrator.core.errors import DeployError
 from orchestrator.core.text import objects_in
 from orchestrator.runs.run_dir import (
     REQUEST_FILE,
@@ -207,15 +206,11 @@ def _ending(run: RunDir) -> tuple[str, str | None]:
 
 def _states(servers: Servers, name: str | None) -> Iterator[tuple[str, tuple[str, str]]]:
     """Yield (run directory, (status, description)) of each existing server."""
-    for handle in servers.find(name):
-        try:
-            state = servers.runtime(handle).state(handle)
-        except DeployError as error:
-            yield _real_path(Path(handle.run_dir)), (Status.UNKNOWN, error.message)
-            continue
+    for server in servers.find(name):
+        state = server.state
         running = "; ".join(filter(None, [f"runs, for {state.age()}", state.detail]))
         words = running if state.status is Status.RUNNING else state.exit_summary
-        yield _real_path(Path(handle.run_dir)), (state.status, words)
+        yield _real_path(Path(server.run_dir)), (state.status, words)
 
 
 def _real_path(path: Path) -> str:

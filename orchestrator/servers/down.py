@@ -9,7 +9,7 @@ from orchestrator.core.errors import DeployError, HostError, Problem
 from orchestrator.runs.run_dir import latest_run, name_lock, read_plan
 from orchestrator.runtimes import runtime_class
 from orchestrator.servers.drain import drain_and_stop
-from orchestrator.servers.group import RunningServer
+from orchestrator.servers.group import Server
 from orchestrator.servers.servers import Servers
 from orchestrator.servers.start.host import resolve_host_ref, wait_until_released
 
@@ -26,13 +26,13 @@ def down(servers: Servers, name: str, *, all_homes: bool = True, drain: float | 
     servers.open(name)
     with name_lock(servers.home, name):
         rank_hosts: tuple[str, ...] = ()
-        for handle in servers.find(name):
-            if all_homes or _is_ours(servers, handle):
+        for server in servers.find(name):
+            if all_homes or _is_ours(servers, server):
                 seconds = grace_of(servers, name) if drain is None else drain
                 if seconds:
                     info(f"stopping `{name}`: waiting up to {seconds:g} s for its requests")
-                rank_hosts = rank_hosts or handle.rank_hosts
-                drain_and_stop(servers, handle, seconds=seconds, reason="stopped")
+                rank_hosts = rank_hosts or server.rank_hosts
+                drain_and_stop(servers, server, seconds=seconds, reason="stopped")
         if (plan := read_plan(latest_run(servers.home, name))) is not None:
             wait_until_released(plan, resolve_host_ref(plan.runtime, servers.home, servers.host, rank_hosts=rank_hosts))
 
@@ -50,8 +50,8 @@ def down_all(
     server that could not be stopped and each runtime that did not respond.
     """
     failures: dict[str, DeployError] = {}
-    handles = servers.find()
-    names = sorted({handle.name for handle in handles if all_homes or _is_ours(servers, handle)})
+    found = servers.find()
+    names = sorted({server.name for server in found if all_homes or _is_ours(servers, server)})
     for name in names:
         try:
             down(servers, name, all_homes=all_homes, drain=drain)
@@ -62,7 +62,7 @@ def down_all(
             failures[name] = error if isinstance(error, DeployError) else HostError(str(error))
     if not names and not servers.unreachable:
         info("no server of this home is running")
-    for name in sorted({handle.name for handle in handles} - set(names)):
+    for name in sorted({server.name for server in found} - set(names)):
         note(f"`{name}` was started from another home and is still running: `deploy down {name}` stops it")
     problems = [Problem(text) for text in servers.unanswered()]
     problems += [
@@ -75,15 +75,15 @@ def down_all(
         raise HostError(message, problems=problems)
 
 
-def _is_ours(servers: Servers, handle: RunningServer) -> bool:
+def _is_ours(servers: Servers, server: Server) -> bool:
     """Return whether a server was started from this home; several homes may share a Docker daemon.
 
     If the run directory was deleted, its path identifies the home of a process. It does not for a container, whose
     labels could name any path.
     """
-    run_dir, kind = Path(handle.run_dir), runtime_class(handle.runtime)
+    run_dir, kind = Path(server.run_dir), runtime_class(server.runtime)
     deleted = not run_dir.exists() and run_dir.is_relative_to(servers.home.runs.resolve())
-    return servers.home.holds(run_dir, handle.name) or (deleted and kind.is_local and not kind.in_container)
+    return servers.home.holds(run_dir, server.name) or (deleted and kind.is_local and not kind.in_container)
 
 
 def grace_of(servers: Servers, name: str) -> float:

@@ -16,9 +16,9 @@ from orchestrator.engine.drain import RequestTally, ServerRequests, UnknownLoadE
 from orchestrator.runtimes.base import Status
 from orchestrator.runtimes.replicas import replica_name
 from orchestrator.servers.exit_record import stop_server
-from orchestrator.servers.group import RunningServer, ServerGroup
+from orchestrator.servers.group import Server, api_key
 from orchestrator.servers.rollout.join import leave
-from orchestrator.servers.servers import Servers, api_key
+from orchestrator.servers.servers import Servers
 
 _POLL: Final = 0.2  # seconds
 _EXIT: Final = 10.0  # seconds for sglang to exit after its last request: it checks every 5 s
@@ -30,25 +30,25 @@ class Drain:
 
     ::
 
-        with Drain(runtime, server, seconds=30) as drain:  ──▶ counts the requests, in a thread
-            …                                                  aborts those left after 30 s
+        with Drain(server, seconds=30) as drain:  ──▶ counts the requests, in a thread
+            …                                         aborts those left after 30 s
         ◀── prints `drained replica 1: 3 requests ended, 1 aborted after 30 s`
     """
 
-    def __init__(self, runtime: ServerGroup, server: RunningServer | None, *, seconds: float) -> None:
+    def __init__(self, server: Server | None, *, seconds: float) -> None:
         """Count the current requests of the running units."""
         self._seconds, self._end = seconds, time.monotonic() + seconds
         self._tallies: dict[str, RequestTally] = {}
         self._ended, self._expired = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
-        for engine in (server.replicas or (server,)) if server is not None else ():
+        for engine in server.engines if server is not None else ():
             with suppress(DeployError, OSError):  # dead or hung: none of its requests can end
                 replica = replica_name(Path(engine.run_dir)).replace("-", " ")
-                self._add(runtime, engine, replica or f"`{engine.name}`")
+                self._add(engine, replica or f"`{engine.name}`")
 
-    def _add(self, runtime: ServerGroup, engine: RunningServer, label: str) -> None:
+    def _add(self, engine: Server, label: str) -> None:
         address = urlsplit(engine.url)
-        if not address.hostname or runtime.state(engine).status is not Status.RUNNING:
+        if not address.hostname or engine.current_state().status is not Status.RUNNING:
             return
         try:
             requests = ServerRequests(address.hostname, address.port or 80, key=_key_of(engine))
@@ -110,25 +110,24 @@ class Drain:
         self._expired.set()
 
 
-def drain_and_stop(servers: Servers, server: RunningServer, *, seconds: float, reason: str) -> None:
+def drain_and_stop(servers: Servers, server: Server, *, seconds: float, reason: str) -> None:
     """Stop a server as soon as its requests have ended, or after `seconds`; see `stop_server`."""
-    runtime = servers.runtime(server)
-    limit = runtime.max_drain(server)
+    limit = server.max_drain
     if limit is not None and seconds > limit:
         note(f"`{server.name}` aborts its requests after {limit:g} s, `timeouts.termination_grace` of its plan")
         seconds = limit
-    with Drain(runtime, server, seconds=seconds) as drain:
+    with Drain(server, seconds=seconds) as drain:
         leave(server, servers, seconds=seconds)
         if seconds <= 0:
             drain.abort()
-        stop_server(runtime, server, home=servers.home, grace=drain.grace, reason=reason)
+        stop_server(server, home=servers.home, grace=drain.grace, reason=reason)
 
 
-def _key_variable(engine: RunningServer) -> str | None:
+def _key_variable(engine: Server) -> str | None:
     return engine.plan.server.api_key_env if engine.plan else None
 
 
-def _key_of(engine: RunningServer) -> str:
+def _key_of(engine: Server) -> str:
     """Return the API key of a server; "" if the server has none, or if its variable is not set here."""
     with suppress(UsageError):
         key = api_key(_key_variable(engine))

@@ -13,7 +13,7 @@ from orchestrator.core.streams import ignore_sigpipe
 from orchestrator.runs.run_dir import REQUEST_FILE, RunDir
 from orchestrator.runtimes import REGISTRY, runtime_class
 from orchestrator.runtimes.base import EXIT_FILE, ServerState, Status
-from orchestrator.servers.group import RunningServer, ServerGroup
+from orchestrator.servers.group import Server
 
 RESTARTS_FILE: Final = "restarts.json"  # when `deploy watch` restarted the server of this run, and why
 STOPPED_FOR_RESTART: Final = "stopped by `deploy watch` for a restart"  # the reason for a stop
@@ -21,15 +21,15 @@ UP_FAILED: Final = "`up` failed"
 REMOVED: Final = "removed"  # the reason for stopping a replica that the new plan lacks
 
 
-def stop_server(runtime: ServerGroup, handle: RunningServer, *, home: Home, grace: float, reason: str) -> None:
+def stop_server(server: Server, *, home: Home, grace: float, reason: str) -> None:
     """Stop a server and record `reason`, or its exit if it had already exited. Raises the errors of `Runtime.stop`."""
     ignore_sigpipe()
     state = None
     with suppress(DeployError):  # a stop usually works even if the state is unknown
-        state = runtime.state(handle)
-    runtime.stop(handle, grace=grace)
-    run_dir = Path(handle.run_dir)
-    if home.holds(run_dir, handle.name) and (state is None or state.status is not Status.NOT_FOUND):
+        state = server.current_state()
+    server.stop(grace=grace)
+    run_dir = Path(server.run_dir)
+    if home.holds(run_dir, server.name) and (state is None or state.status is not Status.NOT_FOUND):
         record_exit(RunDir(run_dir), reason, state)
 
 

@@ -1,4 +1,4 @@
-"""The servers of one runtime: a single unit, or a gateway and its replicas.
+"""A server: a single unit, or a gateway and its replicas.
 
 The gateway starts after the replicas and stops before them. The logs of all units are joined. After a rolling update, a
 server consists of the newest run of each replica number.
@@ -10,38 +10,43 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.console import warn
-from orchestrator.core.errors import HostError
+from orchestrator.core.errors import HostError, Problem, StartError, UsageError
+from orchestrator.core.secrets import SAFE_LENGTH, Secret
+from orchestrator.engine.endpoints import read_key
 from orchestrator.plan.units import Role
 from orchestrator.runs.run_dir import SMOKE_FILE, RunDir, read_plan, require_plan
 from orchestrator.runtimes.base import LOG, Runtime, ServerState, Status, Unit
 from orchestrator.runtimes.replicas import in_order, rank_dirs, rank_of, replica_name, run_root
 
 if TYPE_CHECKING:
-    from orchestrator.core.secrets import Secret
+    from orchestrator.engine.client import EngineClient, Timeouts
     from orchestrator.plan.plan import Plan
     from orchestrator.render.artifacts import Artifacts
 
 NO_GATEWAY: Final = ServerState(status=Status.EXITED, detail="the gateway was not started")
+RESTART_HINT: Final = "`deploy diagnose {name}` and `deploy logs {name}` show why; `deploy restart {name}` restarts it"
 _INTERVAL: Final = 0.2  # seconds between two reads of the replicas' logs
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunningServer(Unit):
+class Server(Unit):
     """A server under one name: a single unit, or a gateway and its replicas."""
 
-    replicas: tuple[RunningServer, ...] = ()
+    backend: Runtime = field(compare=False, repr=False)  # starts and stops its units
+    replicas: tuple[Server, ...] = ()
     gateway_dir: str = ""  # run directory of the gateway, if `run_dir` belongs to a later run
 
     @classmethod
-    def of(cls, unit: Unit) -> RunningServer:
+    def of(cls, unit: Unit, backend: Runtime) -> Server:
         """Return a single unit as a server."""
-        return cls(**{field.name: getattr(unit, field.name) for field in fields(Unit)})
+        return cls(backend=backend, **{item.name: getattr(unit, item.name) for item in fields(Unit)})
 
     @property
     def log_dir(self) -> str:
@@ -51,7 +56,7 @@ class RunningServer(Unit):
     @property
     def unit(self) -> Unit:
         """The single unit, or the gateway."""
-        values = {field.name: getattr(self, field.name) for field in fields(Unit)}
+        values = {item.name: getattr(self, item.name) for item in fields(Unit)}
         return Unit(**{**values, "run_dir": self.log_dir})
 
     @property
@@ -59,9 +64,9 @@ class RunningServer(Unit):
         """The newest run of the server."""
         return RunDir(Path(self.run_dir))
 
-    @property
+    @cached_property
     def plan(self) -> Plan | None:
-        """The plan of the newest run; None if it is not in this home."""
+        """The plan of the newest run; None if it is missing, unreadable or not in this home."""
         return read_plan(self.run)
 
     def require_plan(self) -> Plan:
@@ -69,9 +74,24 @@ class RunningServer(Unit):
         return require_plan(self.run, self.name)
 
     @property
+    def engines(self) -> tuple[Server, ...]:
+        """The sglang servers: the replicas, or the server itself."""
+        return self.replicas or (self,)
+
+    @property
     def has_roles(self) -> bool:
         """Whether prefill and decode are separate servers."""
         return any(server.role in {Role.PREFILL, Role.DECODE} for server in self.replicas)
+
+    @property
+    def key(self) -> Secret | None:
+        """The API key, from the variable in the plan. Raises UsageError if it is not set."""
+        return api_key(self.plan.server.api_key_env) if self.plan else None
+
+    @property
+    def model(self) -> str:
+        """Served model name; sglang's `default` without a plan."""
+        return self.plan.model.served_name if self.plan else "default"
 
     @property
     def units(self) -> tuple[Unit, ...]:
@@ -88,92 +108,82 @@ class RunningServer(Unit):
             for folder in (unit.run_dir, *rank_dirs(Path(unit.run_dir)))
         )
 
-
-class ServerGroup:
-    """The servers of one runtime."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        """Group the units of `runtime`."""
-        self.runtime = runtime
-
-    def max_drain(self, server: RunningServer) -> float | None:
-        """Return the seconds after which the runtime aborts the requests of a stopping server; None if never."""
-        if not self.runtime.drains_on_stop or (plan := server.plan) is None:
+    @property
+    def max_drain(self) -> float | None:
+        """The seconds after which the runtime aborts the requests of a stopping server; None if never."""
+        if not self.backend.drains_on_stop or self.plan is None:
             return None
-        return float(plan.timeouts.termination_grace)
+        return float(self.plan.timeouts.termination_grace)
 
-    def start(self, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]) -> RunningServer:
-        """Start one unit. See `Runtime.start`."""
-        started = self.runtime.start(artifacts, name=name, run_dir=run_dir, secrets=secrets)
-        return RunningServer.of(replace(started, role=artifacts.plan.role))
+    def client(self, limits: Timeouts | None = None) -> EngineClient:
+        """Return a client with the API key."""
+        from orchestrator.engine import client  # noqa: PLC0415 - an HTTP client takes 0.2 s to import
 
-    def wait_for_placement(
-        self, server: RunningServer, plan: Plan, *, on_wait: Callable[[], object] = lambda: None
-    ) -> RunningServer:
+        return client.EngineClient(self.url, key=self.key, limits=limits or client.DEFAULT_TIMEOUTS)
+
+    def wait_for_placement(self, plan: Plan, *, on_wait: Callable[[], object] = lambda: None) -> Server:
         """Wait until a unit is scheduled. See `Runtime.wait_for_placement`."""
-        return RunningServer.of(self.runtime.wait_for_placement(server.unit, plan, on_wait=on_wait))
+        return Server.of(self.backend.wait_for_placement(self.unit, plan, on_wait=on_wait), self.backend)
 
-    def find(self, name: str | None = None) -> tuple[RunningServer, ...]:
-        """Return all servers, or those called `name`, with their states, sorted by name.
+    def current_state(self) -> ServerState:
+        """Ask for the state of the single unit or of the gateway; `state` is from the time of the listing."""
+        return NO_GATEWAY if self.replicas and not self.runtime_id else self.backend.state(self.unit)
 
-        Raises the errors of `Runtime.find`.
-        """
-        return servers_of(self.runtime.find(name))
+    def require_running(self) -> ServerState:
+        """Return the current state. Raises StartError with the exit reason if the server is not running."""
+        state = self.current_state()
+        if (ended := exit_problem(self.name, state)) is not None:
+            raise StartError(ended.message, hint=ended.hint)
+        return state
 
-    def state(self, server: RunningServer) -> ServerState:
-        """Return the current state of a single unit or of the gateway."""
-        return NO_GATEWAY if server.replicas and not server.runtime_id else self.runtime.state(server.unit)
-
-    def process_cmdlines(self, server: RunningServer) -> tuple[str, ...]:
+    def process_cmdlines(self) -> tuple[str, ...]:
         """Return the command lines of the processes of a unit. See `Runtime.process_cmdlines`."""
-        return self.runtime.process_cmdlines(server.unit)
+        return self.backend.process_cmdlines(self.unit)
 
-    def host_memory(self, server: RunningServer) -> int | None:
+    def host_memory(self) -> int | None:
         """Return the total host memory of all units; None if any is unknown. See `Runtime.host_memory`."""
-        sizes = [self.runtime.host_memory(unit) for unit in server.units]
+        sizes = [self.backend.host_memory(unit) for unit in self.units]
         return None if None in sizes else sum(filter(None, sizes))
 
-    def logs(self, server: RunningServer, *, follow: bool) -> Iterator[str]:
+    def logs(self, *, follow: bool) -> Iterator[str]:
         """Yield the log; with several units or ranks, a file name precedes each part, as in the output of `tail`."""
-        if len(server.logged) > 1:
-            return self._all_logs(server, follow=follow)
-        return self.runtime.logs(server.unit, follow=follow)
+        return self._all_logs(follow=follow) if len(self.logged) > 1 else self.backend.logs(self.unit, follow=follow)
 
-    def tail(self, server: RunningServer) -> Callable[[], Iterator[str]]:
+    def tail(self) -> Callable[[], Iterator[str]]:
         """Return a function that, at each call, yields the new lines of all logs."""
-        tails = [self._tail(unit, set()) for unit in server.logged]
+        tails = [self._tail(unit, set()) for unit in self.logged]
         return tails[0] if len(tails) == 1 else lambda: chain.from_iterable(tail() for tail in tails)
 
-    def stop(self, server: RunningServer, *, grace: float) -> None:
+    def stop(self, *, grace: float) -> None:
         """Stop the gateway first, then the replicas, which drain at the same time."""
-        until, unit = time.monotonic() + grace, server.unit
-        if not server.replicas:
-            self.runtime.stop(unit, grace=grace)
+        until, unit = time.monotonic() + grace, self.unit
+        if not self.replicas:
+            self.backend.stop(unit, grace=grace)
             return
         try:
             if unit.runtime_id:
-                self.runtime.stop(unit, grace=grace)
+                self.backend.stop(unit, grace=grace)
         finally:  # highest replica first (pods all at once); last the gateway again, in case its stop failed
-            self.runtime.stop_all(server.units[::-1], grace=max(until - time.monotonic(), 0))
+            self.backend.stop_all(self.units[::-1], grace=max(until - time.monotonic(), 0))
 
     def _tail(self, unit: Unit, unreachable: set[Unit]) -> Callable[[], Iterator[str]]:
-        tail = self.runtime.tail(unit)
+        tail = self.backend.tail(unit)
         return lambda: _lines_if_reachable(unit, tail(), unreachable)
 
     def _runs(self, unit: Unit) -> bool:
         try:
-            return self.runtime.state(unit).status is Status.RUNNING
+            return self.backend.state(unit).status is Status.RUNNING
         except HostError:
             if not rank_of(Path(unit.run_dir)):
                 raise
             return False
 
-    def _all_logs(self, server: RunningServer, *, follow: bool) -> Iterator[str]:
-        units, unreachable = server.logged, set[Unit]()
-        names = [os.path.relpath(Path(unit.run_dir, LOG), server.run_dir) for unit in units]
+    def _all_logs(self, *, follow: bool) -> Iterator[str]:
+        units, unreachable = self.logged, set[Unit]()
+        names = [os.path.relpath(Path(unit.run_dir, LOG), self.run_dir) for unit in units]
         for name, unit in zip(names, units, strict=True):
             yield f"==> {name} <=="
-            yield from _lines_if_reachable(unit, self.runtime.logs(unit, follow=False), unreachable)
+            yield from _lines_if_reachable(unit, self.backend.logs(unit, follow=False), unreachable)
         tails = [self._tail(unit, unreachable) for unit in units] if follow else []
         for tail in tails:
             deque(tail(), maxlen=0)
@@ -186,6 +196,14 @@ class ServerGroup:
                         yield f"==> {name} <=="
                     last = name
                     yield line
+
+
+def start_unit(
+    backend: Runtime, artifacts: Artifacts, *, name: str, run_dir: Path, secrets: Mapping[str, Secret]
+) -> Server:
+    """Start one unit. See `Runtime.start`."""
+    started = backend.start(artifacts, name=name, run_dir=run_dir, secrets=secrets)
+    return Server.of(replace(started, role=artifacts.plan.role), backend)
 
 
 def _lines_if_reachable(unit: Unit, lines: Iterator[str], unreachable: set[Unit]) -> Iterator[str]:
@@ -203,16 +221,16 @@ def _lines_if_reachable(unit: Unit, lines: Iterator[str], unreachable: set[Unit]
         unreachable.add(unit)
 
 
-def servers_of(units: Sequence[Unit]) -> tuple[RunningServer, ...]:
-    """Return the servers that consist of the units, sorted by name."""
-    running = sorted((RunningServer.of(unit) for unit in units), key=lambda unit: unit.name)
+def servers_of(backend: Runtime, units: Sequence[Unit]) -> tuple[Server, ...]:
+    """Return the servers that consist of the units of a runtime, sorted by name."""
+    running = sorted((Server.of(unit, backend) for unit in units), key=lambda unit: unit.name)
     names = groupby(running, key=lambda unit: unit.name)
     return tuple(chain.from_iterable(_servers_of_name(list(same)) for _, same in names))
 
 
-def _servers_of_name(units: Sequence[RunningServer]) -> Iterator[RunningServer]:
+def _servers_of_name(units: Sequence[Server]) -> Iterator[Server]:
     """Yield the runs of one name, then the units with an unreadable record."""
-    starts: dict[Path, list[RunningServer]] = {}
+    starts: dict[Path, list[Server]] = {}
     for unit in units:
         if unit.runtime_id:
             starts.setdefault(run_dir_of(unit), []).append(unit)
@@ -220,7 +238,7 @@ def _servers_of_name(units: Sequence[RunningServer]) -> Iterator[RunningServer]:
     yield from (unit for unit in units if not unit.runtime_id)
 
 
-def _start(units: Sequence[RunningServer]) -> RunningServer:
+def _start(units: Sequence[Server]) -> Server:
     """Join the units of one run into a server."""
     main = next((unit for unit in units if not replica_name(Path(unit.run_dir))), None)
     replicas = [unit for unit in units if unit is not main]
@@ -228,7 +246,7 @@ def _start(units: Sequence[RunningServer]) -> RunningServer:
     return main if main is not None and not replicas else join_replicas(main, in_turn)
 
 
-def join_replicas(gateway: RunningServer | None, servers: Sequence[RunningServer]) -> RunningServer:
+def join_replicas(gateway: Server | None, servers: Sequence[Server]) -> Server:
     """Join replicas, and their gateway if it was started, into one server of their newest run."""
     if gateway is not None:
         first = Path(gateway.log_dir)
@@ -253,7 +271,7 @@ def join_replicas(gateway: RunningServer | None, servers: Sequence[RunningServer
     )
 
 
-def merge_updates(servers: Sequence[RunningServer]) -> list[RunningServer]:
+def merge_updates(servers: Sequence[Server]) -> list[Server]:
     """Merge the runs of one name after a rolling update: one gateway, and the newest replica of each number."""
     gateways = [server for server in servers if server.runtime_id]
     replica_runs = [server for server in servers if server.replicas and not server.runtime_id]
@@ -270,10 +288,39 @@ def run_dir_of(unit: Unit) -> Path:
     return run_root(Path(unit.run_dir)).absolute()
 
 
-def run_dirs(servers: Sequence[RunningServer]) -> list[Path]:
+def run_dirs(servers: Sequence[Server]) -> list[Path]:
     """Return the run directories of servers and of their replicas."""
     directories = {run_dir_of(replica) for server in servers for replica in (server, *server.replicas)}
     return sorted(directories | {Path(server.log_dir) for server in servers})
+
+
+def api_key(variable: str | None) -> Secret | None:
+    """Return the API key from the environment variable that a plan names.
+
+    Raises UsageError if the variable is not set or its key is invalid.
+    """
+    if variable is None:
+        return None
+    if not (value := os.environ.get(variable)):
+        message = f"`{variable}` is not set: the plan reads the API key from this variable"
+        raise UsageError(message, hint=f"export {variable}=…")
+    key = read_key(value, location=variable)
+    if len(key.reveal()) < SAFE_LENGTH:
+        problem = f"the API key in `{variable}` has fewer than {SAFE_LENGTH} characters"
+        warn(f"{problem}: a short key can be guessed, and output redacts it only as a whole word")
+    return key
+
+
+def exit_problem(name: str, state: ServerState) -> Problem | None:
+    """Return how a server exited, with a hint; None if it is running."""
+    if state.status is Status.RUNNING:
+        return None
+    if state.status is Status.PENDING:
+        hint = f"wait, or `deploy down {name}`"
+        return Problem(f"`{name}` is pending: {state.detail}", hint=hint)
+    if state.status is Status.UNKNOWN:
+        return Problem(f"`{name}`: {state.detail}", hint=f"`deploy down {name}` stops the processes that it can reach")
+    return Problem(f"`{name}` is not running: {state.exit_summary}", hint=RESTART_HINT.format(name=name))
 
 
 def _planned_digest(run_dir: Path) -> str:

@@ -24,14 +24,13 @@ def log_lines(servers: Servers, name: str, *, follow: bool, last: int | None = N
 
     Raises StartError if there is neither a server nor a log.
     """
-    handles = servers.find(name)
-    if not handles and (saved := saved_log(servers, name)) is not None:
+    found = servers.find(name)
+    if not found and (saved := saved_log(servers, name)) is not None:
         return iter(deque(saved, maxlen=last)) if last is not None else saved
-    server = servers.server(handles[0]) if handles else servers.open(name)
-    runtime, handle = server.runtime, server.handle
+    server = found[0] if found else servers.open(name)
     if last is None:
-        return runtime.logs(handle, follow=follow)
-    so_far = deque(enumerate(runtime.logs(handle, follow=False), start=1), maxlen=last)
+        return server.logs(follow=follow)
+    so_far = deque(enumerate(server.logs(follow=False), start=1), maxlen=last)
     written = so_far[-1][0] if so_far else 0
-    later = islice(runtime.logs(handle, follow=True), written, None) if follow else ()
+    later = islice(server.logs(follow=True), written, None) if follow else ()
     return chain((line for _, line in so_far), later)

@@ -32,7 +32,7 @@ from orchestrator.runs.run_dir import (
 from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import EXIT_FILE, Status
 from orchestrator.servers.exit_record import saved_state
-from orchestrator.servers.group import run_dirs
+from orchestrator.servers.group import run_dirs, servers_of
 from orchestrator.servers.run_history import protected_runs
 from orchestrator.servers.servers import Servers
 
@@ -114,7 +114,7 @@ def _prune(servers: Servers, name: str, *, keep: int, since: datetime, dry_run: 
         needed, found_dirs, responded = protected_runs(servers.home, name), list[Path](), set[str]()
         for kind, runtime in servers.runtimes.items():
             with suppress(HostError):
-                found_dirs += run_dirs(runtime.find(name))
+                found_dirs += run_dirs(servers_of(runtime, runtime.find(name)))
                 responded.add(kind)
         for run in _old(servers, name, keep, since):
             size, saved = 0, needed.get(run, "")

@@ -1,20 +1,16 @@
 """All servers of all runtimes."""
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from orchestrator.core.console import warn
-from orchestrator.core.errors import HostError, Problem, StartError, UsageError
+from orchestrator.core.errors import HostError, StartError
 from orchestrator.core.paths import Home
-from orchestrator.core.secrets import SAFE_LENGTH, Secret, register_env_secret
+from orchestrator.core.secrets import register_env_secret
 from orchestrator.core.suggest import did_you_mean
-from orchestrator.engine.endpoints import read_key
 from orchestrator.engine.launch import process_names
 from orchestrator.plan.plan import NAME, Plan
 from orchestrator.runs.run_dir import (
@@ -30,63 +26,11 @@ from orchestrator.runs.run_dir import (
     runs_with_smoke,
 )
 from orchestrator.runtimes import REGISTRY, open_runtime, runtime_class
-from orchestrator.runtimes.base import EXIT_FILE, PartialResultError, ServerState, Status
+from orchestrator.runtimes.base import EXIT_FILE, PartialResultError, Runtime, ServerState, Status
 from orchestrator.servers.exit_record import REMOVED
-from orchestrator.servers.group import RunningServer, ServerGroup, servers_of
+from orchestrator.servers.group import Server, servers_of
 
-if TYPE_CHECKING:
-    from orchestrator.engine.client import EngineClient, Timeouts
-
-RESTART_HINT: Final = "`deploy diagnose {name}` and `deploy logs {name}` show why; `deploy restart {name}` restarts it"
 PROCESSES_FILE: Final = "processes.json"  # the processes of a server, recorded when it is ready
-
-
-@dataclass(frozen=True, kw_only=True)
-class Server:
-    """A server with its runtime, run directory, plan and API key."""
-
-    handle: RunningServer
-    runtime: ServerGroup
-    run: RunDir | None  # None for a server of another home: its labels could name any directory
-
-    @property
-    def engines(self) -> tuple[RunningServer, ...]:
-        """The sglang servers: the replicas, or the server itself."""
-        return self.handle.replicas or (self.handle,)
-
-    @cached_property
-    def plan(self) -> Plan | None:
-        """The plan of the server; None if it is missing or unreadable."""
-        return self.handle.plan
-
-    @property
-    def key(self) -> Secret | None:
-        """The API key, from the variable in the plan. Raises UsageError if it is not set."""
-        return api_key(self.plan.server.api_key_env) if self.plan else None
-
-    @property
-    def model(self) -> str:
-        """Served model name; sglang's `default` without a plan."""
-        return self.plan.model.served_name if self.plan else "default"
-
-    def require_own_run(self) -> RunDir:
-        """Return the run directory. Raises StartError if it is not in this home."""
-        if self.run is None:
-            raise no_plan(None, self.handle.name)
-        return self.run
-
-    def require_running(self) -> ServerState:
-        """Return the state. Raises StartError with the exit reason if the server is not running."""
-        state = self.runtime.state(self.handle)
-        if (ended := exit_problem(self.handle.name, state)) is not None:
-            raise StartError(ended.message, hint=ended.hint)
-        return state
-
-    def client(self, limits: "Timeouts | None" = None, *, engine: RunningServer | None = None) -> "EngineClient":
-        """Return a client with the API key, for the server or one of its `engines`."""
-        from orchestrator.engine import client  # noqa: PLC0415 - an HTTP client takes 0.2 s to import
-
-        return client.EngineClient((engine or self.handle).url, key=self.key, limits=limits or client.DEFAULT_TIMEOUTS)
 
 
 @dataclass(frozen=True)
@@ -94,37 +38,37 @@ class Servers:
     """The servers of all runtimes on this host or a remote one."""
 
     home: Home
-    runtimes: Mapping[str, ServerGroup]
+    runtimes: Mapping[str, Runtime]
     explicit_hosts: frozenset[str] = frozenset()  # runtimes whose host the user named
     unreachable: dict[str, str] = field(default_factory=dict)  # runtimes that did not respond, with the reason
     host: str | None = None  # the remote host, `ssh://user@node`
 
-    def find(self, name: str | None = None) -> tuple[RunningServer, ...]:
+    def find(self, name: str | None = None) -> tuple[Server, ...]:
         """Return all servers, or those called `name`, sorted by name; record in `unreachable` each silent runtime.
 
         Raises UsageError for an invalid name.
         """
         if name is not None:
             require_name(name)
-        handles = tuple(sorted(self._find(name), key=lambda handle: handle.name))
-        for handle in handles if name is not None else ():
-            note_request(handle.run)  # for hints
-            if (plan := handle.plan) is not None:
+        servers = tuple(sorted(self._find(name), key=lambda server: server.name))
+        for server in servers if name is not None else ():
+            note_request(server.run)  # for hints
+            if (plan := server.plan) is not None:
                 register_env_secret(plan.server.api_key_env)
-        return handles
+        return servers
 
     def open(self, name: str) -> Server:
         """Return the server `name`.
 
         If there is none, raises StartError with the closest name, or HostError if a runtime does not respond.
         """
-        if handles := self.find(name):
-            return self.server(handles[0])
+        if servers := self.find(name):
+            return servers[0]
         host = None if self.explicit_hosts else requested_host(self.home, name)
         if host is not None:
             suggestion = f"`deploy status {name} --host {host}` queries the host of its last start"
         else:
-            suggestion = did_you_mean(name, [handle.name for handle in self.find()])
+            suggestion = did_you_mean(name, [server.name for server in self.find()])
         if self.unreachable:
             raise HostError(f"no server `{name}` was found, and {'; '.join(self.unanswered())}", hint=suggestion)
         if host is not None:
@@ -140,11 +84,7 @@ class Servers:
         """Return a message for each runtime that did not respond."""
         return [f"cannot query {kind}: {reason}" for kind, reason in self.unreachable.items()]
 
-    def server(self, handle: RunningServer) -> Server:
-        """Return a listed server with its runtime and run directory."""
-        return Server(handle=handle, runtime=self.runtime(handle), run=self.run_of(handle))
-
-    def gateway_of(self, server: RunningServer, listed: Sequence[RunningServer] | None = None) -> RunningServer | None:
+    def gateway_of(self, server: Server, listed: Sequence[Server] | None = None) -> Server | None:
         """Return the running server whose gateway the plan of `server` names; None if there is none.
 
         `listed` are all servers, if the caller has just listed them. This reads only the name from the plan, because
@@ -157,21 +97,22 @@ class Servers:
         candidates = self.find(name) if listed is None else (item for item in listed if item.name == name)
         return next((item for item in candidates if item.replicas and item.state.status is Status.RUNNING), None)
 
-    def runtime(self, handle: RunningServer) -> ServerGroup:
-        """Return the runtime of a server."""
-        return self.runtimes[handle.runtime]
+    def run_of(self, server: Server) -> RunDir | None:
+        """Return the run directory of a server; None for another home's server, whose labels could name any path."""
+        return server.run if self.home.holds(server.run.path, server.name) else None
 
-    def run_of(self, handle: RunningServer) -> RunDir | None:
-        """Return the run directory of a server; None if the server belongs to another home."""
-        run_dir = Path(handle.run_dir)
-        return RunDir(run_dir) if self.home.holds(run_dir, handle.name) else None
+    def require_run(self, server: Server) -> RunDir:
+        """Return the run directory of a server. Raises StartError if it is not in this home."""
+        if (run := self.run_of(server)) is None:
+            raise no_plan(None, server.name)
+        return run
 
-    def _find(self, name: str | None) -> Iterator[RunningServer]:
+    def _find(self, name: str | None) -> Iterator[Server]:
         for kind, runtime in self.runtimes.items():
             try:
-                yield from runtime.find(name)
+                yield from servers_of(runtime, runtime.find(name))
             except HostError as error:  # list the processes even without a Docker daemon
-                yield from servers_of(error.units) if isinstance(error, PartialResultError) else ()
+                yield from servers_of(runtime, error.units) if isinstance(error, PartialResultError) else ()
                 if kind in self.explicit_hosts or self._started_with(kind):
                     self.unreachable[kind] = error.message
 
@@ -195,9 +136,7 @@ def open_servers(home: Home, host: str | None = None, *, name: str | None = None
     runtimes = {kind: open_runtime(kind, home, host) for kind in kinds}
     try:
         explicit_hosts = frozenset(kind for kind, runtime in runtimes.items() if runtime.host_given)
-        yield Servers(
-            home, {kind: ServerGroup(runtime) for kind, runtime in runtimes.items()}, explicit_hosts, host=host
-        )
+        yield Servers(home, runtimes, explicit_hosts, host=host)
     finally:
         for runtime in runtimes.values():
             runtime.close()
@@ -228,48 +167,17 @@ def resolve_server_name(target: str, home: Home, *options: object) -> str:
         return target  # most URLs: no runtime is queried
     url = target.rstrip("/").removesuffix("/v1").replace("//localhost", "//127.0.0.1")
     with open_servers(home) as servers:
-        return next((handle.name for handle in servers.find() if handle.has_roles and handle.url == url), target)
+        return next((server.name for server in servers.find() if server.has_roles and server.url == url), target)
 
 
-def api_key(variable: str | None) -> Secret | None:
-    """Return the API key from the environment variable that a plan names.
-
-    Raises UsageError if the variable is not set or its key is invalid.
-    """
-    if variable is None:
-        return None
-    if not (value := os.environ.get(variable)):
-        message = f"`{variable}` is not set: the plan reads the API key from this variable"
-        raise UsageError(message, hint=f"export {variable}=…")
-    key = read_key(value, location=variable)
-    if len(key.reveal()) < SAFE_LENGTH:
-        problem = f"the API key in `{variable}` has fewer than {SAFE_LENGTH} characters"
-        warn(f"{problem}: a short key can be guessed, and output redacts it only as a whole word")
-    return key
-
-
-def exit_problem(name: str, state: ServerState) -> Problem | None:
-    """Return how a server exited, with a hint; None if it is running."""
-    if state.status is Status.RUNNING:
-        return None
-    if state.status is Status.PENDING:
-        hint = f"wait, or `deploy down {name}`"
-        return Problem(f"`{name}` is pending: {state.detail}", hint=hint)
-    if state.status is Status.UNKNOWN:
-        return Problem(f"`{name}`: {state.detail}", hint=f"`deploy down {name}` stops the processes that it can reach")
-    return Problem(f"`{name}` is not running: {state.exit_summary}", hint=RESTART_HINT.format(name=name))
-
-
-def record_processes(
-    runtime: ServerGroup, handle: RunningServer, seconds: float, stages: Mapping[str, float] | None = None
-) -> None:
+def record_processes(server: Server, seconds: float, stages: Mapping[str, float] | None = None) -> None:
     """Record the processes of a ready server, and the seconds until it was ready, in total and by stage."""
     data = {
-        "processes": process_names(runtime.process_cmdlines(handle)),
+        "processes": process_names(server.process_cmdlines()),
         "ready_seconds": round(seconds, 1),
         "stages": {stage: round(duration, 1) for stage, duration in (stages or {}).items()},
     }
-    handle.run.save_state(PROCESSES_FILE, data)
+    server.run.save_state(PROCESSES_FILE, data)
 
 
 def note_gateway(run: RunDir, seconds: float) -> None:
@@ -277,21 +185,21 @@ def note_gateway(run: RunDir, seconds: float) -> None:
     run.save_state(PROCESSES_FILE, {"processes": [], "ready_seconds": round(seconds, 1)})
 
 
-def dead_processes(runtime: ServerGroup, handle: RunningServer) -> str:
+def dead_processes(server: Server) -> str:
     """Return the dead processes of a ready server, as `rank DP1 has ended`; "" if none is known to be dead.
 
     The process table shows a death sooner than sglang does. sglang notices a dead data-parallel rank only at the next
     health request, after 20 s, and a dead tensor-parallel rank only when the others wait for it.
     """
-    if handle.replicas:
-        return "; ".join(_missing_servers(runtime, handle))
-    recorded = handle.run.read(PROCESSES_FILE).get("processes")
-    process_titles = runtime.process_cmdlines(handle) if recorded else ()
+    if server.replicas:
+        return "; ".join(_missing_servers(server))
+    recorded = server.run.read(PROCESSES_FILE).get("processes")
+    process_titles = server.process_cmdlines() if recorded else ()
     if not process_titles or not isinstance(recorded, Sequence):
         return ""
     running = process_names(process_titles)
     dead = [str(process) for process in recorded if process not in running]
-    if not running and (restarted := _started_again(runtime.state(handle), handle.run)):
+    if not running and (restarted := _started_again(server.current_state(), server.run)):
         return restarted
     return f"{', '.join(dead)} {'has' if len(dead) == 1 else 'have'} ended while the server runs" if dead else ""
 
@@ -307,40 +215,40 @@ def _started_again(state: ServerState, run: RunDir) -> str:
     return "; ".join(filter(None, [began, state.detail]))
 
 
-def replicas_on_other_plan(handle: RunningServer, plan: Plan) -> str:
+def replicas_on_other_plan(server: Server, plan: Plan) -> str:
     """Return the replicas with another plan, as `replica 2 of 2 has another`; "" if there are none."""
     planned = {
         name: (plan.label_of(number), server.digest) for number, (name, server) in enumerate(plan.servers.items(), 1)
     }
 
     def differing_replicas() -> Iterator[str]:
-        for server in handle.replicas:
-            name = Path(server.run_dir).name
+        for replica in server.replicas:
+            name = Path(replica.run_dir).name
             label, digest = planned.get(name, ("", ""))
             if not label:
                 yield f"{name.replace('-', ' ')} is to be removed"
-            elif server.plan_digest != digest:
+            elif replica.plan_digest != digest:
                 yield f"{label} has another"
 
     return ", ".join(differing_replicas())
 
 
-def _missing_servers(runtime: ServerGroup, handle: RunningServer) -> Iterator[str]:
+def _missing_servers(server: Server) -> Iterator[str]:
     """Yield the dead replicas of a gateway, and the dead processes of running replicas."""
-    by_name = {Path(server.run_dir).name: server for server in handle.replicas}
-    plan = handle.plan
+    by_name = {Path(replica.run_dir).name: replica for replica in server.replicas}
+    plan = server.plan
     for number, name in enumerate(plan.server_names if plan else sorted(by_name), start=1):
-        label, server = plan.label_of(number) if plan else name.replace("-", " "), by_name.get(name)
-        if server is None:
-            yield f"{label} {'has no readable record' if _was_started(handle, name) else 'is not started yet'}"
-        elif (state := runtime.state(server)).status is not Status.RUNNING:
+        label, replica = plan.label_of(number) if plan else name.replace("-", " "), by_name.get(name)
+        if replica is None:
+            yield f"{label} {'has no readable record' if _was_started(server, name) else 'is not started yet'}"
+        elif (state := replica.current_state()).status is not Status.RUNNING:
             reason = "it was stopped" if state.status is Status.NOT_FOUND else state.exit_reason
             yield f"{label} is not running: {reason}"
-        elif dead := dead_processes(runtime, server):
+        elif dead := dead_processes(replica):
             yield f"{label}: {dead}"
 
 
-def _was_started(handle: RunningServer, replica: str) -> bool:
+def _was_started(server: Server, folder: str) -> bool:
     """Return whether a run has started the replica and no later run has removed it."""
-    runs = sorted(Path(handle.run_dir).parent.glob(f"*/{replica}"))
+    runs = sorted(Path(server.run_dir).parent.glob(f"*/{folder}"))
     return bool(runs) and RunDir(runs[-1]).read(EXIT_FILE).get("asked") != REMOVED

@@ -11,7 +11,7 @@ from orchestrator.hosts.survey import local
 from orchestrator.plan.plan import Plan
 from orchestrator.runs.run_dir import FIRST_SAMPLE, SMOKE_FILE, SOAKED, STARTUP, RunDir
 from orchestrator.runtimes import runtime_class
-from orchestrator.servers.group import RunningServer, ServerGroup
+from orchestrator.servers.group import Server
 from orchestrator.verify.memory import CACHED_TOKEN_BYTES, MemoryGauge
 from orchestrator.verify.report import SmokeReport, Verdict
 
@@ -43,26 +43,26 @@ def knee_requests(run: RunDir) -> float | None:
     return None
 
 
-def memory_gauges(handle: RunningServer, runtime: ServerGroup, plan: Plan) -> tuple[MemoryGauge, ...]:
+def memory_gauges(server: Server, plan: Plan) -> tuple[MemoryGauge, ...]:
     """Return the memory gauges of a running server; without GPUs, only the gauge of host memory."""
-    kind, layout = runtime_class(handle.runtime), plan.layout
+    kind, layout = runtime_class(server.runtime), plan.layout
 
     def of_host() -> int | None:
         try:
-            return runtime.host_memory(handle)
+            return server.host_memory()
         except HostError:
             return None
 
     def of_gpus() -> int | None:
         try:
-            remote = kind.resolve_host(runtime.runtime.host_name, os.environ)
+            remote = kind.resolve_host(server.backend.host_name, os.environ)
             inventory = read_gpus(plan.hardware.vendor, ssh_runner(remote) if remote else local)
         except HostError:
             return None
         sizes = [gpu.vram_used for gpu in (inventory.gpus if inventory else ()) if gpu.index in plan.gpus]
         return None if not sizes or None in sizes else sum(filter(None, sizes))
 
-    schedulers = len(handle.replicas or (handle,)) * layout.gpus // layout.dp
+    schedulers = len(server.engines) * layout.gpus // layout.dp
     host = MemoryGauge(
         name="host memory",
         read=of_host,

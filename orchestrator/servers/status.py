@@ -10,8 +10,8 @@ from orchestrator.core.console import table, warn
 from orchestrator.core.errors import HostError, SmokeError
 from orchestrator.runs.run_dir import SMOKE_FILE, STARTUP, RunDir, version_error
 from orchestrator.runtimes.base import ServerState, Status
-from orchestrator.servers.group import RunningServer, run_dir_of
-from orchestrator.servers.servers import PROCESSES_FILE, RESTART_HINT, Servers, dead_processes
+from orchestrator.servers.group import RESTART_HINT, Server, run_dir_of
+from orchestrator.servers.servers import PROCESSES_FILE, Servers, dead_processes
 
 _MAX_PARALLEL = 16
 _MIN_STAGE_SECONDS = 0.1  # seconds; shorter stages are not shown
@@ -50,15 +50,15 @@ def statuses(servers: Servers, name: str | None, *, check_health: bool) -> tuple
     A health check takes about 1 s and at most 54 s: two requests, each of which sglang answers within 20 s. A server
     with a dead process needs no health check.
     """
-    handles = servers.find(name)
-    for handle in handles:
-        if handle.run.other_version:
-            error = version_error(handle.run)
+    found = servers.find(name)
+    for server in found:
+        if server.run.other_version:
+            error = version_error(server.run)
             warn(error.message, hint=error.hint)
-    listed = handles if name is None and not check_health else None  # a check needs a URL that this host reaches
-    pairs = [(handle, servers.gateway_of(handle, listed)) for handle in handles]
+    listed = found if name is None and not check_health else None  # a check needs a URL that this host reaches
+    pairs = [(server, servers.gateway_of(server, listed)) for server in found]
     with ThreadPool(_MAX_PARALLEL) as pool:  # Ctrl-C ends the wait at once; an executor would wait for its threads
-        return tuple(pool.map(lambda item: _status(servers, *item, ask=check_health), pairs, chunksize=1))
+        return tuple(pool.map(lambda item: _status(*item, ask=check_health), pairs, chunksize=1))
 
 
 def require_healthy(servers: Servers, listed: Iterable[ServerStatus], *, explicit: bool) -> None:
@@ -77,7 +77,7 @@ def require_healthy(servers: Servers, listed: Iterable[ServerStatus], *, explici
             count = len(server.replicas)
             default = f"not all {count} replicas are healthy at its gateway" if count else "no response"
             reason = server.detail or default
-            without_gateway = opened.plan is not None and reason == _unrouted(opened.handle, None)
+            without_gateway = opened.plan is not None and reason == _unrouted(opened, None)
             cause = opened.plan.server.gateway if opened.plan and without_gateway else server.name
             hint = RESTART_HINT.format(name=cause)
             raise SmokeError(f"`{server.name}` is running but unhealthy: {reason}", hint=hint)
@@ -100,46 +100,44 @@ def status_table(listed: Iterable[ServerStatus], *, width: int | None = None) ->
     return table(("name", "profile", "runtime", "status", *health, "url", "plan"), rows, width=width)
 
 
-def _status(servers: Servers, handle: RunningServer, gateway: RunningServer | None, *, ask: bool) -> ServerStatus:
-    state, runs = handle.state, handle.state.status is Status.RUNNING
+def _status(server: Server, gateway: Server | None, *, ask: bool) -> ServerStatus:
+    state, runs = server.state, server.state.status is Status.RUNNING
     probed = ask and runs
-    was_checked = probed or (handle.replicas and runs)  # the state of replicas is known from the listing
-    problem = dead_processes(servers.runtime(handle), handle) if was_checked else ""
-    unrouted = _unrouted(handle, gateway) if probed else ""
+    was_checked = probed or (server.replicas and runs)  # the state of replicas is known from the listing
+    problem = dead_processes(server) if was_checked else ""
+    unrouted = _unrouted(server, gateway) if probed else ""
     problem = problem or unrouted
-    health = "unhealthy" if problem else _health(handle) if probed else ""
-    reached = handle if gateway is None or unrouted else gateway
-    status = _report(handle, state, health=health, detail=problem or state.detail, reached=reached)
-    return replace(status, replicas=tuple(_of_replica(server, server.state) for server in handle.replicas))
+    health = "unhealthy" if problem else _health(server) if probed else ""
+    reached = server if gateway is None or unrouted else gateway
+    status = _report(server, state, health=health, detail=problem or state.detail, reached=reached)
+    return replace(status, replicas=tuple(_of_replica(replica, replica.state) for replica in server.replicas))
 
 
-def _of_replica(server: RunningServer, state: ServerState) -> ServerStatus:
+def _of_replica(server: Server, state: ServerState) -> ServerStatus:
     start, folder = RunDir(run_dir_of(server)), Path(server.run_dir).name
     row = _report(server, state, health="", detail=state.detail, reached=server)
     return replace(row, name=f"{server.name}/{folder}", plan=start.digest or server.plan_digest)
 
 
-def _report(
-    handle: RunningServer, state: ServerState, *, health: str, detail: str, reached: RunningServer
-) -> ServerStatus:
+def _report(server: Server, state: ServerState, *, health: str, detail: str, reached: Server) -> ServerStatus:
     """Return the status of a server; `reached` is the server that gets its requests: itself, or one with its
     gateway."""
     return ServerStatus(
-        name=handle.name,
-        profile=handle.profile,
-        runtime=handle.runtime,
+        name=server.name,
+        profile=server.profile,
+        runtime=server.runtime,
         status=state.status,
         health=health,
         url=reached.service_url or reached.url,  # a tunnel closes with this command
-        plan=handle.plan_digest,
+        plan=server.plan_digest,
         started_at=state.started_at,
         ended_at=state.ended_at,
         age=state.age(),
         restarts=state.restarts,
         exit_code=state.exit_code,
         detail=detail,
-        run_dir=handle.run_dir,
-        startup=startup_seconds(handle.run),
+        run_dir=server.run_dir,
+        startup=startup_seconds(server.run),
     )
 
 
@@ -161,16 +159,16 @@ def startup_text(server: ServerStatus) -> str:
     return f"`{server.name}` took {total:.0f} s to start: {', '.join(shares)}" if total else ""
 
 
-def _unrouted(handle: RunningServer, gateway: RunningServer | None) -> str:
+def _unrouted(server: Server, gateway: Server | None) -> str:
     from orchestrator.servers.rollout.join import unrouted  # noqa: PLC0415 - as in `_health`
 
-    return unrouted(handle, gateway)
+    return unrouted(server, gateway)
 
 
-def _health(handle: RunningServer) -> str:
+def _health(server: Server) -> str:
     from orchestrator.servers.start.verify import is_healthy  # noqa: PLC0415 - an HTTP client takes 0.2 s to import
 
-    return "healthy" if is_healthy(handle) else "unhealthy"
+    return "healthy" if is_healthy(server) else "unhealthy"
 
 
 def _state(server: ServerStatus) -> str:

@@ -24,8 +24,9 @@ from orchestrator.plan.capacity import DEFAULT_WORKLOAD
 from orchestrator.planner.planning import read_profile
 from orchestrator.runs.run_dir import RESULTS_FILE, RunDir
 from orchestrator.runtimes import runtime_class
+from orchestrator.servers.group import api_key
 from orchestrator.servers.run_history import read_request
-from orchestrator.servers.servers import Server, Servers, api_key, open_servers
+from orchestrator.servers.servers import Servers, open_servers
 from orchestrator.servers.start.verify import unidentified_server
 from orchestrator.verify.target import target_from_server_info, target_of
 
@@ -51,26 +52,26 @@ def server_target(servers: Servers, name: str) -> BenchTarget:
     """
     server = servers.open(name)
     server.require_running()
-    handle, plan = server.handle, server.plan
-    recorded = provenance_of(handle.run, plan)
-    provenance = replace(recorded, name=handle.name, profile=handle.profile, plan_digest=handle.plan_digest)
+    plan, own_run = server.plan, servers.run_of(server)
+    recorded = provenance_of(server.run, plan)
+    provenance = replace(recorded, name=server.name, profile=server.profile, plan_digest=server.plan_digest)
 
     def read_kernel_report() -> dict[str, object] | None:
-        report = kernel_report(server.runtime.logs(handle, follow=False), plan) if plan else None
+        report = kernel_report(server.logs(follow=False), plan) if plan else None
         return asdict(report) if report else None
 
     return BenchTarget(
-        url=handle.url,
+        url=server.url,
         key=server.key,
         provenance=provenance,
         warnings=plan.warnings if plan else (),
         kernel_gate=read_kernel_report,
-        workload=_workload_of(server, servers.home) or DEFAULT_WORKLOAD,
+        workload=_workload_of(own_run, servers.home) or DEFAULT_WORKLOAD,
         gpus=plan.gpus if plan else None,
-        replica_urls=tuple(replica.url for replica in handle.replicas),
-        session_header=SESSION_HEADER if handle.replicas else None,
-        on_result=partial(record_result, server.run),
-        may_be_local=runtime_class(handle.runtime).is_local,
+        replica_urls=tuple(replica.url for replica in server.replicas),
+        session_header=SESSION_HEADER if server.replicas else None,
+        on_result=partial(record_result, own_run),
+        may_be_local=runtime_class(server.runtime).is_local,
     )
 
 
@@ -83,9 +84,9 @@ def record_result(run: RunDir | None, directory: Path) -> None:
             run.save_state(RESULTS_FILE, {"directories": [*dict.fromkeys((*recorded, str(directory)))]})
 
 
-def _workload_of(server: Server, home: Home) -> str | None:
+def _workload_of(run: RunDir | None, home: Home) -> str | None:
     """Return the workload of the server's profile; None if the profile names none or is unreadable."""
-    request = read_request(server.run) if server.run is not None else None
+    request = read_request(run) if run is not None else None
     if request is None:
         return None
     with suppress(DeployError):
@@ -109,14 +110,14 @@ def side_of_server(servers: Servers, name: str) -> ProbeSide:
     """
     server = servers.open(name)
     server.require_running()
-    if server.handle.has_roles:
+    if server.has_roles:
         raise UsageError(
             f"cannot compare log-probabilities of `{name}`: prefill and decode servers answer only through the gateway",
             hint="start the same model without roles, and compare that server",
         )
-    run, plan, key = server.require_own_run(), server.handle.require_plan(), server.key
+    run, plan, key = servers.require_run(server), server.require_plan(), server.key
     engines = tuple(
-        (f"replica {number}" if server.handle.replicas else "", target_of(plan, url=engine.url, api_key=key))
+        (f"replica {number}" if server.replicas else "", target_of(plan, url=engine.url, api_key=key))
         for number, engine in enumerate(server.engines, start=1)
     )
     return ProbeSide(name=name, engines=engines, source=checkpoint_source(plan), run=run)

@@ -223,17 +223,17 @@ class TopView:
         """
         self._server = servers.open(name)
         self._server.require_running()
-        plan = self._server.handle.require_plan()
+        plan = self._server.require_plan()
         if not plan.serving.metrics:
             hint = f"`deploy up PROFILE --replace --set flags.{Meaning.METRICS}=true` starts it with them"
             raise UsageError(f"`{name}` exports no metrics", hint=hint)
         host_ref = resolve_host_ref(plan.runtime, servers.home, host)
-        runner = runner_for(host_ref) if runtime_class(self._server.handle.runtime).is_local else None
+        runner = runner_for(host_ref) if runtime_class(self._server.runtime).is_local else None
         self._gpus = GpuReader(plan, runner, None if host_ref.remote else partial(read_energy, tuple(plan.gpus)))
         # A gateway counts no tokens.
-        self._clients = [self._server.client(_LIMITS, engine=engine) for engine in self._server.engines]
+        self._clients = [engine.client(_LIMITS) for engine in self._server.engines]
         self._gate = GateReader() if needs_table(plan) else TritonReader() if uses_triton_configs(plan) else None
-        self._log = self._server.runtime.tail(self._server.handle) if self._gate else None
+        self._log = self._server.tail() if self._gate else None
         self._clock = clock
         self._counters: deque[Counters] = deque()
         self._events: deque[Event] = deque(maxlen=_MAX_EVENTS)
@@ -242,14 +242,14 @@ class TopView:
     def sample(self) -> Frame:
         """Take a sample of the server. Raises StartError if it is not running."""
         state, moment = self._server.require_running(), datetime.now().astimezone()
-        problem = dead_processes(self._server.runtime, self._server.handle) or self._count()
+        problem = dead_processes(self._server) or self._count()
         misses = self._misses()
         self._note(moment, problem=problem, restarts=state.restarts, misses=misses or 0)
         first, last = (self._counters[0], self._counters[-1]) if self._counters else (None, None)
         return Frame(
             time=moment.isoformat(timespec="seconds"),
-            name=self._server.handle.name,
-            url=self._server.handle.url,
+            name=self._server.name,
+            url=self._server.url,
             age=state.age(),
             problem=problem,
             activity=activity(first, last) if first and last and not problem else Activity(window_s=0),

@@ -22,7 +22,6 @@ from waits import TIMEOUT, wait_for
 
 from orchestrator.core.paths import Home
 from orchestrator.runtimes.process.runtime import ProcessRuntime
-from orchestrator.servers.group import ServerGroup
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 PROFILE, NO_TIERS = "cpu-tiny-tiers", ("flags.enable-hierarchical-cache=false", "flags.hicache-storage-backend=null")
@@ -39,7 +38,7 @@ class Tiered:
         home = Home(add_profiles(folder / "home"))
         home.environments.symlink_to(other.environments)
         home.models.symlink_to(other.models)
-        self.deploy, self.runtime = CommandLine(home), ServerGroup(ProcessRuntime(home))
+        self.deploy, self.runtime = CommandLine(home), ProcessRuntime(home)
         self.ports = {name: free_port() for name in ("tiers", "none")}
         self.storage = folder / "storage"
 

@@ -31,7 +31,7 @@ def test_up_starts_and_verifies_server_of_new_runtime(tmp_path: Path, monkeypatc
     request = request_of(f"runtime={NAME}", f"server.port={free_port()}", "model.questions=null", name="owl")
     result = up(request, home, on_verified=lambda: None)
     with open_servers(home) as servers:
-        assert servers.open("owl").handle.unit == result.handle.unit
+        assert servers.open("owl").unit == result.server.unit
         assert [(name.runtime, name.status) for name in statuses(servers, None, check_health=False)] == [
             (NAME, "running")
         ]

@@ -22,7 +22,7 @@ from orchestrator.core.procfs import find_process
 from orchestrator.runtimes.base import Status
 from orchestrator.runtimes.process.runtime import ProcessRuntime
 from orchestrator.runtimes.supervisor.record import read_record
-from orchestrator.servers.group import RunningServer, ServerGroup
+from orchestrator.servers.group import Server, servers_of
 
 pytestmark = [
     pytest.mark.engine,
@@ -41,7 +41,7 @@ class DisaggregatedServer:
         home.environments.symlink_to(other.environments)
         home.models.symlink_to(other.models)
         self.deploy, self.port = CommandLine(home, {"DOCKER_HOST": "unix:///nonexistent"}), free_port()
-        self.runtime = ServerGroup(ProcessRuntime(home))
+        self.runtime = ProcessRuntime(home)
 
     @property
     def url(self) -> str:
@@ -54,8 +54,8 @@ class DisaggregatedServer:
         assert ended.returncode == 0, ended.stderr
 
     @property
-    def server(self) -> RunningServer:
-        return self.runtime.find(NAME)[0]
+    def server(self) -> Server:
+        return servers_of(self.runtime, self.runtime.find(NAME))[0]
 
     def kill(self, role: str) -> None:
         """Kill the server of a role, as the kernel does when memory runs out."""
@@ -66,7 +66,7 @@ class DisaggregatedServer:
         process = find_process(record.server)
         assert process is not None
         os.kill(process.pid, signal.SIGKILL)
-        wait_for(lambda: self.runtime.state(server).status is not Status.RUNNING)
+        wait_for(lambda: server.current_state().status is not Status.RUNNING)
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def _second_decode_server_is_added_and_removed(disaggregated: DisaggregatedServe
     assert disaggregated.deploy.run("status", NAME).returncode == 0
 
 
-def generated(server: RunningServer) -> float:
+def generated(server: Server) -> float:
     """The tokens that a server has generated for requests."""
     exported = httpx.get(f"{server.url}/metrics", timeout=10, trust_env=False).text
     found = re.findall(r"^sglang:generation_tokens_total\{.*\} (\S+)", exported, re.MULTILINE)

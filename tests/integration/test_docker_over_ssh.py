@@ -17,7 +17,6 @@ from waits import wait_for
 from orchestrator.core.errors import HostError
 from orchestrator.runs.run_dir import RunDir
 from orchestrator.runtimes.docker.runtime import DockerRuntime
-from orchestrator.servers.group import ServerGroup
 from orchestrator.servers.servers import Servers
 from orchestrator.servers.targets import side_of_server
 
@@ -56,7 +55,7 @@ def test_remote_server_is_usable_through_tunnel(docker_engine: DockerEngine, rem
         wait_for(lambda: responds(server.url))
         assert runtime.find(server.handle.name) == (server.handle,)
         RunDir(Path(server.handle.run_dir)).save("plan.json", artifacts.plan.to_dict())
-        probed = side_of_server(Servers(docker_engine.home, {"docker": ServerGroup(runtime)}), server.handle.name)
+        probed = side_of_server(Servers(docker_engine.home, {"docker": runtime}), server.handle.name)
         assert [target.url for _, target in probed.engines] == [server.url]
         log = "\n".join(runtime.logs(server.handle, follow=False))
         assert '"GET / HTTP/1.1" 200' in log

@@ -19,7 +19,7 @@ from waits import wait_for
 from orchestrator.core.errors import NotReadyError
 from orchestrator.core.secrets import Secret
 from orchestrator.runtimes.base import Status
-from orchestrator.servers.group import RunningServer
+from orchestrator.servers.group import Server
 from orchestrator.servers.rollout.gateway_workers import require_own_gateway
 from orchestrator.verify.gateway import count_workers
 
@@ -32,7 +32,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 
 def test_gateway_requires_key_and_leaves_no_trace(pair: Pair) -> None:
     pair.up()
-    handle = pair.handle
+    handle = pair.server
     assert [server.url for server in handle.replicas] == [
         f"http://127.0.0.1:{pair.port + offset}" for offset in (8, 16)
     ]
@@ -74,7 +74,7 @@ def test_gateway_requires_key_and_leaves_no_trace(pair: Pair) -> None:
 
 def test_killed_replica_is_restarted_without_lost_responses(pair: Pair) -> None:
     pair.up()
-    second, statuses = pair.handle.replicas[1], []
+    second, statuses = pair.server.replicas[1], []
     with load(pair.url, KEY, statuses):
         wait_for(lambda: len(statuses) > 50)
         os.kill(pair.pid(second), signal.SIGKILL)
@@ -98,7 +98,7 @@ def test_killed_replica_is_restarted_without_lost_responses(pair: Pair) -> None:
             ("restarted", True),
         ]
         assert "replica 2 of 2 is not running: killed by SIGKILL" in events[1]["detail"]
-        first, restarted = pair.handle.replicas
+        first, restarted = pair.server.replicas
         assert (restarted != second, Path(restarted.run_dir).parent.name) == (True, events[2]["run"])
         assert pair.deploy.run("status", NAME).returncode == 0
         assert watch.end(signal.SIGINT)[0] == 130
@@ -107,12 +107,12 @@ def test_killed_replica_is_restarted_without_lost_responses(pair: Pair) -> None:
     again = pair.deploy.run("restart", NAME)
     assert again.returncode == 0, again.stderr
     assert all("draining" in again.stderr.split(f"replica {number} of 2: ")[1] for number in (1, 2))
-    assert set(pair.handle.replicas).isdisjoint({first, restarted})
+    assert set(pair.server.replicas).isdisjoint({first, restarted})
 
 
 def test_scaling_under_load_loses_no_response(pair: Pair) -> None:
     pair.up()
-    before, statuses = pair.handle, []
+    before, statuses = pair.server, []
     gateway, replicas = pair.pid(before), [pair.pid(replica) for replica in before.replicas]
     with load(pair.url, KEY, statuses):
         wait_for(lambda: len(statuses) > 20)
@@ -120,7 +120,7 @@ def test_scaling_under_load_loses_no_response(pair: Pair) -> None:
         wait_for(lambda: count_workers(pair.url) == 3)
         added = len(statuses)
         wait_for(lambda: len(statuses) > added + 50)
-        grown = pair.handle
+        grown = pair.server
         assert [pair.pid(replica) for replica in grown.replicas][:2] == replicas
         assert pair.deploy.run("status", NAME).returncode == 0
         third = pair.pid(grown.replicas[2])
@@ -130,7 +130,7 @@ def test_scaling_under_load_loses_no_response(pair: Pair) -> None:
         removed = len(statuses)
         wait_for(lambda: len(statuses) > removed + 20)
     assert set(statuses) == {200}
-    shrunk = pair.handle
+    shrunk = pair.server
     assert (pair.pid(shrunk), [pair.pid(replica) for replica in shrunk.replicas]) == (gateway, replicas)
     assert count_workers(pair.url) == 2
     result = pair.deploy.run("status", NAME)
@@ -145,7 +145,7 @@ def test_servers_of_both_roles_join_and_leave_under_load(pair: Pair) -> None:
         command, _, *rest = pair.words("replicas=1", *settings)
         return pair.deploy.run(command, "cpu-tiny-1p1d", *rest, "--replace")
 
-    def served(server: RunningServer) -> float:
+    def served(server: Server) -> float:
         exported = httpx.get(f"{server.url}/metrics", trust_env=False).text
         return float(exported.partition("sglang:num_requests_total")[2].split()[1])
 
@@ -155,19 +155,19 @@ def test_servers_of_both_roles_join_and_leave_under_load(pair: Pair) -> None:
 
     started = up()
     assert started.returncode == 0, started.stderr
-    old, prompts, statuses = pair.handle, count(), list[int]()
+    old, prompts, statuses = pair.server, count(), list[int]()
     with load(pair.url, KEY, statuses, clients=2), pair.client() as client:
         wait_for(lambda: len(statuses) > 20)
         grown = up("layout.prefill.replicas=2", "layout.decode.replicas=2")
         assert grown.returncode == 0, grown.stderr
-        servers = {Path(server.run_dir).name: server for server in pair.handle.replicas}
+        servers = {Path(server.run_dir).name: server for server in pair.server.replicas}
         assert [*servers] == ["prefill-1", "prefill-2", "decode-1", "decode-2"]
         new = {server: served(server) for name, server in servers.items() if name.endswith("-2")}
         wait_for(spread)
 
         shrunk = up()
         assert shrunk.returncode == 0, shrunk.stderr
-        left = pair.handle
+        left = pair.server
         assert [unit.runtime_id for unit in left.units] == [unit.runtime_id for unit in old.units]
         assert count_workers(pair.url) == 2
         removed = len(statuses)
@@ -252,7 +252,7 @@ def test_watch_restarts_server_when_gateway_hangs(pair: Pair) -> None:
     pair.up("restart_policy.unhealthy_after=2")
     with pair.deploy.running("watch", NAME, "--json") as watch:
         assert json.loads(watch.line())["event"] == "watching"
-        os.kill(pair.pid(pair.handle), signal.SIGSTOP)
+        os.kill(pair.pid(pair.server), signal.SIGSTOP)
         details: dict[str, str] = {}
         while "restarted" not in details:
             event = json.loads(watch.line())
@@ -265,13 +265,13 @@ def test_watch_restarts_server_when_gateway_hangs(pair: Pair) -> None:
 
 def test_replicas_of_killed_gateway_are_cleaned_up(pair: Pair) -> None:
     pair.up()
-    os.kill(pair.pid(pair.handle), signal.SIGKILL)
-    wait_for(lambda: pair.runtime.state(pair.handle).status is Status.EXITED)
+    os.kill(pair.pid(pair.server), signal.SIGKILL)
+    wait_for(lambda: pair.server.current_state().status is Status.EXITED)
     result = pair.deploy.run("status", NAME)
     assert (result.returncode, "killed by SIGKILL" in result.stderr) == (6, True), result.stderr
     pair.up()  # the same plan: `up` replaces the leftover replicas
     assert count_workers(pair.url) == 2
-    os.kill(pair.pid(pair.handle), signal.SIGKILL)
+    os.kill(pair.pid(pair.server), signal.SIGKILL)
     assert pair.deploy.run("down", NAME).returncode == 0
     pair.nothing_left()
 
@@ -294,7 +294,7 @@ def test_concurrent_starts_of_one_name_leave_one_server(pair: Pair) -> None:
         assert "another `deploy` command is working on `pair`" in second.stderr
         assert first.wait()[0] == 0
     assert count_workers(pair.url) == 2
-    servers = pair.runtime.find(NAME)
+    servers = pair.servers
     assert [len(handle.replicas) for handle in servers] == [2]
 
 
@@ -309,8 +309,8 @@ def test_rolling_update_and_rollback_lose_no_response(pair: Pair) -> None:
     statuses: list[int] = []
     with load(pair.url, KEY, statuses):
         pair.up("env.SCRIPTED_STEP=0.001", replace=True)
-        assert {Path(server.run_dir).parent for server in pair.handle.replicas} == {Path(pair.handle.run_dir)}
-        changed = pair.handle
+        assert {Path(server.run_dir).parent for server in pair.server.replicas} == {Path(pair.server.run_dir)}
+        changed = pair.server
         assert changed.gateway_dir != changed.run_dir, "the gateway of the first start keeps running"
 
         broken = pair.deploy.run(*pair.words("env.SCRIPTED_BROKEN=1"), "--replace")
@@ -325,7 +325,7 @@ def test_rolling_update_and_rollback_lose_no_response(pair: Pair) -> None:
         assert back.returncode == 0, back.stderr
         assert "replica 1 of 2: unhealthy, stopping" in back.stderr
         assert "replica 2 of 2: draining" not in back.stderr, "replica 2 did not change"
-        assert pair.handle.plan_digest == changed.plan_digest
+        assert pair.server.plan_digest == changed.plan_digest
         assert count_workers(pair.url) == 2
     assert set(statuses) == {200}
     assert len(statuses) > 100
@@ -346,14 +346,14 @@ def test_interrupted_or_partial_rolling_update_keeps_other_replicas(pair: Pair) 
         assert count_workers(pair.url) == remaining, stage
         with pair.client() as client:
             assert complete(client).status_code == 200
-    first = pair.handle
+    first = pair.server
     one = pair.deploy.run(*pair.words("env.SCRIPTED_STEP=0.001"), "--replace", "--max-replicas", "1")
     assert (one.returncode, "1 of 2 replicas have this plan, 1 has another plan" in one.stderr) == (0, True), one.stderr
     status = pair.deploy.run("status", NAME)
     assert status.returncode == 0, status.stderr
     both = [line.split() for line in status.stdout.splitlines() if line.startswith(f"{NAME}/replica-")]
     assert [line[0] for line in both] == ["pair/replica-1", "pair/replica-2"]
-    assert both[1][-1] == first.plan_digest[:8] != both[0][-1] == pair.handle.plan_digest[:8]
+    assert both[1][-1] == first.plan_digest[:8] != both[0][-1] == pair.server.plan_digest[:8]
     again = pair.deploy.run(*pair.words("env.SCRIPTED_STEP=0.001"))
     assert (again.returncode, "replica 2 of 2 has another" in again.stderr) == (6, True), again.stderr
     pair.up("env.SCRIPTED_STEP=0.001", replace=True)

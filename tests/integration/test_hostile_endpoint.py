@@ -304,17 +304,16 @@ from types import SimpleNamespace
 from orchestrator.servers.servers import Servers
 from orchestrator.servers.status import statuses
 from orchestrator.core.paths import Home
-from orchestrator.runtimes.base import ServerState, Status
-from orchestrator.servers.group import RunningServer
+from orchestrator.runtimes.base import ServerState, Status, Unit
 
 state = ServerState(status=Status.RUNNING, exit_code=None, restarts=0, started_at=None, detail="")
-handles = [
-    RunningServer(
+units = [
+    Unit(
         runtime="r", name=f"s{n}", profile="", plan_digest="", url=sys.argv[1], run_dir="", runtime_id="", state=state
     )
     for n in range(20)
 ]
-runtime = SimpleNamespace(find=lambda _: handles, state=lambda _: state)
+runtime = SimpleNamespace(find=lambda _: units)
 print("asking", flush=True)
 statuses(Servers(Home(Path("/nowhere")), {"r": runtime}), None, ask=True)
 """

@@ -14,7 +14,7 @@ from cpu_server import CpuEngine, CpuServer
 
 from orchestrator.diagnose.match import diagnose
 from orchestrator.engine.client import EngineClient
-from orchestrator.servers.group import RunningServer, ServerGroup
+from orchestrator.servers.group import Server
 from orchestrator.servers.soaks import memory_gauges
 from orchestrator.verify import soak
 from orchestrator.verify.checks import CHECKS
@@ -58,13 +58,13 @@ class FaultyServer:
     file: Path
 
     def run_check(self, check: str, fault: str = "", *, minutes: float = 0.0) -> CheckOutcome:
-        handle = RunningServer.of(self.server.handle)
+        handle = Server.of(self.server.handle, self.server.runtime)
         target = dataclasses.replace(
             target_of(self.server.plan, url=self.server.url, api_key=None),
             tool_parser="glm47",
             reasoning_parser="glm45",
             soak_seconds=minutes * 60,
-            memory=memory_gauges(handle, ServerGroup(self.server.runtime), self.server.plan),
+            memory=memory_gauges(handle, self.server.plan),
         )
         self.file.write_text(fault)
         try:

@@ -23,7 +23,7 @@ from orchestrator.engine import liveness
 from orchestrator.evals.logprobs.run import ProbeOptions, ProbeSide, measure_reference, run_probe
 from orchestrator.kernels.disk.store import Store
 from orchestrator.runtimes.base import Status
-from orchestrator.servers.group import RunningServer, ServerGroup
+from orchestrator.servers.group import Server
 from orchestrator.servers.servers import dead_processes, record_processes
 from orchestrator.verify.smoke import smoke_test
 from orchestrator.verify.target import target_of
@@ -97,8 +97,8 @@ def test_every_rank_is_checked_and_dead_rank_reported(dp_server: CpuServer, tmp_
     assert report.failures == ()
     assert "each of 2 ranks answered for itself" in report.to_table()
 
-    group, server = ServerGroup(dp_server.runtime), RunningServer.of(dp_server.handle)
-    record_processes(group, server, 0)
+    server = Server.of(dp_server.handle, dp_server.runtime)
+    record_processes(server, 0)
     first, second = schedulers(dp_server)
     hangs = (1, "rank 1 makes no progress: no response within 4 s\n")
     os.kill(second, signal.SIGSTOP)
@@ -107,7 +107,7 @@ def test_every_rank_is_checked_and_dead_rank_reported(dp_server: CpuServer, tmp_
     os.kill(second, signal.SIGCONT)
     assert run_liveness_probe(dp_server, tmp_path) == (0, "")
     os.kill(second, signal.SIGKILL)  # sglang 0.5.14 does not notice it: it logs nothing and keeps running
-    wait_for(lambda: dead_processes(group, server) == "rank DP1 has ended while the server runs")
+    wait_for(lambda: dead_processes(server) == "rank DP1 has ended while the server runs")
     dead = smoke_test(target, faults=None, timeout=4).failures
     assert any("within 4 s" in check.evidence for check in dead), dead
     code, output = run_liveness_probe(dp_server, tmp_path)

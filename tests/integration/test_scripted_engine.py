@@ -53,9 +53,9 @@ def pair(cpu_engine: CpuEngine, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 def servers_of(pair: Pair) -> list[CpuServer]:
     """Return the real server and the scripted one, in this order."""
-    plan = pair.handle.require_plan()
+    plan = pair.server.require_plan()
     runtime = ProcessRuntime(pair.deploy.home)
-    return [CpuServer(handle=replica.unit, runtime=runtime, plan=plan) for replica in pair.handle.replicas]
+    return [CpuServer(handle=replica.unit, runtime=runtime, plan=plan) for replica in pair.server.replicas]
 
 
 def test_scripted_engine_reports_same_version_as_sglang(cpu_engine: CpuEngine) -> None:
@@ -110,14 +110,14 @@ def test_panels_have_data_and_faults_fire_only_their_alerts(pair: Pair, tmp_path
     with scraping(tmp_path) as prometheus:
         wait_for(lambda: not without_data())
         assert firing_alerts() == set()
-        control = Path(pair.handle.run_dir, "gateway.key").read_text()
+        control = Path(pair.server.run_dir, "gateway.key").read_text()
         with httpx.Client(base_url=pair.url, headers={"Authorization": f"Bearer {control}"}, trust_env=False) as client:
             worker = next(worker for worker in client.get("/workers").json()["workers"] if worker["url"] == real.url)
             assert client.delete(f"/workers/{worker['id']}").status_code == 202
         wait_for(lambda: firing_alerts() == {"DeployReplicaNotRouted"})
         real_exit = exit_after(real, signal.SIGTERM)
         wait_for(lambda: firing_alerts() == {"DeployReplicaDown"})
-        os.kill(pair.pid(pair.handle), signal.SIGKILL)
+        os.kill(pair.pid(pair.server), signal.SIGKILL)
         wait_for(lambda: firing_alerts() == {"DeployReplicaDown", "DeployGatewayDown"})
         assert exit_after(scripted, signal.SIGTERM) == real_exit
         wait_for(lambda: firing_alerts() == {"DeployServerDown", "DeployGatewayDown"})

@@ -20,7 +20,7 @@ from waits import wait_for
 
 from orchestrator.core.paths import Home
 from orchestrator.runtimes.slurm.runtime import SlurmRuntime
-from orchestrator.servers.group import RunningServer, ServerGroup
+from orchestrator.servers.group import Server, servers_of
 from orchestrator.verify.gateway import count_workers
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -40,8 +40,9 @@ class Pair:
     port: int
 
     @property
-    def handle(self) -> RunningServer:
-        [handle] = ServerGroup(SlurmRuntime(self.deploy.home)).find(NAME)
+    def handle(self) -> Server:
+        runtime = SlurmRuntime(self.deploy.home)
+        [handle] = servers_of(runtime, runtime.find(NAME))
         return handle
 
     def words(self, *more: str) -> list[str]:

@@ -21,7 +21,7 @@ from orchestrator.core.procfs import find_process
 from orchestrator.runtimes.slurm.record import SERVER
 from orchestrator.runtimes.slurm.runtime import SlurmRuntime
 from orchestrator.runtimes.supervisor.record import read_record
-from orchestrator.servers.group import RunningServer, ServerGroup
+from orchestrator.servers.group import Server, servers_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 NAME = "roles"
@@ -40,11 +40,12 @@ class Roles:
         return ["up", "cpu-tiny-1p1d", "--runtime", "slurm", "--name", NAME, *sets]
 
     @property
-    def handle(self) -> RunningServer:
-        [handle] = ServerGroup(SlurmRuntime(self.deploy.home)).find(NAME)
+    def handle(self) -> Server:
+        runtime = SlurmRuntime(self.deploy.home)
+        [handle] = servers_of(runtime, runtime.find(NAME))
         return handle
 
-    def role(self, role: str) -> RunningServer:
+    def role(self, role: str) -> Server:
         [server] = [server for server in self.handle.replicas if server.role == role]
         return server
 

@@ -16,7 +16,7 @@ from orchestrator.core.paths import Home
 from orchestrator.core.procfs import find_process
 from orchestrator.runtimes.process.runtime import ProcessRuntime
 from orchestrator.runtimes.supervisor.record import read_record
-from orchestrator.servers.group import RunningServer, ServerGroup
+from orchestrator.servers.group import Server, servers_of
 
 ENGINE = Path(__file__).with_name("scripted_engine.py")
 KEY = "sk-of-the-clients-alone"
@@ -40,12 +40,13 @@ class Pair:
         return self.port + 8, self.port + 16
 
     @property
-    def handle(self) -> RunningServer:
-        return self.runtime.find(NAME)[0]
+    def server(self) -> Server:
+        return self.servers[0]
 
     @property
-    def runtime(self) -> ServerGroup:
-        return ServerGroup(ProcessRuntime(self.deploy.home))
+    def servers(self) -> tuple[Server, ...]:
+        runtime = ProcessRuntime(self.deploy.home)
+        return servers_of(runtime, runtime.find(NAME))
 
     def settings(self) -> list[str]:
         own = [f"server.port={self.port}", "replicas=2", f"engine.python={self.python}", "timeouts.termination_grace=1"]
@@ -60,7 +61,7 @@ class Pair:
         ended = self.deploy.run(*self.words(*settings), *(["--replace"] if replace else []))
         assert ended.returncode == 0, ended.stderr
 
-    def pid(self, unit: RunningServer) -> int:
+    def pid(self, unit: Server) -> int:
         """Return the pid of a replica or of the gateway."""
         record = read_record(Path(unit.log_dir))
         assert record is not None
@@ -87,7 +88,7 @@ class Pair:
         """Assert that no process of any run is left."""
         runs = [run for run in (self.deploy.home.runs / NAME).glob("*-*") if run.is_dir()]
         wait_for(lambda: not any(processes_in(folder) for run in runs for folder in (run, *run.glob("*-[1-9]"))))
-        assert self.runtime.find(NAME) == ()
+        assert self.servers == ()
 
 
 @contextmanager
@@ -102,5 +103,5 @@ def pair_in(folder: Path) -> Iterator[Pair]:
     try:
         yield made
     finally:
-        for handle in made.runtime.find(NAME):
-            made.runtime.stop(handle, grace=0)
+        for server in made.servers:
+            server.stop(grace=0)

@@ -29,7 +29,7 @@ from orchestrator.plan.replicas import replica_plans
 from orchestrator.plan.units import Role
 from orchestrator.runs.run_dir import write_error
 from orchestrator.runtimes.base import Runtime
-from orchestrator.servers.group import RunningServer, ServerGroup
+from orchestrator.servers.group import Server
 from orchestrator.verify.gateway import count_workers
 
 _FILE: Final = "gateway.key"
@@ -64,15 +64,15 @@ def require_own_gateway(url: str, control_key: Secret) -> None:
 
 
 def open_gateway_workers(
-    gateway: RunningServer, runtime: ServerGroup, *, plan: Plan, key: Secret | None, grace: float
+    gateway: Server, *, plan: Plan, key: Secret | None, grace: float
 ) -> "GatewayWorkers | DiscoveredWorkers":
     """Return the workers of a running gateway, even if some have exited.
 
     `key` is the API key of the replicas, `grace` the time limit for their requests in seconds. Raises StartError if the
     gateway accepts no changes.
     """
-    if runtime.runtime.gateway_discovery:
-        return DiscoveredWorkers(url=gateway.url, runtime=runtime.runtime)
+    if gateway.backend.gateway_discovery:
+        return DiscoveredWorkers(url=gateway.url, runtime=gateway.backend)
     try:
         workers = saved_workers(gateway, key=key, seconds=grace)
         workers.workers()
@@ -84,7 +84,7 @@ def open_gateway_workers(
 
 
 def saved_workers(
-    gateway: RunningServer, *, key: Secret | None = None, seconds: float = _MAX_DRAIN_SECONDS
+    gateway: Server, *, key: Secret | None = None, seconds: float = _MAX_DRAIN_SECONDS
 ) -> "GatewayWorkers":
     """Return the workers of a gateway whose control key is saved in its run directory. Raises HostError.
 
@@ -100,7 +100,7 @@ def saved_workers(
     return GatewayWorkers(url=gateway.url, control_key=control_key, key=key, drain_seconds=drain_seconds)
 
 
-def count_other_models(gateway: RunningServer) -> int:
+def count_other_models(gateway: Server) -> int:
     """Return the number of ready workers of a gateway that serve a different model than its replicas; 0 if unknown."""
     if (plan := gateway.plan) is None or not (Path(gateway.log_dir) / _FILE).is_file():
         return 0
@@ -140,10 +140,10 @@ class GatewayWorkers:
         except (NoResponseError, UnexpectedResponseError) as error:
             raise HostError(f"the gateway does not list its workers: {error}", hint=_SEE_LOG) from error
 
-    def cordon(self, new: RunningServer) -> None:
+    def cordon(self, new: Server) -> None:
         """Do nothing: a new replica gets no requests until it is registered."""
 
-    def drain(self, url: str, _: RunningServer | None, __: int = 0) -> None:
+    def drain(self, url: str, _: Server | None, __: int = 0) -> None:
         """Stop sending requests to a replica, wait for its running ones and remove it."""
         for server in self._of(url):
             path = f"{WORKERS}/{server.identity}"
@@ -159,7 +159,7 @@ class GatewayWorkers:
 
         poll_until(bool, poll, timeout=self.drain_seconds + _CHANGE_TIMEOUT, interval=_POLL_INTERVAL)
 
-    def uncordon(self, url: str, new: RunningServer, _: int = 0) -> None:
+    def uncordon(self, url: str, new: Server, _: int = 0) -> None:
         """Register a healthy replica and wait until it is routed. Raises NotReadyError."""
         poll_until(
             lambda workers: all(server.ready for server in workers),  # no earlier worker on this port is still draining
@@ -174,7 +174,7 @@ class GatewayWorkers:
             message = f"the gateway does not route to `{url}` after {_ROUTE_TIMEOUT:.0f} s"
             raise NotReadyError(message, hint=_SEE_LOG)
 
-    def is_routed(self, url: str, _: RunningServer) -> bool:
+    def is_routed(self, url: str, _: Server) -> bool:
         """Return whether the gateway sends requests to the replica."""
         return any(server.ready for server in self._of(url))
 
@@ -203,11 +203,11 @@ class DiscoveredWorkers:
     url: str
     runtime: Runtime
 
-    def cordon(self, new: RunningServer) -> None:
+    def cordon(self, new: Server) -> None:
         """Hide a new replica until it is verified."""
         self.runtime.set_routable(new, routable=False)
 
-    def drain(self, _: str, old: RunningServer | None, other_replicas: int) -> None:
+    def drain(self, _: str, old: Server | None, other_replicas: int) -> None:
         """Hide a replica and wait until it gets no new requests."""
         if old is None or not self.runtime.is_routable(old):
             return
@@ -222,7 +222,7 @@ class DiscoveredWorkers:
             description = f"`{Path(old.run_dir).name}` after {_CHANGE_TIMEOUT:.0f} s"
             warn(f"the gateway still routes to {description}; requests may fail")
 
-    def uncordon(self, _: str, new: RunningServer, other_replicas: int) -> None:
+    def uncordon(self, _: str, new: Server, other_replicas: int) -> None:
         """Show a healthy replica and wait until it is routed. Raises NotReadyError."""
         poll = partial(count_workers, self.url)
         before = poll_until(bool, poll, timeout=_CHANGE_TIMEOUT, interval=_POLL_INTERVAL)  # 0 without an answer
@@ -235,6 +235,6 @@ class DiscoveredWorkers:
             message = f"the gateway does not route to `{Path(new.run_dir).name}` after {_ROUTE_TIMEOUT:.0f} s"
             raise NotReadyError(message, hint=_SEE_LOG)
 
-    def is_routed(self, _: str, server: RunningServer) -> bool:
+    def is_routed(self, _: str, server: Server) -> bool:
         """Return whether the gateway may send requests to the replica."""
         return self.runtime.is_routable(server)

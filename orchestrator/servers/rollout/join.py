@@ -12,9 +12,9 @@ from orchestrator.core.console import info, note, warn
 from orchestrator.core.errors import DeployError, StartError
 from orchestrator.plan.plan import Plan
 from orchestrator.runtimes.base import Status
-from orchestrator.servers.group import RunningServer
+from orchestrator.servers.group import Server, exit_problem
 from orchestrator.servers.rollout.gateway_workers import saved_workers
-from orchestrator.servers.servers import Server, Servers, exit_problem
+from orchestrator.servers.servers import Servers
 
 
 def require_gateway(servers: Servers, plan: Plan, name: str) -> None:
@@ -29,20 +29,20 @@ def _open_gateway(servers: Servers, plan: Plan, gateway: str, name: str) -> Serv
     if gateway == name:
         raise StartError(f"{prefix}: it is this server", hint="`--set server.gateway=null`")
     other = servers.open(gateway)
-    gateway_plan = other.handle.require_plan()
+    gateway_plan = other.require_plan()
     if gateway_plan.gateway is None or not gateway_plan.gateway.one_node or gateway_plan.roles:
         hint = f"`deploy up {gateway_plan.profile} --name {gateway} --set replicas=2 --replace` starts one"
         raise StartError(f"{prefix}: it has no gateway of replicas on this host", hint=hint)
-    if (plan.runtime in servers.explicit_hosts) != (other.handle.runtime in servers.explicit_hosts):
+    if (plan.runtime in servers.explicit_hosts) != (other.runtime in servers.explicit_hosts):
         hint = f"`--set runtime={gateway_plan.runtime}`"
         raise StartError(f"{prefix}: the runtime `{plan.runtime}` is on another host", hint=hint)
     if (key := gateway_plan.server.api_key_env) != plan.server.api_key_env:
         hint = f"`--set server.api_key_env={key or 'null'}`"
         raise StartError(f"{prefix}: the gateway and this server use different API keys", hint=hint)
-    if (ended := exit_problem(gateway, other.runtime.state(other.handle))) is not None:
+    if (ended := exit_problem(gateway, other.state)) is not None:
         raise StartError(f"{prefix}: {ended.message}", hint=ended.hint)
     own_ports = {plan.server.port, *(old.plan.server.port for old in servers.find(name) if old.plan)}
-    workers = saved_workers(other.handle).workers()
+    workers = saved_workers(other).workers()
     models = {item.model for item in workers if item.ready and urlsplit(item.url).port not in own_ports}
     if plan.model.served_name in {gateway_plan.model.served_name, *models}:
         hint = "`--set model.served_name=NAME` sets another"
@@ -50,7 +50,7 @@ def _open_gateway(servers: Servers, plan: Plan, gateway: str, name: str) -> Serv
     return other
 
 
-def join(server: RunningServer, servers: Servers) -> None:
+def join(server: Server, servers: Servers) -> None:
     """Register a verified server at the gateway that its plan names, unless it is already registered.
 
     Raises HostError, NotReadyError and StartError.
@@ -58,12 +58,12 @@ def join(server: RunningServer, servers: Servers) -> None:
     if (plan := server.plan) is None or (name := plan.server.gateway) is None:
         return
     gateway = _open_gateway(servers, plan, name, server.name)
-    saved_workers(gateway.handle, key=gateway.key).uncordon(plan.server.url, server)
-    url = gateway.handle.service_url or gateway.handle.url  # a tunnel closes with this command
+    saved_workers(gateway, key=gateway.key).uncordon(plan.server.url, server)
+    url = gateway.service_url or gateway.url  # a tunnel closes with this command
     info(f"the gateway of `{name}` routes the model `{plan.model.served_name}` at {url}")
 
 
-def join_or_warn(server: RunningServer, servers: Servers) -> None:
+def join_or_warn(server: Server, servers: Servers) -> None:
     """Register a server as `join` does; only warn of a failure, because the server works without the gateway."""
     try:
         join(server, servers)
@@ -72,7 +72,7 @@ def join_or_warn(server: RunningServer, servers: Servers) -> None:
         warn(f"no gateway routes to `{server.name}`: {error.message}", hint=hint)
 
 
-def join_again(gateway: RunningServer, servers: Servers) -> None:
+def join_again(gateway: Server, servers: Servers) -> None:
     """Register the running servers whose plans name the gateway, which has just started."""
     for server in servers.find():
         plan = server.plan
@@ -80,7 +80,7 @@ def join_again(gateway: RunningServer, servers: Servers) -> None:
             join_or_warn(server, servers)
 
 
-def leave(server: RunningServer, servers: Servers, *, seconds: float) -> None:
+def leave(server: Server, servers: Servers, *, seconds: float) -> None:
     """Remove a server from the gateway that it joined, as soon as its requests have ended, or after `seconds`."""
     if (gateway := servers.gateway_of(server)) is None:
         return
@@ -90,7 +90,7 @@ def leave(server: RunningServer, servers: Servers, *, seconds: float) -> None:
         note(f"cannot remove `{server.name}` from the gateway of `{gateway.name}`: {error.message}")
 
 
-def unrouted(server: RunningServer, gateway: RunningServer | None) -> str:
+def unrouted(server: Server, gateway: Server | None) -> str:
     """Return a message if the gateway that a server's plan names does not route to the server; otherwise "".
 
     `gateway` comes from `Servers.gateway_of`.

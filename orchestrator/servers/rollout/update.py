@@ -24,11 +24,11 @@ from orchestrator.plan.replicas import rolling_update_blocker
 from orchestrator.plan.units import is_alone, server_numbers
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runs.run_dir import SMOKE_FILE, RunDir, reserved_space
-from orchestrator.runtimes.base import HostRef, Status
+from orchestrator.runtimes.base import HostRef, Runtime, Status
 from orchestrator.runtimes.replicas import replica_number
 from orchestrator.servers.drain import Drain
 from orchestrator.servers.exit_record import REMOVED, failure_reason, record_exit, stop_server
-from orchestrator.servers.group import RunningServer, ServerGroup, run_dir_of
+from orchestrator.servers.group import Server, run_dir_of, start_unit
 from orchestrator.servers.rollout.gateway_workers import (
     DiscoveredWorkers,
     GatewayWorkers,
@@ -58,21 +58,22 @@ def require_rollable(old: Plan, new: Plan, name: str, request: UpRequest) -> Non
         raise NameTakenError(f"cannot do a rolling update of `{name}`: {reason}", hint=hint)
 
 
-def rolling_update(start: StartSpec, servers: Servers, running: RunningServer, host_ref: HostRef) -> UpResult:
+def rolling_update(start: StartSpec, servers: Servers, running: Server, host_ref: HostRef) -> UpResult:
     """Add, replace and remove replicas until all replicas of the plan run with it.
 
     If all replicas already run with the plan, replace each. Raises StartError before any change if the gateway accepts
     no changes, and later a DeployError whose hint names the progress and the next commands.
     """
-    plan, runtime = start.artifacts.plan, servers.runtime(running)
-    seconds = _drain_seconds(start)
-    workers = open_gateway_workers(running, runtime, plan=plan, key=start.key, grace=seconds)
+    plan, seconds = start.artifacts.plan, _drain_seconds(start)
+    workers = open_gateway_workers(running, plan=plan, key=start.key, grace=seconds)
     if start.request.min_gsm8k is not None:
         from orchestrator.evals.harness import harness_python  # noqa: PLC0415 - see `_require_score`
 
         harness_python(servers.home)  # creates its venv before a replica stops
     run = open_run_dir(start, servers.home)
-    update = _RollingUpdate(start=start, servers=servers, runtime=runtime, workers=workers, run=run, host_ref=host_ref)
+    update = _RollingUpdate(
+        start=start, servers=servers, backend=running.backend, workers=workers, run=run, host_ref=host_ref
+    )
     update.set_running(running)
     numbers = update.outdated() or ([] if update.surplus else server_numbers(plan))
     chosen = numbers[: start.request.max_replicas]
@@ -107,13 +108,13 @@ class _RollingUpdate:
 
     start: StartSpec
     servers: Servers
-    runtime: ServerGroup
+    backend: Runtime
     workers: GatewayWorkers | DiscoveredWorkers
     run: RunDir
     host_ref: HostRef
     seconds: float = 0.0  # until the new replicas were ready
-    surplus: list[RunningServer] = field(default_factory=list)  # replicas that the plan lacks
-    _running: dict[int, RunningServer] = field(default_factory=dict)
+    surplus: list[Server] = field(default_factory=list)  # replicas that the plan lacks
+    _running: dict[int, Server] = field(default_factory=dict)
     _started: set[int] = field(default_factory=set)  # replicas that this update has replaced or is replacing
     _old_runs: set[Path] = field(default_factory=set)  # of replicas that ran at the beginning
     _checks: dict[int, list[CheckResult]] = field(default_factory=dict)
@@ -125,7 +126,7 @@ class _RollingUpdate:
     def _artifacts(self, number: int) -> Artifacts:
         return self.start.artifacts.replicas[number - 1]
 
-    def _address(self, number: int, server: RunningServer | None = None) -> str:
+    def _address(self, number: int, server: Server | None = None) -> str:
         """Return the URL under which the gateway knows the replica."""
         separate_gateway = self._plan.gateway is not None and not self._plan.gateway.one_node
         if separate_gateway and server is not None and server.url:
@@ -134,14 +135,14 @@ class _RollingUpdate:
             return server.require_plan().server.url
         return self._artifacts(number).plan.server.url
 
-    def _count_other_replicas(self, server: RunningServer) -> int:
+    def _count_other_replicas(self, server: Server) -> int:
         """Return the number of the other replicas."""
         return sum(item is not server for item in (*self._running.values(), *self.surplus))
 
     def _folder(self, number: int) -> Path:
         return self.run.path / FileName(self._plan.server_names[number - 1])
 
-    def set_running(self, running: RunningServer) -> None:
+    def set_running(self, running: Server) -> None:
         """Set the running replicas."""
         of_folder = {Path(server.run_dir).name: server for server in running.replicas}
         numbers = {number: of_folder.get(name) for number, name in enumerate(self._plan.server_names, start=1)}
@@ -162,8 +163,8 @@ class _RollingUpdate:
         server = self._running.get(number)
         return (
             server is not None
-            and self.runtime.state(server).status is Status.RUNNING
-            and not dead_processes(self.runtime, server)
+            and server.current_state().status is Status.RUNNING
+            and not dead_processes(server)
             and self.workers.is_routed(self._address(number), server)
         )
 
@@ -184,22 +185,22 @@ class _RollingUpdate:
             self._running[number] = new
             info(f"{self._plan.label_of(number)} is updated")
 
-    def remove_replica(self, server: RunningServer) -> None:
+    def remove_replica(self, server: Server) -> None:
         """Remove a surplus replica as soon as its requests have ended; keep it after an interrupt before its stop."""
         folder = Path(server.run_dir).name
         name, url = folder.replace("-", " "), self._address(replica_number(folder), server)
         info(f"{name}: draining")
         with defer_signals():
             try:
-                with allow_signals(), Drain(self.runtime, server, seconds=_drain_seconds(self.start)) as drain:
+                with allow_signals(), Drain(server, seconds=_drain_seconds(self.start)) as drain:
                     self.workers.drain(url, server, self._count_other_replicas(server))
                     drain.wait()
                     with defer_signals():
-                        stop_server(self.runtime, server, home=self.servers.home, grace=drain.grace, reason=REMOVED)
+                        stop_server(server, home=self.servers.home, grace=drain.grace, reason=REMOVED)
                         self.surplus = [item for item in self.surplus if item is not server]
             except BaseException as error:
                 with suppress(DeployError):
-                    if self.runtime.state(server).status is Status.RUNNING:
+                    if server.current_state().status is Status.RUNNING:
                         self._route_again(url, server, error)
                 raise
             info(f"{name} is removed")
@@ -210,37 +211,37 @@ class _RollingUpdate:
         action = "starting" if old is None else "draining" if routed else "unhealthy, stopping"
         info(f"{self._plan.label_of(number)}: {action}")
         step.draining = True
-        with Drain(self.runtime, old, seconds=_drain_seconds(self.start)) as drain:
+        with Drain(old, seconds=_drain_seconds(self.start)) as drain:
             self.workers.drain(self._address(number), old, self._count_other_replicas(old) if old is not None else 0)
             if routed:  # a hung replica may never end its requests; SIGTERM ends it
                 drain.wait()
             step.drained = True
             if old is not None:
-                stop_server(self.runtime, old, home=self.servers.home, grace=drain.grace, reason=_REPLACED)
+                stop_server(old, home=self.servers.home, grace=drain.grace, reason=_REPLACED)
         self._running.pop(number, None)
         wait_until_released(plan, self.host_ref)
 
-    def _start_new(self, number: int, step: "_Step") -> RunningServer:
+    def _start_new(self, number: int, step: "_Step") -> Server:
         replica, key = self._artifacts(number), self.start.key
         self.run.save("preflight.json", require_ready_host(replica.plan, self.host_ref).to_dict())
         folder = self._folder(number)
-        new = self.runtime.start(replica, name=self.start.name, run_dir=folder, secrets=self.start.secrets)
+        new = start_unit(self.backend, replica, name=self.start.name, run_dir=folder, secrets=self.start.secrets)
         step.new = new
-        step.new = new = self.runtime.wait_for_placement(new, replica.plan)
+        step.new = new = new.wait_for_placement(replica.plan)
         self.workers.cordon(new)
         info(f"started {self._plan.label_of(number)}; log: {RunDir(folder).log}")
         timeout = self.start.request.timeout
-        self.seconds += wait_for_server(new, self.runtime, plan=replica.plan, key=key, timeout=timeout)
-        report = run_smoke_test(new, self.runtime, plan=replica.plan, key=key)
+        self.seconds += wait_for_server(new, plan=replica.plan, key=key, timeout=timeout)
+        report = run_smoke_test(new, plan=replica.plan, key=key)
         save_report(RunDir(folder), report, of_start=True)
         report.require()
         self._require_score(new, number)
         strict = self.start.request.strict_kernels
-        kernel_gate(self.runtime.logs(new, follow=False), plan=replica.plan, run=RunDir(folder), strict=strict)
+        kernel_gate(new.logs(follow=False), plan=replica.plan, run=RunDir(folder), strict=strict)
         self._checks[number] = prefix_replica(self._plan.server_names[number - 1], report)
         return new
 
-    def _require_score(self, new: RunningServer, number: int) -> None:
+    def _require_score(self, new: Server, number: int) -> None:
         min_score = self.start.request.min_gsm8k
         if min_score is None:
             return
@@ -261,18 +262,18 @@ class _RollingUpdate:
         """Clean up after a failure: stop the new replica; keep the old one, unless its stop had begun."""
         old = self._running.get(number)
         if step.new is not None:
-            detail = stop_after_failure(step.new, self.runtime, RunDir(self._folder(number)), failure_reason(failure))
+            detail = stop_after_failure(step.new, RunDir(self._folder(number)), failure_reason(failure))
             if isinstance(failure, DeployError):
-                explanation = explain_failure(self.runtime, step.new, detail)
+                explanation = explain_failure(step.new, detail)
                 failure.details = "\n\n".join(filter(None, [failure.details, explanation]))
             self._forget(number)
         elif step.drained and old is not None:  # while it was being stopped
             self._running.pop(number, None)
-            stop_after_failure(old, self.runtime, self.servers.run_of(old), _REPLACED)
+            stop_after_failure(old, self.servers.run_of(old), _REPLACED)
         elif step.draining and old is not None:
             self._route_again(self._address(number, old), old, failure)
 
-    def _route_again(self, url: str, server: RunningServer, failure: BaseException) -> None:
+    def _route_again(self, url: str, server: Server, failure: BaseException) -> None:
         """Route to a drained replica that was not stopped; if that fails, add a note to the failure."""
         try:
             self.workers.uncordon(url, server, self._count_other_replicas(server))
@@ -291,11 +292,11 @@ class _RollingUpdate:
         for number, server in self._running.items():
             if number not in self._checks:
                 plan = self._artifacts(number).plan
-                results = run_smoke_test(server, self.runtime, plan=plan, key=self.start.key)
+                results = run_smoke_test(server, plan=plan, key=self.start.key)
                 self._checks[number] = prefix_replica(self._plan.server_names[number - 1], results)
-        url, server = self.workers.url, self.servers.open(self.start.name).handle
+        url, server = self.workers.url, self.servers.open(self.start.name)
         if self._plan.roles:
-            return [*run_smoke_test(server, self.runtime, plan=self._plan, key=self.start.key).checks]
+            return [*run_smoke_test(server, plan=self._plan, key=self.start.key).checks]
         workers = self._plan.replicas + count_other_models(server)
         return gateway_checks(target_of(self._plan, url=url, api_key=self.start.key), workers)
 
@@ -306,8 +307,8 @@ class _RollingUpdate:
 
     def result(self, report: SmokeReport) -> UpResult:
         """Return the running server."""
-        handle = self.servers.open(self.start.name).handle
-        return UpResult(handle=handle, served_name=self._plan.model.served_name, smoke=report, seconds=self.seconds)
+        server = self.servers.open(self.start.name)
+        return UpResult(server=server, served_name=self._plan.model.served_name, smoke=report, seconds=self.seconds)
 
     def record_ended_runs(self) -> None:
         """Record the exit of each old run without a running replica."""
@@ -359,4 +360,4 @@ class _Step:
 
     draining: bool = False  # the gateway was asked to send no new requests
     drained: bool = False  # no request is left
-    new: RunningServer | None = None
+    new: Server | None = None

@@ -145,8 +145,8 @@ def _warn(findings: Iterable[Finding]) -> None:
 
 def _ports_of(servers: Servers, name: str) -> frozenset[int]:
     """Return the ports of this host that the server `name` frees when it stops."""
-    local_handles = [handle for handle in servers.find(name) if runtime_class(handle.runtime).is_local]
-    plans = (read_plan(servers.run_of(handle)) for handle in local_handles)
+    local_servers = [server for server in servers.find(name) if runtime_class(server.runtime).is_local]
+    plans = (read_plan(servers.run_of(server)) for server in local_servers)
     ports = {
         port
         for plan in plans
@@ -154,15 +154,15 @@ def _ports_of(servers: Servers, name: str) -> frozenset[int]:
         for rank in range(plan.layout.nodes)
         for _, port in plan_ports(plan, rank=rank)
     }
-    return frozenset(ports | {port for handle in local_handles if (port := urlsplit(handle.url).port) is not None})
+    return frozenset(ports | {port for server in local_servers if (port := urlsplit(server.url).port) is not None})
 
 
 def _server_on(host_ref: HostRef, port: int) -> str | None:
     """Return the name of the server that listens on a port; None if `deploy` did not start it."""
     with open_servers(host_ref.home, host_ref.remote) as servers:
-        for handle in servers.find():
-            if handle.url.endswith(f":{port}") and servers.runtime(handle).state(handle).status is Status.RUNNING:
-                return handle.name
+        for server in servers.find():
+            if server.url.endswith(f":{port}") and server.state.status is Status.RUNNING:
+                return server.name
     return None
 
 

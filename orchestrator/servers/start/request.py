@@ -15,7 +15,7 @@ from orchestrator.planner.planning import is_path
 from orchestrator.planner.source import PlanSource, profile_source, run_source
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runs.run_dir import RunDir
-from orchestrator.servers.group import RunningServer
+from orchestrator.servers.group import Server
 from orchestrator.verify.report import SmokeReport
 
 
@@ -86,7 +86,7 @@ class UpRequest:
 class UpResult:
     """A running server; `smoke` is None if it was already running."""
 
-    handle: RunningServer
+    server: Server
     served_name: str  # the `model` of requests
     smoke: SmokeReport | None
     seconds: float | None  # from start to ready

@@ -34,10 +34,10 @@ from orchestrator.runtimes.base import Status
 from orchestrator.servers.down import grace_of
 from orchestrator.servers.drain import drain_and_stop
 from orchestrator.servers.exit_record import STOPPED_FOR_RESTART
-from orchestrator.servers.group import RunningServer
+from orchestrator.servers.group import Server, api_key
 from orchestrator.servers.rollout.join import join, require_gateway
 from orchestrator.servers.rollout.update import require_rollable, rolling_update
-from orchestrator.servers.servers import Servers, api_key, open_servers, replicas_on_other_plan
+from orchestrator.servers.servers import Servers, open_servers, replicas_on_other_plan
 from orchestrator.servers.start.decisions import decide_beforehand, prepare_start
 from orchestrator.servers.start.host import require_host, require_ready_host, resolve_host_ref
 from orchestrator.servers.start.kernels import require_archive, unpack_kernels
@@ -109,7 +109,7 @@ def up(
             return done
 
 
-def _server_to_roll(servers: Servers, name: str, *, plan: Plan, request: UpRequest) -> RunningServer | None:
+def _server_to_roll(servers: Servers, name: str, *, plan: Plan, request: UpRequest) -> Server | None:
     """Return the running server for a rolling update; None if no replicas of this name are running.
 
     Raises NameTakenError if its plan does not allow the update, UsageError for options that need running replicas, and
@@ -127,15 +127,14 @@ def _server_to_roll(servers: Servers, name: str, *, plan: Plan, request: UpReque
     return running
 
 
-def _replicated_server(servers: Servers, name: str, *, by_watch: bool) -> RunningServer | None:
+def _replicated_server(servers: Servers, name: str, *, by_watch: bool) -> Server | None:
     """Return the server `name` if it has replicas behind a running gateway; None otherwise.
 
     A hung gateway accepts no changes; for `deploy watch` (`by_watch`) it counts as dead, and all its replicas are
     stopped.
     """
-    handles = [handle for handle in servers.find(name) if handle.replicas]
-    running = (handle for handle in handles if servers.runtime(handle).state(handle).status is Status.RUNNING)
-    return next((handle for handle in running if not by_watch or is_alive(handle.url)), None)
+    running = (item for item in servers.find(name) if item.replicas and item.state.status is Status.RUNNING)
+    return next((item for item in running if not by_watch or is_alive(item.url)), None)
 
 
 def _already_up(servers: Servers, name: str, *, plan: Plan, request: UpRequest) -> UpResult | None:
@@ -144,54 +143,52 @@ def _already_up(servers: Servers, name: str, *, plan: Plan, request: UpRequest) 
     Raises NameTakenError if the server has another plan, StartError if it does not become healthy in time or cannot
     join the gateway of its plan. With `--replace`, raises neither.
     """
-    for handle in () if request.replace else servers.find(name):
-        state = servers.runtime(handle).state(handle)
-        first = "does a rolling update" if handle.replicas else "stops it first"
+    for server in () if request.replace else servers.find(name):
+        state = server.state
+        first = "does a rolling update" if server.replicas else "stops it first"
         hint = f"`{request.command(name)} --replace` {first}; or choose another name with `--name`"
         if state.status is Status.UNKNOWN:
             if state.started_at is None:  # its record is unreadable
                 continue
             raise StartError(f"`{name}`: {state.detail}", hint=hint)
-        if handle.plan_digest != plan.digest:
-            raise _other_plan(
-                read_plan(latest_run(servers.home, name)), plan, replace(handle, state=state), request, hint
-            )
-        if handle.rank_hosts not in {(), request.rank_hosts}:
-            raise NameTakenError(f"`{name}` has its other ranks on {', '.join(handle.rank_hosts)}", hint=hint)
+        if server.plan_digest != plan.digest:
+            raise _other_plan(read_plan(latest_run(servers.home, name)), plan, server, request, hint)
+        if server.rank_hosts not in {(), request.rank_hosts}:
+            raise NameTakenError(f"`{name}` has its other ranks on {', '.join(server.rank_hosts)}", hint=hint)
         if state.status is Status.PENDING:
             raise StartError(f"`{name}` is pending: {state.detail}", hint=f"`deploy down {name}` cancels it; {hint}")
         if state.status is not Status.RUNNING:
             continue
-        if differing := replicas_on_other_plan(handle, plan):
+        if differing := replicas_on_other_plan(server, plan):
             raise StartError(
                 f"the rolling update of `{name}` is incomplete: {differing}",
                 hint=f"`{request.command(name)} --replace` continues, "
                 f"`deploy rollback {name}` returns to the last plan",
             )
         try:
-            await_healthy(handle, servers.runtime(handle), deadline=plan.timeouts.health_deadline)
+            await_healthy(server, deadline=plan.timeouts.health_deadline)
         except NotReadyError as error:
             message = f"`{name}` is running this plan but unhealthy: {error.message}"
             raise StartError(message, hint=f"see `deploy diagnose {name}` and `deploy logs {name}`; {hint}") from error
-        join(handle, servers)
-        return UpResult(handle=handle, served_name=plan.model.served_name, smoke=None, seconds=None)
+        join(server, servers)
+        return UpResult(server=server, served_name=plan.model.served_name, smoke=None, seconds=None)
     return None
 
 
-def _other_plan(old: Plan | None, new: Plan, handle: RunningServer, request: UpRequest, hint: str) -> NameTakenError:
+def _other_plan(old: Plan | None, new: Plan, server: Server, request: UpRequest, hint: str) -> NameTakenError:
     """Return the error for a server with another plan, with `hint` unless a rolling update is impossible."""
-    name, running = handle.name, handle.state.status is Status.RUNNING
-    if running and handle.replicas and old and rolling_update_blocker(old, new):
+    name, running = server.name, server.state.status is Status.RUNNING
+    if running and server.replicas and old and rolling_update_blocker(old, new):
         hint = f"`deploy down {name}`, then `{request.command(name)}`; or choose another name with `--name`"
     details = render_diff(old.to_dict(), new.to_dict()) if old else ""
-    ended = "" if running else f" and is not running: {handle.state.exit_summary}"
+    ended = "" if running else f" and is not running: {server.state.exit_summary}"
     return NameTakenError(f"`{name}` has another plan{ended}", details=details, hint=hint)
 
 
 @contextmanager
 def _recovery_hint(servers: Servers, name: str, recovery_command: str = "") -> Iterator[None]:
     """Add the command that restarts the old server to the hint if the block fails or is interrupted."""
-    runs = any(servers.runtime(handle).state(handle).status is Status.RUNNING for handle in servers.find(name))
+    runs = any(server.state.status is Status.RUNNING for server in servers.find(name))
     command = recovery_command
     if not command and runs and (run := latest_run(servers.home, name)):
         command = str(run.read(REQUEST_FILE).get("command") or "")
@@ -209,7 +206,7 @@ def _stop_old(servers: Servers, name: str, request: UpRequest) -> None:
     """Stop the servers called `name` as soon as their requests have ended."""
     reason = STOPPED_FOR_RESTART if request.by_watch else "replaced"
     seconds = grace_of(servers, name) if request.drain is None else request.drain
-    for handle in servers.find(name):
-        if servers.runtime(handle).state(handle).status is Status.RUNNING:
+    for server in servers.find(name):
+        if server.state.status is Status.RUNNING:
             note(f"stopping `{name}` to replace it")
-        drain_and_stop(servers, handle, seconds=seconds, reason=reason)
+        drain_and_stop(servers, server, seconds=seconds, reason=reason)

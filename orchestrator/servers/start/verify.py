@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from math import inf
 from pathlib import Path
@@ -33,9 +32,9 @@ from orchestrator.plan.units import Role
 from orchestrator.planner.estimate import startup_seconds
 from orchestrator.runs.run_dir import FIRST_SAMPLE, RunDir, read_plan
 from orchestrator.runtimes.base import ServerState, Status
-from orchestrator.servers.group import RunningServer, ServerGroup, run_dir_of
+from orchestrator.servers.group import RESTART_HINT, Server, run_dir_of
 from orchestrator.servers.rollout.gateway_workers import count_other_models
-from orchestrator.servers.servers import RESTART_HINT, Servers, dead_processes, record_processes
+from orchestrator.servers.servers import Servers, dead_processes, record_processes
 from orchestrator.servers.soaks import knee_requests, memory_gauges, save_report
 from orchestrator.verify.gateway import count_workers, gateway_checks, generates
 from orchestrator.verify.pair import Pair, pair_checks, role_report
@@ -49,48 +48,48 @@ _MIN_TIMEOUT: Final = 1.0  # minimum timeout of a health check in seconds, even 
 _BELOW_KNEE: Final = 0.5  # share of the requests at the knee that a soak sends (this project's choice)
 
 
-def is_healthy(handle: RunningServer) -> bool:
+def is_healthy(server: Server) -> bool:
     """Return whether the server generates a token for a health check, which needs no API key.
 
     With replicas, return whether the gateway counts all as healthy.
     """
-    return _healthy_replicas(handle) == (len(handle.replicas) or 1)
+    return _healthy_replicas(server) == (len(server.replicas) or 1)
 
 
-def _healthy_replicas(handle: RunningServer, *, tries: int = 2, timeout: float = inf) -> int:
+def _healthy_replicas(server: Server, *, tries: int = 2, timeout: float = inf) -> int:
     """Return the number of healthy replicas (0 or 1 without a gateway); a try ends after `timeout` seconds."""
-    if handle.has_roles:  # the gateway answers 200 even after a server has died
-        roles = [_healthy_replicas(server, tries=tries, timeout=timeout) for server in handle.replicas]
-        return min(sum(roles), count_workers(handle.url)) if generates(handle.url) else 0
-    if handle.replicas:
-        return count_workers(handle.url) - count_other_models(handle)
+    if server.has_roles:  # the gateway answers 200 even after a server has died
+        roles = [_healthy_replicas(replica, tries=tries, timeout=timeout) for replica in server.replicas]
+        return min(sum(roles), count_workers(server.url)) if generates(server.url) else 0
+    if server.replicas:
+        return count_workers(server.url) - count_other_models(server)
     try:
-        with EngineClient(handle.url, key=None) as server:
-            return int(server.health(tries=tries, timeout=timeout) == httpx.codes.OK)
+        with EngineClient(server.url, key=None) as client:
+            return int(client.health(tries=tries, timeout=timeout) == httpx.codes.OK)
     except (NoResponseError, UnexpectedResponseError):
         return 0
 
 
-def await_healthy(handle: RunningServer, runtime: ServerGroup, *, deadline: float) -> None:
+def await_healthy(server: Server, *, deadline: float) -> None:
     """Wait until a running server is healthy, with all its replicas or roles.
 
     A health check fails during a long prefill, and after one failed check a gateway counts a replica as unhealthy until
     the next check. Raises NotReadyError after `deadline` seconds, or at once when a process of the server has ended.
     """
-    replicas, began = len(handle.replicas) or 1, time.monotonic()
-    hint = f"`deploy logs {handle.name}` shows the cause; `deploy restart {handle.name}` restarts it"
-    kind = "servers" if handle.has_roles else "replicas"
+    replicas, began = len(server.replicas) or 1, time.monotonic()
+    hint = f"`deploy logs {server.name}` shows the cause; `deploy restart {server.name}` restarts it"
+    kind = "servers" if server.has_roles else "replicas"
 
     def probe() -> tuple[int, str]:
-        state = runtime.state(handle)
-        if failure := state.exit_summary if state.status is not Status.RUNNING else dead_processes(runtime, handle):
+        state = server.current_state()
+        if failure := state.exit_summary if state.status is not Status.RUNNING else dead_processes(server):
             return 0, failure
         timeout = max(began + deadline - time.monotonic(), _MIN_TIMEOUT)
-        return _healthy_replicas(handle, tries=1, timeout=timeout), ""
+        return _healthy_replicas(server, tries=1, timeout=timeout), ""
 
     def show(result: tuple[int, str]) -> None:
         elapsed = f"{time.monotonic() - began:.0f} s"
-        progress.update(f"waiting for `{handle.name}`: {result[0]} of {replicas} {kind} healthy", transient=elapsed)
+        progress.update(f"waiting for `{server.name}`: {result[0]} of {replicas} {kind} healthy", transient=elapsed)
 
     with Progress() as progress:
         healthy, failure = poll_until(
@@ -103,8 +102,7 @@ def await_healthy(handle: RunningServer, runtime: ServerGroup, *, deadline: floa
 
 
 def wait_for_server(
-    handle: RunningServer,
-    runtime: ServerGroup,
+    server: Server,
     *,
     plan: Plan,
     key: Secret | None,
@@ -113,14 +111,14 @@ def wait_for_server(
 ) -> float:
     """Wait until a server is ready, record its processes, and return the seconds that this took.
 
-    `state` returns the state of the server, by default from `runtime`. Raises NotReadyError when the server has exited
-    or makes no progress.
+    `state` returns the state of the server, by default its own. Raises NotReadyError when it has exited or makes no
+    progress.
     """
-    state = state or partial(runtime.state, handle)
+    state = state or server.current_state
     starting = StartingServer(
-        url=handle.url,
+        url=server.url,
         served_name=plan.model.served_name,
-        log=runtime.tail(handle),
+        log=server.tail(),
         state=state,
         api_key=key,
         expected_seconds=startup_seconds(plan),
@@ -128,14 +126,12 @@ def wait_for_server(
     progress_deadline = plan.timeouts.progress_deadline
     seconds = wait_until_ready(starting, progress_deadline=progress_deadline, timeout=timeout)
     limit = min(SAMPLE_LIMIT + progress_deadline, inf if timeout is None else max(timeout - seconds, 0))
-    starting.stages[FIRST_SAMPLE] = sampled = _wait_until_routed(handle, runtime, state, limit)
-    record_processes(runtime, handle, seconds + sampled, starting.stages)
+    starting.stages[FIRST_SAMPLE] = sampled = _wait_until_routed(server, state, limit)
+    record_processes(server, seconds + sampled, starting.stages)
     return seconds + sampled
 
 
-def _wait_until_routed(
-    handle: RunningServer, runtime: ServerGroup, state: Callable[[], ServerState], limit: float
-) -> float:
+def _wait_until_routed(server: Server, state: Callable[[], ServerState], limit: float) -> float:
     """Wait until a healthy server may get requests, and return the seconds that this took.
 
     A pod gets no requests before each rank has answered a sampled one. Raises NotReadyError after `limit` seconds, or
@@ -146,24 +142,23 @@ def _wait_until_routed(
     def probe() -> tuple[bool, str]:
         now = state()
         ended = now.detail or now.exit_summary if now.status is not Status.RUNNING or now.restarts else ""
-        return not ended and runtime.runtime.is_ready(handle), ended
+        return not ended and server.backend.is_ready(server), ended
 
     with Progress() as progress:
         ready, ended = poll_until(
             any, probe, timeout=limit, interval=_INTERVAL, on_tick=lambda _: progress.update(FIRST_SAMPLE)
         )
     if ended:
-        hint = f"`deploy diagnose {handle.name}` names the cause"
+        hint = f"`deploy diagnose {server.name}` names the cause"
         raise NotReadyError(f"the server ended during its {FIRST_SAMPLE}: {ended}", hint=hint)
     if not ready:
-        hint = f"`deploy logs {handle.name}` shows what its ranks do; raise `timeouts.progress_deadline` or `--timeout`"
+        hint = f"`deploy logs {server.name}` shows what its ranks do; raise `timeouts.progress_deadline` or `--timeout`"
         raise NotReadyError(f"a rank has not answered its {FIRST_SAMPLE} after {limit:g} s", hint=hint)
     return time.monotonic() - began
 
 
 def run_smoke_test(
-    handle: RunningServer,
-    runtime: ServerGroup,
+    server: Server,
     *,
     plan: Plan,
     key: Secret | None,
@@ -176,56 +171,53 @@ def run_smoke_test(
     load in minutes, by default from the plan; `knee` is the number of requests in flight at the knee of a benchmark.
     """
     if plan.role is not Role.SERVER:
-        return role_report(target_of(plan, url=handle.url, api_key=key))
-    if handle.has_roles:
-        return _pair_report(handle, runtime, plan=plan, key=key, soak=soak)
-    if handle.replicas:
+        return role_report(target_of(plan, url=server.url, api_key=key))
+    if server.has_roles:
+        return _pair_report(server, plan=plan, key=key, soak=soak)
+    if server.replicas:
         checks = [
             check
-            for number, server in enumerate(handle.replicas, start=1)
+            for number, replica in enumerate(server.replicas, start=1)
             for check in prefix_replica(
-                Path(server.run_dir).name,
+                Path(replica.run_dir).name,
                 run_smoke_test(
-                    server,
-                    runtime,
-                    plan=replica_plans(read_plan(RunDir(run_dir_of(server))) or plan)[number - 1],
+                    replica,
+                    plan=replica_plans(read_plan(RunDir(run_dir_of(replica))) or plan)[number - 1],
                     key=key,
                     soak=soak,
-                    knee=knee / len(handle.replicas) if knee else None,
+                    knee=knee / len(server.replicas) if knee else None,
                 ),
             )
         ]
-        workers = plan.replicas + count_other_models(handle)
-        checks += gateway_checks(target_of(plan, url=handle.url, api_key=key), workers)
-        return SmokeReport(url=handle.url, served_name=plan.model.served_name, checks=tuple(checks))
-    target = _with_soak(target_of(plan, url=handle.url, api_key=key), soak, knee)
-    return _test(target, handle, runtime, plan)
+        workers = plan.replicas + count_other_models(server)
+        checks += gateway_checks(target_of(plan, url=server.url, api_key=key), workers)
+        return SmokeReport(url=server.url, served_name=plan.model.served_name, checks=tuple(checks))
+    target = _with_soak(target_of(plan, url=server.url, api_key=key), soak, knee)
+    return _test(target, server, plan)
 
 
-def _test(target: Target, handle: RunningServer, runtime: ServerGroup, plan: Plan) -> SmokeReport:
+def _test(target: Target, server: Server, plan: Plan) -> SmokeReport:
     if target.soak_seconds:
-        target = replace(target, memory=memory_gauges(handle, runtime, plan))
-    return smoke_test(target, faults=lambda: diagnose(runtime.logs(handle, follow=False)).degraded)
+        target = replace(target, memory=memory_gauges(server, plan))
+    return smoke_test(target, faults=lambda: diagnose(server.logs(follow=False)).degraded)
 
 
-def _pair_report(
-    handle: RunningServer, runtime: ServerGroup, *, plan: Plan, key: Secret | None, soak: float | None
-) -> SmokeReport:
+def _pair_report(server: Server, *, plan: Plan, key: Secret | None, soak: float | None) -> SmokeReport:
     """Test prefill and decode through their gateway, then the transfer of requests between them."""
     prefill, decode = (
-        [server.url for server in handle.replicas if server.role is role] for role in (Role.PREFILL, Role.DECODE)
+        [replica.url for replica in server.replicas if replica.role is role] for role in (Role.PREFILL, Role.DECODE)
     )
-    decode_target = target_of(replica_plans(plan)[-1], url=handle.url, api_key=key)
+    decode_target = target_of(replica_plans(plan)[-1], url=server.url, api_key=key)
     # No tiers: only a server itself reports the size of its pool, and only the decode servers are queried.
     target = replace(_of_pair(_with_soak(decode_target, soak), decode), tiers=())
-    report = _test(target, handle, runtime, plan)
+    report = _test(target, server, plan)
 
     def logs() -> dict[str, Iterable[str]]:
-        names = {Path(server.run_dir).name.replace("-", " "): server for server in handle.replicas}
-        return {name: runtime.logs(server, follow=False) for name, server in names.items()}
+        names = {Path(replica.run_dir).name.replace("-", " "): replica for replica in server.replicas}
+        return {name: replica.logs(follow=False) for name, replica in names.items()}
 
     pair = Pair(
-        gateway=handle.url,
+        gateway=server.url,
         model=plan.model.served_name,
         prefill=prefill,
         decode=decode,
@@ -261,15 +253,15 @@ def smoke_server(servers: Servers, name: str, *, strict_kernels: bool, soak: flo
     `strict_kernels`.
     """
     server = servers.open(name)
-    run, plan = server.require_own_run(), server.handle.require_plan()
+    run, plan = servers.require_run(server), server.require_plan()
     server.require_running()
-    if dead := dead_processes(server.runtime, server.handle):
+    if dead := dead_processes(server):
         raise SmokeError(f"`{name}` failed its smoke test: {dead}", hint=RESTART_HINT.format(name=name))
     knee = knee_requests(run)
-    report = run_smoke_test(server.handle, server.runtime, plan=plan, key=server.key, soak=soak, knee=knee)
+    report = run_smoke_test(server, plan=plan, key=server.key, soak=soak, knee=knee)
     try:
         save_report(run, report)
-        kernel_gate(server.runtime.logs(server.handle, follow=False), plan=plan, run=run, strict=strict_kernels)
+        kernel_gate(server.logs(follow=False), plan=plan, run=run, strict=strict_kernels)
     except HostError as error:  # a full disk; the result is still returned
         warn(f"cannot save all results: {error.message}", hint=error.hint)
     return report
@@ -352,11 +344,11 @@ def unidentified_server(
     return SmokeError(f"no sglang server found at `{url}`: {error}", hint=hint)
 
 
-def explain_failure(runtime: ServerGroup, handle: RunningServer, detail: str) -> str:
+def explain_failure(server: Server, detail: str) -> str:
     """Diagnose a failure from the log and the exit detail of the runtime; an interrupt only ends the diagnosis."""
     try:
         with allow_signals():
-            log = chain(runtime.logs(handle, follow=False), filter(None, [detail]))
+            log = chain(server.logs(follow=False), filter(None, [detail]))
             matches = diagnose(log).matches
     except (DeployError, OSError, KeyboardInterrupt) as error:
         return f"diagnosis: cannot read the log: {str(error) or 'interrupted'}"

@@ -26,11 +26,10 @@ from orchestrator.runs.run_dir import (
 from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import EXIT_FILE, NOT_FOUND, STOPPED, Status
 from orchestrator.servers.exit_record import RESTARTS_FILE, STOPPED_FOR_RESTART, UP_FAILED, saved_state
-from orchestrator.servers.group import RunningServer
+from orchestrator.servers.group import Server, api_key
 from orchestrator.servers.servers import (
     PROCESSES_FILE,
     Servers,
-    api_key,
     dead_processes,
     open_servers,
     requested,
@@ -45,36 +44,36 @@ def snapshot_of(servers: Servers, name: str, host: str | None = None) -> ServerS
     Raises StartError if this home has not started one, HostError if a runtime does not answer.
     """
     require_name(name)
-    run, handle = newest(servers, name)
+    run, server = newest(servers, name)
     if servers.unreachable:
         raise HostError("; ".join(servers.unanswered()))
     if run is None or (plan := read_plan(run)) is None:
-        if run is None and handle is None:
+        if run is None and server is None:
             raise not_started(servers.home, name, hint="`deploy up PROFILE` starts a server")
-        if handle and (state := servers.runtime(handle).state(handle)).status is Status.UNKNOWN:
-            raise StartError(f"`{name}`: {state.detail}", hint=f"`deploy down {name}` stops it")
+        if server and server.state.status is Status.UNKNOWN:
+            raise StartError(f"`{name}`: {server.state.detail}", hint=f"`deploy down {name}` stops it")
         raise no_plan(run, name)
-    state = servers.runtime(handle).state(handle) if handle else NOT_FOUND
-    runs = handle is not None and state.status is Status.RUNNING
+    state = server.state if server else NOT_FOUND
+    runs = server is not None and state.status is Status.RUNNING
     return ServerSnapshot(
         name=name,
         run=run.path.name,
-        url=(handle.service_url or handle.url) if handle else plan.server.url,
+        url=(server.service_url or server.url) if server else plan.server.url,
         host=other_host(plan.runtime, host),
         model=plan.model.served_name,
-        processes=tuple(filter(is_identity, (unit.runtime_id for unit in handle.units))) if handle else (),
+        processes=tuple(filter(is_identity, (unit.runtime_id for unit in server.units))) if server else (),
         status=state.status,
-        exit_reason="" if runs or handle is None else state.exit_summary,
-        dead=dead_processes(servers.runtime(handle), handle) if runs and handle else "",
+        exit_reason="" if runs or server is None else state.exit_summary,
+        dead=dead_processes(server) if runs and server else "",
         restarts=state.restarts,
         busy=is_locked(servers.home, name),
-        wanted=is_wanted(run, handle),
+        wanted=is_wanted(run, server),
         ready=bool(run.read(PROCESSES_FILE)),
         by_watch=_started_by_watch(run),
         ranks=plan.replicas if plan.roles else plan.layout.dp * plan.replicas,
         is_remote=bool(host) or not runtime_class(plan.runtime).is_local,
         has_roles=bool(plan.roles),
-        replica_urls=tuple(_replica_urls(plan, handle)) if plan.gateway else (),
+        replica_urls=tuple(_replica_urls(plan, server)) if plan.gateway else (),
         api_key_env=plan.server.api_key_env,
         unhealthy_after=plan.restart_policy.unhealthy_after,
         max_attempts=plan.restart_policy.max_attempts,
@@ -88,12 +87,12 @@ def other_host(runtime: str, host: str | None) -> str:
     return runtime_class(runtime).resolve_host(host, os.environ) or ""
 
 
-def _replica_urls(plan: Plan, handle: RunningServer | None) -> Iterator[str]:
+def _replica_urls(plan: Plan, server: Server | None) -> Iterator[str]:
     """Yield the URL of each replica, or its planned URL if it is not running."""
-    replicas = handle.replicas if handle else ()
-    urls = {Path(server.run_dir).name: server.service_url or server.url for server in replicas}
-    for name, server in plan.servers.items():
-        yield urls.get(name) or server.server.url
+    replicas = server.replicas if server else ()
+    urls = {Path(replica.run_dir).name: replica.service_url or replica.url for replica in replicas}
+    for name, server_plan in plan.servers.items():
+        yield urls.get(name) or server_plan.server.url
 
 
 def require_watchable(home: Home, names: Sequence[str]) -> None:
@@ -117,22 +116,22 @@ def require_not_cluster_managed(plan: Plan, name: str) -> None:
         raise UsageError(f"cannot watch `{name}`: {keeper}", hint=hint)
 
 
-def newest(servers: Servers, name: str) -> tuple[RunDir | None, RunningServer | None]:
+def newest(servers: Servers, name: str) -> tuple[RunDir | None, Server | None]:
     """Return the newest run of a name with its server; if it has no server, an older run that does."""
-    run, handles = latest_run(servers.home, name), servers.find(name)
-    of_run = (handle for handle in handles if run is not None and Path(handle.run_dir).name == run.path.name)
-    handle = next(of_run, next(iter(handles), None))
-    if handle is not None and servers.home.holds(Path(handle.run_dir), name):
-        return RunDir(Path(handle.run_dir)), handle
-    return run, handle
+    run, found = latest_run(servers.home, name), servers.find(name)
+    of_run = (server for server in found if run is not None and Path(server.run_dir).name == run.path.name)
+    server = next(of_run, next(iter(found), None))
+    if server is not None and servers.home.holds(Path(server.run_dir), name):
+        return RunDir(Path(server.run_dir)), server
+    return run, server
 
 
-def is_wanted(run: RunDir, handle: RunningServer | None) -> bool:
+def is_wanted(run: RunDir, server: Server | None) -> bool:
     """Return whether no person has stopped this run. A person removed a server that left no exit record."""
     ended = run.read(EXIT_FILE)
     if not ended:  # with a full disk, only the runtime may have recorded the end
         state = saved_state(run)
-        return (state is None or state.detail != STOPPED) and (handle is not None or _started_by_watch(run))
+        return (state is None or state.detail != STOPPED) and (server is not None or _started_by_watch(run))
     reason = str(ended.get("asked"))
     return reason == STOPPED_FOR_RESTART or (_started_by_watch(run) and reason.startswith(UP_FAILED))
 

@@ -22,8 +22,8 @@ def restart_dead(home: Home, name: str, dead: str, reason: str) -> RestartResult
 
     def on_locked(servers: Servers) -> None:
         nonlocal begun
-        run, handle = newest(servers, name)
-        if run is None or run.path.name != dead or not is_wanted(run, handle):
+        run, server = newest(servers, name)
+        if run is None or run.path.name != dead or not is_wanted(run, server):
             raise NameTakenError(f"another command has started or stopped `{name}`")
         record = {"at": datetime.now(UTC).isoformat(), "reason": redact(reason)}
         run.save_state(RESTARTS_FILE, {"restarts": [*saved_restarts(run), record]})
@@ -47,7 +47,7 @@ def restart_dead(home: Home, name: str, dead: str, reason: str) -> RestartResult
             outcome = RestartOutcome.SUPERSEDED if isinstance(error, NameTakenError) else RestartOutcome.REJECTED
         return RestartResult(outcome=outcome, message=disk_full or str(error))
     seconds = "" if done.seconds is None else f", ready after {done.seconds:.1f} s"
-    server = done.handle
+    server = done.server
     host = other_host(server.runtime, requested_host(home, name))
     message = f"verified at {describe_location(server.service_url or server.url, host)}{seconds}"
     return RestartResult(outcome=RestartOutcome.VERIFIED, message=message, run=Path(server.run_dir).name)

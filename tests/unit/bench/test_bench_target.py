@@ -23,24 +23,23 @@ from orchestrator.bench.workload import Workload, load_workload
 from orchestrator.core.errors import StartError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.planner.planning import load
-from orchestrator.runtimes.base import ServerState, Status
-from orchestrator.servers.group import RunningServer
+from orchestrator.runtimes.base import ServerState, Status, Unit
 from orchestrator.servers.servers import Servers
 from orchestrator.servers.targets import server_target, url_target
 
 
 class SingleServerRuntime:
-    def __init__(self, handle: RunningServer, status: Status) -> None:
+    def __init__(self, handle: Unit, status: Status) -> None:
         self.handle, self.status = handle, status
 
-    def state(self, _handle: RunningServer) -> ServerState:
+    def state(self, _handle: Unit) -> ServerState:
         detail = "killed by SIGKILL" if self.status is Status.EXITED else ""
         return ServerState(status=self.status, exit_code=None, restarts=0, started_at=None, detail=detail)
 
-    def find(self, _name: str | None = None) -> tuple[RunningServer, ...]:
+    def find(self, _name: str | None = None) -> tuple[Unit, ...]:
         return (self.handle,)
 
-    def logs(self, _handle: RunningServer, *, follow: bool) -> Iterator[str]:
+    def logs(self, _handle: Unit, *, follow: bool) -> Iterator[str]:
         assert not follow
         yield MISS
 
@@ -48,7 +47,7 @@ class SingleServerRuntime:
 def servers_with(profile: str, folder: Path, status: Status = Status.RUNNING) -> Servers:
     plan = load(profile).plan
     (folder / "plan.json").write_text(plan.to_json())
-    handle = RunningServer(
+    handle = Unit(
         runtime=plan.runtime,
         name="mine",
         profile=profile,

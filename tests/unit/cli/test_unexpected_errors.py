@@ -5,13 +5,15 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from orchestrator.cli.exit_codes import run_and_exit
 from orchestrator.cli.main import main
 from orchestrator.cli.up_result import show_up
-from orchestrator.servers.group import RunningServer
+from orchestrator.runtimes.base import Runtime, Unit
+from orchestrator.servers.group import Server
 from orchestrator.servers.start.request import UpResult
 
 
@@ -171,8 +173,9 @@ def test_internal_error_is_reported_without_writable_directory(
 
 
 def test_up_prints_url_and_served_model(capsys: pytest.CaptureFixture[str]) -> None:
-    handle = RunningServer(
-        runtime="process", name="owl", profile="p", plan_digest="", url="http://h:1", run_dir="", runtime_id=""
+    unit = Unit(runtime="process", name="owl", profile="p", plan_digest="", url="http://h:1", run_dir="", runtime_id="")
+    show_up(
+        UpResult(server=Server.of(unit, cast("Runtime", None)), served_name="my-model", smoke=None, seconds=None),
+        json=False,
     )
-    show_up(UpResult(handle=handle, served_name="my-model", smoke=None, seconds=None), json=False)
     assert capsys.readouterr().err == "`owl` is already up at http://h:1 (model `my-model`)\n"

@@ -35,7 +35,7 @@ from orchestrator.experiments.reproduce_steps import (
 )
 from orchestrator.planner.planning import load
 from orchestrator.runs.run_dir import open_run
-from orchestrator.servers.group import RunningServer
+from orchestrator.runtimes.base import Unit
 from orchestrator.servers.servers import Servers
 
 WAFER = load_published("wafer-glm52")
@@ -220,7 +220,7 @@ def test_unresponsive_runtime_means_server_might_exist(tmp_path: Path) -> None:
     """While the Docker daemon restarts, a container may still have to be stopped."""
 
     class UnresponsiveRuntime:
-        def find(self, _name: str | None = None) -> tuple[RunningServer, ...]:
+        def find(self, _name: str | None = None) -> tuple[Unit, ...]:
             raise HostError("the Docker daemon does not answer")
 
     servers = Servers(Home(tmp_path), {"docker": UnresponsiveRuntime()})  # type: ignore[dict-item]

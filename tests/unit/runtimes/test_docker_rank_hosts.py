@@ -22,7 +22,7 @@ from orchestrator.hosts.report import PreflightReport
 from orchestrator.hosts.survey import Runner
 from orchestrator.plan.plan import Plan
 from orchestrator.runs.run_dir import REQUEST_FILE, RunDir
-from orchestrator.runtimes.base import HostRef, ServerState, Status
+from orchestrator.runtimes.base import HostRef, Runtime, ServerState, Status, Unit
 from orchestrator.runtimes.docker import spec
 from orchestrator.runtimes.docker.container import (
     container_argv,
@@ -37,7 +37,6 @@ from orchestrator.runtimes.docker.host import DockerHost
 from orchestrator.runtimes.docker.options import host_options
 from orchestrator.runtimes.docker.runtime import DockerRuntime
 from orchestrator.runtimes.labels import HEAD, RANK, RANK_HOSTS, RUN_DIR, STARTER, is_record
-from orchestrator.servers.group import RunningServer, ServerGroup
 from orchestrator.servers.run_history import read_request
 from orchestrator.servers.servers import Servers
 from orchestrator.servers.start import host
@@ -172,7 +171,7 @@ def test_multi_host_errors_name_the_host(plan: Plan, monkeypatch: pytest.MonkeyP
 
 
 def test_same_plan_on_other_hosts_conflicts(plan: Plan, tmp_path: Path) -> None:
-    handle = RunningServer(
+    handle = Unit(
         runtime="docker",
         name="owl",
         profile="",
@@ -181,9 +180,10 @@ def test_same_plan_on_other_hosts_conflicts(plan: Plan, tmp_path: Path) -> None:
         run_dir=str(tmp_path),
         runtime_id="1",
         rank_hosts=("ssh://c",),
+        state=ServerState(status=Status.RUNNING),
     )
-    docker = SimpleNamespace(find=lambda _: (handle,), state=lambda _: ServerState(status=Status.RUNNING))
-    servers = Servers(Home(tmp_path), {"docker": cast("ServerGroup", docker)})
+    docker = SimpleNamespace(find=lambda _: (handle,))
+    servers = Servers(Home(tmp_path), {"docker": cast("Runtime", docker)})
     with pytest.raises(NameTakenError, match="`owl` has its other ranks on ssh://c") as caught:
         _already_up(servers, "owl", plan=plan, request=request_of(host=HOSTS[0], rank_hosts=HOSTS[1:]))
     assert "--host ssh://a --host ssh://b --replace` stops it first" in caught.value.hint

@@ -24,7 +24,7 @@ from orchestrator.runtimes.docker.container import (
     spec_of,
 )
 from orchestrator.runtimes.docker.runtime import DockerRuntime
-from orchestrator.servers.group import ServerGroup, servers_of
+from orchestrator.servers.group import servers_of
 
 IMAGE = "deploy/pair:0123456789ab"
 
@@ -96,18 +96,19 @@ def test_detected_patches_change_environment_but_not_plan(plan: Plan) -> None:
 def test_containers_with_one_name_form_one_server(plan: Plan, tmp_path: Path) -> None:
     first, second = replica_plans(plan)
     run = tmp_path / "1"  # its parent is searched for other runs of the name
-    units = runtime(
+    docker = runtime(
         tmp_path,
         labels_of(second, run, "replica-2"),
         labels_of(plan, run),
         labels_of(first, run, "replica-1"),
-    ).find()
+    )
+    units = docker.find()
     assert [(unit.role, unit.number, unit.state.status) for unit in units] == [
         (Role.GATEWAY, 1, Status.RUNNING),
         (Role.SERVER, 1, Status.RUNNING),
         (Role.SERVER, 2, Status.RUNNING),
     ]
-    servers = servers_of(units)
+    servers = servers_of(docker, units)
     assert [(server.url, server.plan_digest, server.run_dir) for server in servers] == [
         ("http://127.0.0.1:30000", plan.digest, str(run))
     ]
@@ -117,10 +118,10 @@ def test_containers_with_one_name_form_one_server(plan: Plan, tmp_path: Path) ->
 def test_replicas_without_gateway_are_exited(plan: Plan, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(plan.to_json())
     docker = runtime(tmp_path, labels_of(replica_plans(plan)[0], tmp_path, "replica-1"))
-    (server,) = ServerGroup(docker).find()
+    (server,) = servers_of(docker, docker.find())
     assert (server.runtime_id, server.url, server.run_dir) == ("", "", str(tmp_path))
     assert server.plan_digest == plan.digest
-    state = ServerGroup(docker).state(server)
+    state = server.current_state()
     assert server.state == state
     assert (state.status, state.detail) == (Status.EXITED, "the gateway was not started")
 

@@ -2,14 +2,17 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from orchestrator.planner.planning import load
+from orchestrator.runtimes.base import Runtime, Unit
 from orchestrator.runtimes.replicas import may_coexist, with_roles
-from orchestrator.servers.group import RunningServer, join_replicas, merge_updates, run_dirs
+from orchestrator.servers.group import Server, join_replicas, merge_updates, run_dirs
 
-BLANK = RunningServer(runtime="process", name="pair", profile="p", plan_digest="", url="", run_dir="", runtime_id="")
+UNIT = Unit(runtime="process", name="pair", profile="p", plan_digest="", url="", run_dir="", runtime_id="")
+BLANK = Server.of(UNIT, cast("Runtime", None))
 
 
 @pytest.fixture
@@ -25,11 +28,11 @@ def later(tmp_path: Path) -> Path:
     return folder
 
 
-def replica(run: Path, number: int) -> RunningServer:
+def replica(run: Path, number: int) -> Server:
     return replace(BLANK, run_dir=str(run / f"replica-{number}"), runtime_id=f"{run.name}/{number}")
 
 
-def gateway(run: Path, *numbers: int) -> RunningServer:
+def gateway(run: Path, *numbers: int) -> Server:
     own = replace(BLANK, run_dir=str(run), runtime_id="gateway", url="http://127.0.0.1:1", plan_digest="of the first")
     return join_replicas(own, [replica(run, number) for number in numbers])
 

@@ -1,20 +1,21 @@
 """The ranks of a multi-node server: job, records and logs."""
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from orchestrator.core.errors import ProfileError
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import load
-from orchestrator.runtimes.base import LOG, Unit
+from orchestrator.runtimes.base import LOG, Runtime, Unit
 from orchestrator.runtimes.replicas import rank_dir, rank_dirs, run_root
 from orchestrator.runtimes.slurm.jobs import read_job
 from orchestrator.runtimes.slurm.record import SERVER
 from orchestrator.runtimes.slurm.script import job_script
 from orchestrator.runtimes.slurm.state import server_state
 from orchestrator.runtimes.supervisor.record import Record, write_record
-from orchestrator.servers.group import RunningServer
+from orchestrator.servers.group import Server
 
 TWO = ("runtime=slurm", "server.allow_unauthenticated=true", "engine.python=python3", "layout.nodes=2", "layout.tp=16")
 JOB = read_job((Path(__file__).with_name("slurm_recorded") / "failed.txt").read_text())
@@ -74,7 +75,7 @@ def test_rank_directories_are_inside_run_directory(run: Path) -> None:
 
 def test_logs_of_all_ranks_are_included(run: Path) -> None:
     unit = Unit(runtime="slurm", name="glm", profile="p", plan_digest="d", url="", run_dir=str(run), runtime_id="5")
-    logged = RunningServer.of(unit).logged
+    logged = Server.of(unit, cast("Runtime", None)).logged
     assert [Path(log.run_dir) for log in logged] == [run, run / "rank-1", run / "rank-2"]
     assert {log.runtime_id for log in logged} == {"5"}
 

@@ -10,8 +10,8 @@ from orchestrator.core.errors import SmokeError
 from orchestrator.core.paths import Home
 from orchestrator.engine.launch import process_names
 from orchestrator.planner.planning import load
-from orchestrator.runtimes.base import ServerState, Status
-from orchestrator.servers.group import RunningServer
+from orchestrator.runtimes.base import ServerState, Status, Unit
+from orchestrator.servers.group import Server
 from orchestrator.servers.servers import Servers, dead_processes, record_processes
 from orchestrator.servers.start.verify import smoke_server
 from orchestrator.servers.status import require_healthy, statuses
@@ -26,22 +26,22 @@ class Table:
     def __init__(self, titles: tuple[str, ...]) -> None:
         self.running = titles
 
-    def process_cmdlines(self, _: RunningServer) -> tuple[str, ...]:
+    def process_cmdlines(self, _: Unit) -> tuple[str, ...]:
         return self.running
 
 
 class OneServer(Table):
     """A process table with one running server."""
 
-    def __init__(self, handle: RunningServer, titles: tuple[str, ...]) -> None:
+    def __init__(self, titles: tuple[str, ...], *units: Unit) -> None:
         super().__init__(titles)
-        self.handle = handle
+        self.units = units
         self.started: str | None = None
 
-    def find(self, _: str | None = None) -> tuple[RunningServer, ...]:
-        return (self.handle,)
+    def find(self, _: str | None = None) -> tuple[Unit, ...]:
+        return self.units
 
-    def state(self, _: RunningServer) -> ServerState:
+    def state(self, _: Unit) -> ServerState:
         return ServerState(status=Status.RUNNING, exit_code=None, restarts=0, started_at=self.started, detail="")
 
 
@@ -53,8 +53,8 @@ def run_dir(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def handle(run_dir: Path) -> RunningServer:
-    return RunningServer(
+def handle(run_dir: Path) -> Unit:
+    return Unit(
         runtime="process",
         name="two",
         profile="h200-dp2",
@@ -66,9 +66,13 @@ def handle(run_dir: Path) -> RunningServer:
     )
 
 
-def dead_after(handle: RunningServer, *, ready: tuple[str, ...], running: tuple[str, ...]) -> str:
-    record_processes(Table(ready), handle, 12.34)  # type: ignore[arg-type]
-    return dead_processes(Table(running), handle)  # type: ignore[arg-type]
+def server(table: Table, unit: Unit) -> Server:
+    return Server.of(unit, table)  # type: ignore[arg-type]  # an incomplete runtime
+
+
+def dead_after(handle: Unit, *, ready: tuple[str, ...], running: tuple[str, ...]) -> str:
+    record_processes(server(Table(ready), handle), 12.34)
+    return dead_processes(server(Table(running), handle))
 
 
 def test_sglang_process_titles_are_translated() -> None:
@@ -84,18 +88,18 @@ def test_sglang_process_titles_are_translated() -> None:
         (("sglang::scheduler_DP0", "sglang::detokenizer"), "detokenizer, rank DP0 have ended while the server runs"),
     ],
 )
-def test_processes_dead_since_ready_are_named(handle: RunningServer, dead: tuple[str, ...], message: str) -> None:
+def test_processes_dead_since_ready_are_named(handle: Unit, dead: tuple[str, ...], message: str) -> None:
     assert dead_after(handle, ready=READY, running=tuple(title for title in READY if title not in dead)) == message
 
 
-def test_unknown_processes_are_not_reported_dead(handle: RunningServer) -> None:
-    assert dead_processes(Table(READY[:1]), handle) == ""  # type: ignore[arg-type]  # never ready: nothing was recorded
+def test_unknown_processes_are_not_reported_dead(handle: Unit) -> None:
+    assert dead_processes(server(Table(READY[:1]), handle)) == ""  # never ready: nothing was recorded
     assert dead_after(handle, ready=READY, running=()) == ""  # no process table
     assert dead_after(handle, ready=READY[:1], running=READY) == ""
 
 
 def test_dead_rank_is_reported_without_querying_server(
-    handle: RunningServer, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    handle: Unit, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Requests to a server without one rank take 54 s in `status` and up to 180 s in `smoke`."""
 
@@ -105,9 +109,9 @@ def test_dead_rank_is_reported_without_querying_server(
     monkeypatch.setattr("orchestrator.servers.start.verify.is_healthy", query)
     monkeypatch.setattr("orchestrator.servers.start.verify.run_smoke_test", query)
     (run_dir / "plan.json").write_text(load("cpu-tiny").plan.to_json())
-    record_processes(Table(READY), handle, 12.34)  # type: ignore[arg-type]
+    record_processes(server(Table(READY), handle), 12.34)
     running = tuple(title for title in READY if title != "sglang::scheduler_DP1")
-    servers = Servers(Home(tmp_path), {"process": OneServer(handle, running)})  # type: ignore[dict-item]
+    servers = Servers(Home(tmp_path), {"process": OneServer(running, handle)})  # type: ignore[dict-item]
 
     results = statuses(servers, "two", check_health=True)
     assert [(server.health, server.detail) for server in results] == [
@@ -119,36 +123,36 @@ def test_dead_rank_is_reported_without_querying_server(
         smoke_server(servers, "two", strict_kernels=False)
 
 
-def test_restarted_server_has_no_dead_processes(handle: RunningServer, run_dir: Path) -> None:
+def test_restarted_server_has_no_dead_processes(handle: Unit, run_dir: Path) -> None:
     """A new pod does not have all processes of the previous pod yet."""
-    runtime = OneServer(handle, READY[:1])
-    record_processes(Table(READY), handle, 12.34)  # type: ignore[arg-type]
+    runtime = OneServer(READY[:1], handle)
+    record_processes(server(Table(READY), handle), 12.34)
     recorded = datetime.fromtimestamp((run_dir / "processes.json").stat().st_mtime, UTC)
     runtime.started = (recorded + timedelta(seconds=1)).isoformat()
-    message = dead_processes(runtime, handle)  # type: ignore[arg-type]
+    message = dead_processes(server(runtime, handle))
     assert message.startswith("restarted 0 s ago, not ready yet")
     runtime.started = (recorded - timedelta(seconds=1)).isoformat()
-    assert "rank DP0, rank DP1 have ended while the server runs" in dead_processes(runtime, handle)  # type: ignore[arg-type]
+    assert "rank DP0, rank DP1 have ended while the server runs" in dead_processes(server(runtime, handle))
 
 
 def test_partly_healthy_replicas_are_reported(
-    handle: RunningServer, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    handle: Unit, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The gateway responds all the time."""
     monkeypatch.setattr("orchestrator.servers.start.verify.is_healthy", lambda _: False)
     (run_dir / "plan.json").write_text(load("cpu-tiny", overrides=["replicas=2"]).plan.to_json())
-    replicas = tuple(replace(handle, run_dir=str(run_dir / f"replica-{number}")) for number in (1, 2))
-    servers = Servers(Home(tmp_path), {"process": OneServer(replace(handle, replicas=replicas), READY)})  # type: ignore[dict-item]
+    replicas = (replace(handle, run_dir=str(run_dir / f"replica-{number}")) for number in (1, 2))
+    servers = Servers(Home(tmp_path), {"process": OneServer(READY, handle, *replicas)})  # type: ignore[dict-item]
     with pytest.raises(SmokeError, match="not all 2 replicas are healthy at its gateway"):
         require_healthy(servers, statuses(servers, "two", check_health=True), explicit=True)
 
 
 def test_replica_without_readable_record_fails_smoke_test(
-    handle: RunningServer, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    handle: Unit, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (run_dir / "plan.json").write_text(load("cpu-tiny", overrides=["replicas=2"]).plan.to_json())
     second = replace(handle, run_dir=str(run_dir / "replica-2"))
-    servers = Servers(Home(tmp_path), {"process": OneServer(replace(handle, replicas=(second,)), READY)})  # type: ignore[dict-item]
+    servers = Servers(Home(tmp_path), {"process": OneServer(READY, handle, second)})  # type: ignore[dict-item]
     monkeypatch.setattr(
         "orchestrator.servers.start.verify.smoke_test", lambda *_, **__: pytest.fail("a server was queried")
     )

@@ -1,17 +1,18 @@
 """A gateway that discovers its workers: routable replicas, and its count of workers."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import pytest
 from plan_samples import plan_of
 
 from orchestrator.core.errors import NotReadyError
-from orchestrator.servers.group import RunningServer, ServerGroup
+from orchestrator.runtimes.base import Runtime, Unit
+from orchestrator.servers.group import Server
 from orchestrator.servers.rollout import gateway_workers
 from orchestrator.servers.rollout.gateway_workers import DiscoveredWorkers, open_gateway_workers
 
-SERVER = RunningServer(
+SERVER = Unit(
     runtime="kubernetes",
     name="pair",
     profile="cpu-tiny",
@@ -32,16 +33,16 @@ class FakeCluster:
     always: int | None = None
     calls: list[bool] = field(default_factory=list)
 
-    def set_routable(self, handle: RunningServer, *, routable: bool) -> None:
+    def set_routable(self, handle: Unit, *, routable: bool) -> None:
         assert handle is SERVER
         self.calls.append(routable)
         self.routable = routable
 
-    def is_routable(self, handle: RunningServer) -> bool:
+    def is_routable(self, handle: Unit) -> bool:
         assert handle is SERVER
         return self.routable
 
-    def is_ready(self, handle: RunningServer) -> bool:
+    def is_ready(self, handle: Unit) -> bool:
         assert handle is SERVER
         return self.ready
 
@@ -112,6 +113,6 @@ def test_transient_gateway_failure_is_not_counted_as_routing(
 
 def test_discovered_workers_need_no_gateway_key() -> None:
     plan = plan_of("cpu-tiny", "replicas=2")
-    group = ServerGroup(FakeCluster())  # type: ignore[arg-type]  # an incomplete runtime
-    gateway = open_gateway_workers(SERVER, group, plan=plan, key=None, grace=1)
+    server = Server.of(SERVER, cast("Runtime", FakeCluster()))
+    gateway = open_gateway_workers(server, plan=plan, key=None, grace=1)
     assert isinstance(gateway, DiscoveredWorkers)

@@ -1,6 +1,6 @@
 """`deploy down`: a failure to stop one server does not affect the others, and every failure is reported."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,9 +8,8 @@ from plan_samples import plan_of
 
 from orchestrator.core.errors import DeployError, HostError
 from orchestrator.core.paths import Home
-from orchestrator.runtimes.base import HostRef, ServerState, Status
+from orchestrator.runtimes.base import HostRef, ServerState, Status, Unit
 from orchestrator.servers import down as command
-from orchestrator.servers.group import RunningServer
 from orchestrator.servers.servers import Servers
 
 FAILURES = {
@@ -20,29 +19,28 @@ FAILURES = {
 }
 
 
-def handle(name: str, run_dir: Path) -> RunningServer:
+def handle(name: str, run_dir: Path) -> Unit:
     run_dir.mkdir(parents=True)
     fields = {"profile": "", "plan_digest": "", "url": "", "runtime_id": "1"}
-    return RunningServer(runtime="process", name=name, run_dir=str(run_dir), **fields)
+    return Unit(runtime="process", name=name, run_dir=str(run_dir), **fields)
 
 
 class Stopping:
     """A runtime of servers, some of which cannot be stopped."""
 
-    def max_drain(self, _: RunningServer) -> None:
-        """Return no limit, as most runtimes do."""
+    drains_on_stop = False
 
     def __init__(self, home: Path, *names: str) -> None:
         self.handles = [handle(name, home / "runs" / name / str(number)) for number, name in enumerate(names)]
         self.stopped: list[str] = []
 
-    def find(self, name: str | None = None) -> tuple[RunningServer, ...]:
+    def find(self, name: str | None = None) -> tuple[Unit, ...]:
         return tuple(handle for handle in self.handles if name in {None, handle.name})
 
-    def state(self, _handle: RunningServer) -> ServerState:
+    def state(self, _handle: Unit) -> ServerState:
         return ServerState(status=Status.RUNNING, exit_code=None, restarts=0, started_at=None, detail="")
 
-    def stop(self, handle: RunningServer, *, grace: float) -> None:
+    def stop(self, handle: Unit, *, grace: float) -> None:
         assert grace > 0
         if handle.name in FAILURES:
             raise FAILURES[handle.name]
@@ -71,7 +69,7 @@ def test_down_all_continues_after_failures(tmp_path: Path, capsys: pytest.Captur
 
 def test_unreachable_runtime_is_reported_for_explicit_host(tmp_path: Path) -> None:
     class Unreachable(Stopping):
-        def find(self, _name: str | None = None) -> tuple[RunningServer, ...]:
+        def find(self, _name: str | None = None) -> tuple[Unit, ...]:
             raise HostError("the daemon does not answer")
 
     servers = replace(servers_of(Unreachable(tmp_path), tmp_path), explicit_hosts=frozenset({"process"}))
@@ -88,7 +86,7 @@ def test_unused_unreachable_runtime_is_not_reported(tmp_path: Path) -> None:
     """A pod has neither a Docker daemon nor servers in Docker."""
 
     class Unreachable(Stopping):
-        def find(self, _name: str | None = None) -> tuple[RunningServer, ...]:
+        def find(self, _name: str | None = None) -> tuple[Unit, ...]:
             raise HostError("the daemon does not answer")
 
     servers = servers_of(Unreachable(tmp_path), tmp_path)
@@ -109,9 +107,7 @@ def test_down_all_reports_servers_of_other_homes(tmp_path: Path, capsys: pytest.
     """`down --all` once stopped the servers of another user of the same Docker daemon."""
     runtime = Stopping(tmp_path / "mine", "mine", "shared")
     runtime.handles += [handle("theirs", tmp_path / "theirs/runs/theirs/2"), handle("shared", tmp_path / "mine/../3")]
-    runtime.handles.append(
-        RunningServer(**{**asdict(runtime.handles[0]), "name": "gone", "run_dir": "/mine/runs/gone/4"})
-    )
+    runtime.handles.append(replace(runtime.handles[0], name="gone", run_dir="/mine/runs/gone/4"))
 
     command.down_all(servers_of(runtime, tmp_path / "mine"))
 

@@ -16,13 +16,14 @@ from plan_samples import plan_of
 from orchestrator.core.paths import Home
 from orchestrator.engine import drain as program
 from orchestrator.engine import first_sample, liveness
-from orchestrator.runtimes.base import Runtime, ServerState, Status
+from orchestrator.runtimes.base import Runtime, ServerState, Status, Unit
 from orchestrator.servers import drain as module
 from orchestrator.servers.drain import Drain, drain_and_stop
-from orchestrator.servers.group import RunningServer, ServerGroup
+from orchestrator.servers.group import Server
 from orchestrator.servers.servers import Servers
 
-SERVER = RunningServer(
+SERVER = Server(
+    backend=cast("Runtime", None),
     runtime="noted",
     name="owl",
     profile="p",
@@ -45,7 +46,7 @@ class Engine:
     calls: int = 0
     aborted: list[int] = field(default_factory=list)
 
-    def state(self, _: RunningServer) -> ServerState:
+    def state(self, _: Unit) -> ServerState:
         """Return the state that the runtime reports."""
         return ServerState(status=self.status)
 
@@ -73,9 +74,9 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     return engine
 
 
-def run_drain(engine: Engine, server: RunningServer = SERVER, *, seconds: float, ends: int = 0) -> float:
+def run_drain(engine: Engine, server: Server = SERVER, *, seconds: float, ends: int = 0) -> float:
     """Drain a server while `ends` of its requests complete, and return the grace of its stop."""
-    with Drain(engine, server, seconds=seconds) as drain:  # type: ignore[arg-type]  # an incomplete runtime
+    with Drain(replace(server, backend=engine), seconds=seconds) as drain:  # type: ignore[arg-type]  # an incomplete runtime
         engine.running -= ends
         drain.wait()
         return drain.grace
@@ -103,7 +104,7 @@ def test_remaining_requests_are_aborted_after_timeout(engine: Engine, capsys: py
 
 def test_drained_requests_are_counted_per_role(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
     engine.running = 2
-    both = tuple(replace(SERVER, run_dir=f"/runs/owl/1/{role}-1") for role in ("prefill", "decode"))
+    both = tuple(replace(SERVER, backend=engine, run_dir=f"/runs/owl/1/{role}-1") for role in ("prefill", "decode"))
     run_drain(engine, replace(SERVER, replicas=both), seconds=60, ends=2)
     assert capsys.readouterr().err == "drained prefill 1: 2 requests ended\ndrained decode 1: 2 requests ended\n"
 
@@ -118,7 +119,7 @@ def test_zero_drain_time_aborts_immediately(engine: Engine, capsys: pytest.Captu
 def test_zero_drain_time_aborts_only_after_cordon(engine: Engine) -> None:
     """A rolling update cordons the replica first; otherwise new requests would arrive in between."""
     engine.running = 2
-    with Drain(engine, SERVER, seconds=0) as drain:  # type: ignore[arg-type]  # as above
+    with Drain(replace(SERVER, backend=engine), seconds=0) as drain:  # type: ignore[arg-type]  # as above
         assert engine.aborted == []
         engine.running = 3
         drain.wait()
@@ -141,14 +142,14 @@ def test_drain_time_is_limited_by_termination_grace(
 ) -> None:
     """A pod's hook uses the grace of the running plan; requests that it aborted once counted as ended."""
     (tmp_path / "plan.json").write_text(plan_of("cpu-tiny", "timeouts.termination_grace=7").to_json())
-    server, graces = replace(SERVER, run_dir=str(tmp_path)), list[float]()
+    server, graces = replace(SERVER, backend=cast("Runtime", engine), run_dir=str(tmp_path)), list[float]()
     monkeypatch.setattr(module, "stop_server", lambda *_, grace, **__: graces.append(grace))
     monkeypatch.setattr(
         module, "time", SimpleNamespace(monotonic=lambda: 0.0)
     )  # independent of the load of the machine
-    servers = Servers(Home(tmp_path), {"noted": ServerGroup(cast("Runtime", engine))})
+    servers = Servers(Home(tmp_path), {"noted": cast("Runtime", engine)})
     for engine.drains_on_stop, seconds in ((True, 60.0), (True, 3.0), (False, 60.0)):
-        drain_and_stop(servers, server, seconds=seconds, reason="stopped")
+        drain_and_stop(servers, replace(server), seconds=seconds, reason="stopped")
     assert [grace - module._EXIT for grace in graces] == [7, 3, 60]
     message = "note: `owl` aborts its requests after 7 s, `timeouts.termination_grace` of its plan\n"
     assert capsys.readouterr().err == message
@@ -157,7 +158,7 @@ def test_drain_time_is_limited_by_termination_grace(
 def test_drain_also_waits_for_new_requests(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
     """A server without a gateway accepts new requests even while it stops."""
     engine.running = 1
-    with Drain(engine, SERVER, seconds=60):  # type: ignore[arg-type]  # as above
+    with Drain(replace(SERVER, backend=engine), seconds=60):  # type: ignore[arg-type]  # as above
         for engine.running in (2, 0):
             calls = engine.calls
             while engine.calls < calls + 2:

@@ -16,8 +16,7 @@ from orchestrator.core.record_version import RECORD_VERSION
 from orchestrator.core.signals import TERMINATION_SIGNALS, defer_signals
 from orchestrator.planner.planning import load, render_artifacts
 from orchestrator.runs.run_dir import open_run
-from orchestrator.runtimes.base import PreparedRun, ServerState, Status
-from orchestrator.servers.group import RunningServer
+from orchestrator.runtimes.base import PreparedRun, ServerState, Status, Unit
 from orchestrator.servers.servers import Servers
 from orchestrator.servers.start import launch, up, verify
 from orchestrator.verify.report import SmokeReport
@@ -27,14 +26,14 @@ class Recording:
     """A runtime that starts no process and records its calls."""
 
     def __init__(self, *, flapping: bool = False, stops: bool = True) -> None:
-        self.servers: list[RunningServer] = []
+        self.servers: list[Unit] = []
         self.calls: list[str] = []
         self.flapping = flapping  # every call but `stop` fails
         self.stops = stops
 
-    def start(self, *_: object, name: str, run_dir: Path, **__: object) -> RunningServer:
+    def start(self, *_: object, name: str, run_dir: Path, **__: object) -> Unit:
         self.servers = [
-            RunningServer(
+            Unit(
                 runtime="process",
                 name=name,
                 profile="cpu-tiny",
@@ -42,27 +41,28 @@ class Recording:
                 url="http://127.0.0.1:1",
                 run_dir=str(run_dir),
                 runtime_id="1",
+                state=ServerState(status=Status.RUNNING),
             )
         ]
         return self.servers[0]
 
-    def find(self, _name: str | None = None) -> tuple[RunningServer, ...]:
+    def find(self, _name: str | None = None) -> tuple[Unit, ...]:
         return tuple(self.servers)
 
-    def state(self, _handle: RunningServer) -> ServerState:
+    def state(self, _handle: Unit) -> ServerState:
         if self.flapping:
             raise HostError("the daemon does not answer")
         status = Status.RUNNING if self.servers else Status.EXITED
         return ServerState(status=status, exit_code=None, restarts=0, started_at=None, detail="")
 
-    def logs(self, _handle: RunningServer, *, follow: bool) -> Iterator[str]:
+    def logs(self, _handle: Unit, *, follow: bool) -> Iterator[str]:
         assert not follow
         self.calls.append("logs")
         if self.flapping:
             raise HostError("the daemon does not answer")
         yield "a line"
 
-    def stop(self, _handle: RunningServer, *, grace: float) -> None:
+    def stop(self, _handle: Unit, *, grace: float) -> None:
         assert grace == 0
         self.calls.append("stop")
         if not self.stops:
@@ -153,7 +153,7 @@ def test_start_error_is_raised_when_stop_fails(
 
 def test_unreadable_log_does_not_hide_start_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     class Unreadable(Recording):
-        def logs(self, _handle: RunningServer, *, follow: bool) -> Iterator[str]:
+        def logs(self, _handle: Unit, *, follow: bool) -> Iterator[str]:
             assert not follow
             raise PermissionError(13, "Permission denied")
 
@@ -165,7 +165,7 @@ def test_unreadable_log_does_not_hide_start_error(monkeypatch: pytest.MonkeyPatc
 
 def test_interrupt_during_runtime_start_leaves_no_server(tmp_path: Path) -> None:
     class InterruptedStart(Recording):
-        def start(self, *_: object, **__: object) -> RunningServer:
+        def start(self, *_: object, **__: object) -> Unit:
             raise KeyboardInterrupt
 
     with pytest.raises(Interrupted) as caught:
@@ -268,7 +268,7 @@ def test_verified_start_is_not_interrupted(monkeypatch: pytest.MonkeyPatch, tmp_
 
 def test_ctrl_c_stops_log_reading_after_server_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     class Talkative(Recording):
-        def logs(self, _handle: RunningServer, *, follow: bool) -> Iterator[str]:
+        def logs(self, _handle: Unit, *, follow: bool) -> Iterator[str]:
             assert not follow
             self.calls.append("logs")
             signal.raise_signal(signal.SIGINT)
@@ -287,7 +287,7 @@ def test_ctrl_c_stops_log_reading_after_server_stopped(monkeypatch: pytest.Monke
 
 def test_server_started_during_interrupt_is_stopped(tmp_path: Path) -> None:
     class Interrupted(Recording):
-        def start(self, *arguments: object, name: str, run_dir: Path, **options: object) -> RunningServer:
+        def start(self, *arguments: object, name: str, run_dir: Path, **options: object) -> Unit:
             super().start(*arguments, name=name, run_dir=run_dir, **options)
             raise KeyboardInterrupt
 

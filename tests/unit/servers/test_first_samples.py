@@ -9,8 +9,8 @@ from plan_samples import plan_of
 
 from orchestrator.core.errors import NotReadyError
 from orchestrator.runs.run_dir import RunDir
-from orchestrator.runtimes.base import ServerState, Status
-from orchestrator.servers.group import RunningServer
+from orchestrator.runtimes.base import ServerState, Status, Unit
+from orchestrator.servers.group import Server
 from orchestrator.servers.start import verify
 from orchestrator.servers.status import startup_seconds
 
@@ -25,25 +25,21 @@ class Cluster:
     ready: list[bool]
     states: list[ServerState] = field(default_factory=lambda: [RUNNING])
 
-    @property
-    def runtime(self) -> "Cluster":
-        return self
-
-    def is_ready(self, _: RunningServer) -> bool:
+    def is_ready(self, _: Unit) -> bool:
         return self.ready.pop(0) if len(self.ready) > 1 else self.ready[0]
 
-    def state(self, _: RunningServer) -> ServerState:
+    def state(self, _: Unit) -> ServerState:
         return self.states.pop(0) if len(self.states) > 1 else self.states[0]
 
-    def tail(self, _: RunningServer) -> Any:  # noqa: ANN401 - it is not read
+    def tail(self, _: Unit) -> Any:  # noqa: ANN401 - it is not read
         return lambda: ()
 
-    def process_cmdlines(self, _: RunningServer) -> tuple[str, ...]:
+    def process_cmdlines(self, _: Unit) -> tuple[str, ...]:
         return ()
 
 
 @pytest.fixture
-def handle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunningServer:
+def handle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Unit:
     """Return a server that is healthy after 10 s; waiting takes no real time."""
     now = [0.0]
 
@@ -58,29 +54,29 @@ def handle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunningServer:
         verify, "poll_until", lambda *item, **more: polls(*item, **more, clock=clock.monotonic, sleep=advance)
     )
     fields = {"profile": "cpu-tiny", "plan_digest": "", "url": "", "runtime_id": "one"}
-    return RunningServer(runtime="kubernetes", name="owl", run_dir=str(tmp_path), **fields)
+    return Unit(runtime="kubernetes", name="owl", run_dir=str(tmp_path), **fields)
 
 
-def wait(handle: RunningServer, cluster: Any, timeout: float | None = None) -> float:  # noqa: ANN401 - see `Cluster`
-    return verify.wait_for_server(handle, cluster, plan=plan_of("cpu-tiny"), key=None, timeout=timeout)
+def wait(handle: Unit, cluster: Any, timeout: float | None = None) -> float:  # noqa: ANN401 - see `Cluster`
+    return verify.wait_for_server(Server.of(handle, cluster), plan=plan_of("cpu-tiny"), key=None, timeout=timeout)
 
 
-def test_slow_first_sample_is_a_startup_stage(handle: RunningServer) -> None:
+def test_slow_first_sample_is_a_startup_stage(handle: Unit) -> None:
     assert wait(handle, Cluster([False] * 200 + [True])) == 110.0
     assert startup_seconds(RunDir(Path(handle.run_dir))) == {"first sampled request": 100.0}
 
 
-def test_ready_server_needs_no_further_wait(handle: RunningServer) -> None:
+def test_ready_server_needs_no_further_wait(handle: Unit) -> None:
     assert wait(handle, Cluster([True])) == 10.0
 
 
 @pytest.mark.parametrize(("timeout", "waited"), [(None, "720"), (70.0, "60")])
-def test_missing_first_sample_fails_with_hint(timeout: float | None, waited: str, handle: RunningServer) -> None:
+def test_missing_first_sample_fails_with_hint(timeout: float | None, waited: str, handle: Unit) -> None:
     with pytest.raises(NotReadyError, match=f"not answered its first sampled request after {waited} s") as raised:
         wait(handle, Cluster([False]), timeout)
     assert "`deploy logs owl` shows what its ranks do" in str(raised.value.hint)
 
 
-def test_restart_during_first_sample_fails(handle: RunningServer) -> None:
+def test_restart_during_first_sample_fails(handle: Unit) -> None:
     with pytest.raises(NotReadyError, match="ended during its first sampled request: restarted 1 times"):
         wait(handle, Cluster([False, True], [RUNNING, RESTARTED]))

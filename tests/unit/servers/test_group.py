@@ -14,7 +14,7 @@ from orchestrator.plan.units import Role
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.base import HostRef, PreparedRun, Runtime, ServerState, Status, Unit
 from orchestrator.runtimes.replicas import with_roles
-from orchestrator.servers.group import ServerGroup
+from orchestrator.servers.group import servers_of
 
 BLANK = Unit(runtime="noted", name="pair", profile="p", plan_digest="", url="", run_dir="", runtime_id="")
 
@@ -72,7 +72,7 @@ def pair(tmp_path: Path) -> RecordingRuntime:
 
 
 def test_gateway_and_replicas_form_one_server(pair: RecordingRuntime) -> None:
-    [server] = ServerGroup(pair).find("pair")
+    [server] = servers_of(pair, pair.find("pair"))
     assert [(unit.role, unit.runtime_id) for unit in server.units] == [
         (Role.GATEWAY, "run"),
         (Role.SERVER, "run/replica-1"),
@@ -82,36 +82,36 @@ def test_gateway_and_replicas_form_one_server(pair: RecordingRuntime) -> None:
 
 
 def test_gateway_stops_before_replicas(pair: RecordingRuntime) -> None:
-    [server] = ServerGroup(pair).find("pair")
-    ServerGroup(pair).stop(server, grace=5)
+    [server] = servers_of(pair, pair.find("pair"))
+    server.stop(grace=5)
     assert pair.calls[0] == "stop run"
     assert pair.calls[1:4] == ["ask run/replica-2", "ask run/replica-1", "ask run"]
     assert set(pair.calls[4:]) == {"stop run/replica-1", "stop run/replica-2", "stop run"}
-    assert ServerGroup(pair).state(server).status is Status.NOT_FOUND
+    assert server.current_state().status is Status.NOT_FOUND
 
 
 @pytest.mark.parametrize("hangs", ["run", "run/replica-1", "run/replica-2"])
 def test_unit_failing_to_stop_does_not_block_others(tmp_path: Path, hangs: str) -> None:
     pair = RecordingRuntime(Home(tmp_path), "run", "run/replica-1", "run/replica-2", hangs=hangs)
-    [server] = ServerGroup(pair).find("pair")
+    [server] = servers_of(pair, pair.find("pair"))
     with pytest.raises(HostError, match="it does not end"):
-        ServerGroup(pair).stop(server, grace=0)
+        server.stop(grace=0)
     assert pair.stopped == {"run", "run/replica-1", "run/replica-2"} - {hangs}
     assert {f"stop {unit.runtime_id}" for unit in pair.units} <= set(pair.calls), "`stop` saves the log of each unit"
 
 
 def test_replicas_without_gateway_are_exited_and_stopped(tmp_path: Path) -> None:
     incomplete = RecordingRuntime(Home(tmp_path), "run/replica-1", "run/replica-2")
-    [server] = ServerGroup(incomplete).find("pair")
-    assert server.state == ServerGroup(incomplete).state(server)
+    [server] = servers_of(incomplete, incomplete.find("pair"))
+    assert server.state == server.current_state()
     assert (server.state.status, server.state.detail) == (Status.EXITED, "the gateway was not started")
-    ServerGroup(incomplete).stop(server, grace=0)
+    server.stop(grace=0)
     assert incomplete.stopped == {"run/replica-1", "run/replica-2"}
 
 
 def test_logs_of_units_are_merged_with_file_names(pair: RecordingRuntime) -> None:
-    [server] = ServerGroup(pair).find("pair")
-    assert list(ServerGroup(pair).logs(server, follow=False)) == [
+    [server] = servers_of(pair, pair.find("pair"))
+    assert list(server.logs(follow=False)) == [
         "==> server.log <==",
         "of run",
         "==> replica-1/server.log <==",
@@ -119,7 +119,7 @@ def test_logs_of_units_are_merged_with_file_names(pair: RecordingRuntime) -> Non
         "==> replica-2/server.log <==",
         "of run/replica-2",
     ]
-    assert list(ServerGroup(pair).tail(server)()) == ["new of run", "new of run/replica-1", "new of run/replica-2"]
+    assert list(server.tail()()) == ["new of run", "new of run/replica-1", "new of run/replica-2"]
 
 
 class HalfUnreachable(RecordingRuntime):
@@ -144,11 +144,11 @@ class HalfUnreachable(RecordingRuntime):
 def test_unreachable_rank_log_warns_once_and_hides_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run/rank-1").mkdir(parents=True)
     runtime = HalfUnreachable(Home(tmp_path), "run")
-    [server] = ServerGroup(runtime).find("pair")
-    tail = ServerGroup(runtime).tail(server)
+    [server] = servers_of(runtime, runtime.find("pair"))
+    tail = server.tail()
     assert [*tail(), *tail()] == ["of run", "of run"]
     assert capsys.readouterr().err == "warning: cannot read the log of rank 1: ssh://b does not answer\n"
-    logged = ServerGroup(runtime).logs(server, follow=True)
+    logged = server.logs(follow=True)
     assert [next(logged) for _ in range(3)] == ["==> server.log <==", "of run", "==> rank-1/server.log <=="]
     assert next(logged) == "==> server.log <=="  # rank 0 runs, and its log is followed
     runtime.stopped.add("run")

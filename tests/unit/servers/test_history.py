@@ -16,10 +16,10 @@ from orchestrator.core.paths import Home
 from orchestrator.core.secrets import Secret
 from orchestrator.report.history import history, history_table
 from orchestrator.runs.run_dir import RunDir
-from orchestrator.runtimes.base import EXIT_FILE, ServerState, Status
+from orchestrator.runtimes.base import EXIT_FILE, ServerState, Status, Unit
 from orchestrator.runtimes.process.runtime import ProcessRuntime
 from orchestrator.servers.exit_record import failure_reason, record_exit, stop_server
-from orchestrator.servers.group import RunningServer, ServerGroup
+from orchestrator.servers.group import Server
 from orchestrator.servers.servers import Servers
 from orchestrator.servers.soaks import knee_requests, save_report
 from orchestrator.servers.start.verify import smoke_server
@@ -32,7 +32,7 @@ CHECK = CheckResult(name="served model", verdict=Verdict.PASSED, evidence="tiny"
 @pytest.fixture
 def servers(tmp_path: Path) -> Servers:
     home = Home(tmp_path / "home")
-    return Servers(home, {"process": ServerGroup(ProcessRuntime(home))})
+    return Servers(home, {"process": ProcessRuntime(home)})
 
 
 def result_of(run: RunDir, at: str, *, name: str = "owl") -> BenchResult:
@@ -106,9 +106,10 @@ def test_corrupt_result_is_skipped(servers: Servers, tmp_path: Path) -> None:
     assert len(row.best) == 1
 
 
-def handle_of(run: RunDir, name: str = "owl") -> RunningServer:
+def server_of(run: RunDir, runtime: "Stopping") -> Server:
     fields = {"profile": "", "plan_digest": "", "url": "", "runtime_id": "1"}
-    return RunningServer(runtime="it", name=name, run_dir=str(run.path), **fields)
+    unit = Unit(runtime="it", name="owl", run_dir=str(run.path), **fields)
+    return Server.of(unit, runtime)  # type: ignore[arg-type]  # an incomplete runtime
 
 
 class Stopping:
@@ -117,13 +118,13 @@ class Stopping:
     def __init__(self, status: Status, detail: str = "", *, unreachable: bool = False) -> None:
         self.status, self.detail, self.unreachable = status, detail, unreachable
 
-    def state(self, _: RunningServer) -> ServerState:
+    def state(self, _: Unit) -> ServerState:
         if self.unreachable:
             raise HostError("the daemon does not answer")
         fields = {"exit_code": 137, "restarts": 3, "started_at": None, "ended_at": "2026-07-01T05:00:00+00:00"}
         return ServerState(status=self.status, detail=self.detail, **fields)  # type: ignore[arg-type]
 
-    def stop(self, _: RunningServer, *, grace: float) -> None:
+    def stop(self, _: Unit, *, grace: float) -> None:
         assert grace == 5
 
 
@@ -139,7 +140,7 @@ class Stopping:
 def test_exit_reason_outlives_the_container(servers: Servers, runtime: Stopping, reason: str) -> None:
     run = past_run(servers.home, 1)
     (run.path / "process.json").unlink()
-    stop_server(runtime, handle_of(run), home=servers.home, grace=5, reason="replaced")  # type: ignore[arg-type]
+    stop_server(server_of(run, runtime), home=servers.home, grace=5, reason="replaced")
     [row] = history(servers, "owl")
     assert row.ended == reason
     assert row.ended_at == ("2026-07-01T05:00:00+00:00" if runtime.status is Status.EXITED else row.ended_at)
@@ -151,7 +152,7 @@ def test_exit_is_recorded_only_in_own_run_directory(servers: Servers, tmp_path: 
     hen_run = past_run(servers.home, 1, name="hen")
     for run in (outside_run, hen_run):
         before = contents(run)
-        stop_server(Stopping(Status.RUNNING), handle_of(run), home=servers.home, grace=5, reason="x")  # type: ignore[arg-type]
+        stop_server(server_of(run, Stopping(Status.RUNNING)), home=servers.home, grace=5, reason="x")
         assert contents(run) == before
 
 
@@ -167,9 +168,9 @@ def test_smoke_report_is_saved_only_in_own_run_directory(
     monkeypatch.setattr("orchestrator.servers.start.verify.run_smoke_test", lambda *_, **__: report)
     for run in (outside_run, hen_run):
         before = contents(run)
-        handle = handle_of(run)
         runtime = Stopping(Status.RUNNING)
-        monkeypatch.setattr(Stopping, "find", lambda _, __, found=handle: (found,), raising=False)
+        unit = server_of(run, runtime).unit
+        monkeypatch.setattr(Stopping, "find", lambda _, __, found=unit: (found,), raising=False)
         with_runtime = replace(servers, runtimes={"it": runtime})  # type: ignore[dict-item]
         with pytest.raises(StartError, match="is not in this home"):
             smoke_server(with_runtime, "owl", strict_kernels=False)
@@ -261,7 +262,7 @@ def test_full_disk_does_not_prevent_stop(servers: Servers, monkeypatch: pytest.M
 
     run = past_run(servers.home, 1)
     monkeypatch.setattr("orchestrator.runs.run_dir.atomic_write_all", disk_full)
-    stop_server(Stopping(Status.RUNNING), handle_of(run), home=servers.home, grace=5, reason="x")  # type: ignore[arg-type]
+    stop_server(server_of(run, Stopping(Status.RUNNING)), home=servers.home, grace=5, reason="x")
     assert not (run.path / EXIT_FILE).exists()
 
 
@@ -298,7 +299,7 @@ def test_malformed_records_do_not_break_history(servers: Servers, make: Callable
 
 def test_run_of_unreachable_docker_is_not_reported_as_ended(tmp_path: Path) -> None:
     class Unreachable:
-        def find(self, _name: str | None = None) -> tuple[RunningServer, ...]:
+        def find(self, _name: str | None = None) -> tuple[Unit, ...]:
             raise HostError("the daemon does not answer")
 
     home = Home(tmp_path)

@@ -1,6 +1,7 @@
 """The host of a start: its running servers, the required disk space, and remote hosts."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -11,14 +12,13 @@ from plan_samples import plan_of
 from orchestrator.core.errors import UsageError
 from orchestrator.core.paths import Home
 from orchestrator.hosts.context import HostAccess
-from orchestrator.runtimes.base import HostRef, Runtime, Status
-from orchestrator.servers.group import RunningServer
+from orchestrator.runtimes.base import HostRef, Runtime, ServerState, Status, Unit
 from orchestrator.servers.servers import Servers
 from orchestrator.servers.start.host import _server_on, preflight_host, resolve_host_ref
 
 
 def test_running_server_is_identified_by_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    handle = RunningServer(
+    handle = Unit(
         runtime="process",
         name="owl",
         profile="cpu-tiny",
@@ -28,7 +28,7 @@ def test_running_server_is_identified_by_port(tmp_path: Path, monkeypatch: pytes
         runtime_id="1",
     )
     status = Status.RUNNING
-    runtime = SimpleNamespace(find=lambda _: (handle,), state=lambda _: SimpleNamespace(status=status))
+    runtime = SimpleNamespace(find=lambda _: (replace(handle, state=ServerState(status=status)),))
     servers = Servers(Home(tmp_path), {"process": cast("Runtime", runtime)})
     monkeypatch.setattr("orchestrator.servers.start.host.open_servers", lambda *_: nullcontext(servers))
     host_ref = HostRef(home=Home(tmp_path))

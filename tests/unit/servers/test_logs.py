@@ -8,7 +8,7 @@ from plan_samples import plan_of
 
 from orchestrator.core.paths import Home
 from orchestrator.runs.run_dir import RunDir, open_run
-from orchestrator.servers.group import RunningServer
+from orchestrator.runtimes.base import Unit
 from orchestrator.servers.logs import log_lines
 from orchestrator.servers.servers import Servers
 
@@ -16,12 +16,10 @@ from orchestrator.servers.servers import Servers
 class Running:
     """A runtime with one server, whose log gets two more lines while it is followed."""
 
-    def find(self, name: str | None) -> tuple[RunningServer, ...]:
-        return (
-            RunningServer(runtime="it", name=name or "", profile="", plan_digest="", url="", run_dir="", runtime_id=""),
-        )
+    def find(self, name: str | None) -> tuple[Unit, ...]:
+        return (Unit(runtime="it", name=name or "", profile="", plan_digest="", url="", run_dir="", runtime_id=""),)
 
-    def logs(self, _handle: RunningServer, *, follow: bool) -> Iterator[str]:
+    def logs(self, _handle: Unit, *, follow: bool) -> Iterator[str]:
         yield from ("a", "b", "c", *(("d", "e") if follow else ()))
 
 

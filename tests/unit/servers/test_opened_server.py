@@ -20,7 +20,7 @@ from orchestrator.runs.run_dir import open_run
 from orchestrator.runtimes.base import Status
 from orchestrator.runtimes.process.runtime import ProcessRuntime
 from orchestrator.servers import servers as servers_module
-from orchestrator.servers.group import RunningServer, ServerGroup
+from orchestrator.servers.group import Server
 from orchestrator.servers.servers import Servers, resolve_server_name
 
 KEY = "k" * 32
@@ -33,7 +33,7 @@ def home(tmp_path: Path) -> Home:
 
 @pytest.fixture
 def servers(home: Home) -> Servers:
-    return Servers(home, {"process": ServerGroup(ProcessRuntime(home))})
+    return Servers(home, {"process": ProcessRuntime(home)})
 
 
 def test_opened_server_has_plan_units_key_and_clients(
@@ -42,8 +42,8 @@ def test_opened_server_has_plan_units_key_and_clients(
     clients: list[tuple[str, str]] = []
     run = past_run(home, 1, "server.api_key_env=OWL_KEY", running=True)
     server = servers.open("owl")
-    assert (server.run, server.handle.require_plan().digest[:8], server.model) == (run, run.digest, "tiny")
-    assert [(unit.name, unit.state.status) for unit in server.handle.units] == [("owl", Status.RUNNING)]
+    assert (server.run, server.require_plan().digest[:8], server.model) == (run, run.digest, "tiny")
+    assert [(unit.name, unit.state.status) for unit in server.units] == [("owl", Status.RUNNING)]
     assert server.require_running().status is Status.RUNNING
     with pytest.raises(UsageError, match="`OWL_KEY` is not set"):
         _ = server.key
@@ -54,9 +54,9 @@ def test_opened_server_has_plan_units_key_and_clients(
 
     monkeypatch.setattr(client, "EngineClient", record_client)
     for engine in server.engines:
-        server.client(engine=engine)
+        engine.client()
     server.client()
-    assert clients == [(server.handle.url, KEY)] * 2
+    assert clients == [(server.url, KEY)] * 2
 
 
 def test_exited_server_is_rejected_with_restart_hint(home: Home, servers: Servers) -> None:
@@ -72,10 +72,10 @@ def test_run_of_another_home_is_ignored(home: Home, servers: Servers, tmp_path: 
     """A label, for example, may name any directory."""
     past_run(home, 1, running=True)
     other_run = past_run(Home(tmp_path / "other"), 1)
-    server = servers.server(replace(servers.open("owl").handle, run_dir=str(other_run.path)))
-    assert server.run is None
+    server = replace(servers.open("owl"), run_dir=str(other_run.path))
+    assert servers.run_of(server) is None
     with pytest.raises(StartError, match="is not in this home"):
-        server.require_own_run()
+        servers.require_run(server)
 
 
 def test_gateway_url_resolves_to_server_name(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,10 +87,11 @@ def test_gateway_url_resolves_to_server_name(home: Home, monkeypatch: pytest.Mon
         "plan_digest": "",
         "run_dir": "/runs/a",
         "runtime_id": "1",
+        "backend": None,
     }
-    role = RunningServer(name="owl", url="http://127.0.0.1:30001", role=Role.PREFILL, **unit)
-    pair = RunningServer(name="owl", url="http://127.0.0.1:30000", replicas=(role,), **unit)
-    single = RunningServer(name="hawk", url="http://127.0.0.1:30010", **unit)
+    role = Server(name="owl", url="http://127.0.0.1:30001", role=Role.PREFILL, **unit)
+    pair = Server(name="owl", url="http://127.0.0.1:30000", replicas=(role,), **unit)
+    single = Server(name="hawk", url="http://127.0.0.1:30010", **unit)
 
     @contextmanager
     def opened(_home: Home) -> Iterator[SimpleNamespace]:

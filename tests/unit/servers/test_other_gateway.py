@@ -16,10 +16,10 @@ from orchestrator.core.paths import Home
 from orchestrator.engine.gateway import GatewayWorker
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.planning import load, render_artifacts
-from orchestrator.runtimes.base import ServerState, Status
+from orchestrator.runtimes.base import ServerState, Status, Unit
 from orchestrator.servers import status
 from orchestrator.servers.drain import drain_and_stop
-from orchestrator.servers.group import RunningServer
+from orchestrator.servers.group import Server
 from orchestrator.servers.rollout import join
 from orchestrator.servers.rollout.gateway_workers import saved_workers
 from orchestrator.servers.servers import Servers
@@ -38,7 +38,7 @@ class Gateway:
     failure: BaseException | None = None  # raised by the next change
     removed: list[tuple[str, float]] = field(default_factory=list)  # URL, seconds for its requests
 
-    def open(self, _: RunningServer, *, key: object = None, seconds: float = 30) -> "Opened":
+    def open(self, _: Unit, *, key: object = None, seconds: float = 30) -> "Opened":
         assert key is None
         return Opened(self, seconds)
 
@@ -51,15 +51,15 @@ class Opened:
     def workers(self) -> tuple[GatewayWorker, ...]:
         return self.gateway.listed
 
-    def is_routed(self, url: str, _: RunningServer) -> bool:
+    def is_routed(self, url: str, _: Unit) -> bool:
         return any(server.url == url and server.ready for server in self.gateway.listed)
 
-    def uncordon(self, url: str, _: RunningServer) -> None:
+    def uncordon(self, url: str, _: Unit) -> None:
         self.gateway.listed = (*self.gateway.listed, worker(url, "second"))
         if self.gateway.failure is not None:
             raise self.gateway.failure
 
-    def drain(self, url: str, _: RunningServer) -> None:
+    def drain(self, url: str, _: Unit) -> None:
         self.gateway.removed.append((url, self.seconds))
         self.gateway.listed = tuple(server for server in self.gateway.listed if server.url != url)
 
@@ -70,35 +70,34 @@ def worker(url: str, model: str) -> GatewayWorker:
 
 @dataclass
 class Runtime:
-    servers: list[RunningServer] = field(default_factory=list)
+    servers: list[Unit] = field(default_factory=list)
 
-    def find(self, name: str | None = None) -> tuple[RunningServer, ...]:
+    def find(self, name: str | None = None) -> tuple[Unit, ...]:
         return tuple(server for server in self.servers if name in (None, server.name))
 
-    def state(self, server: RunningServer) -> ServerState:
+    def state(self, server: Unit) -> ServerState:
         return server.state
 
-    def start(self, *_: object, name: str, run_dir: Path, **__: object) -> RunningServer:
+    def start(self, *_: object, name: str, run_dir: Path, **__: object) -> Unit:
         self.servers.append(listed(name, run_dir))
         return self.servers[-1]
 
-    def stop(self, server: RunningServer, *, grace: float) -> None:
+    def stop(self, server: Unit, *, grace: float) -> None:
         assert grace >= 0
         self.servers = [item for item in self.servers if item.run_dir != server.run_dir]
 
-    def logs(self, _: RunningServer, *, follow: bool) -> tuple[str, ...]:
+    def logs(self, _: Unit, *, follow: bool) -> tuple[str, ...]:
         assert not follow
         return ()
 
-    def process_cmdlines(self, _: RunningServer) -> tuple[str, ...]:
+    def process_cmdlines(self, _: Unit) -> tuple[str, ...]:
         return ()
 
-    def max_drain(self, _: RunningServer) -> None:
-        return None
+    drains_on_stop = False
 
 
-def listed(name: str, run_dir: Path, state: Status = Status.RUNNING) -> RunningServer:
-    return RunningServer(
+def listed(name: str, run_dir: Path, state: Status = Status.RUNNING) -> Unit:
+    return Unit(
         runtime="process",
         name=name,
         profile="cpu-tiny",
@@ -120,7 +119,7 @@ class World:
     def servers(self) -> Servers:
         return Servers(self.home, {"process": self.runtime})  # type: ignore[dict-item]
 
-    def add(self, name: str, *overrides: str, state: Status = Status.RUNNING) -> RunningServer:
+    def add(self, name: str, *overrides: str, state: Status = Status.RUNNING) -> Server:
         """Add a server whose run directory has its plan."""
         plan = plan_of("cpu-tiny", *overrides)
         run_dir = self.home.runs / name / "20260701T000000Z-00000000"
@@ -128,11 +127,12 @@ class World:
         (run_dir / "plan.json").write_text(plan.to_json())
         server = replace(listed(name, run_dir, state), plan_digest=plan.digest)
         if plan.gateway is not None:
-            server = replace(server, url=f"http://127.0.0.1:{plan.server.port}", replicas=(listed(name, run_dir),))
+            server = replace(server, url=f"http://127.0.0.1:{plan.server.port}")
+            self.runtime.servers.append(listed(name, run_dir / "replica-1"))
         self.runtime.servers.append(server)
-        return server
+        return next(item for item in self.servers.find(name) if item.run_dir == str(run_dir))
 
-    def pair(self, state: Status = Status.RUNNING) -> RunningServer:
+    def pair(self, state: Status = Status.RUNNING) -> Server:
         """Add the server whose gateway the others join."""
         return self.add("pair", "replicas=2", state=state)
 
@@ -216,12 +216,12 @@ def test_failed_join_leaves_no_worker_or_server(
     with pytest.raises(raised):
         world.start_server()
     assert (world.gateway.listed, world.gateway.removed) == ((), [(URL, 0)])
-    assert [server.name for server in world.runtime.servers] == ["pair"]
+    assert {server.name for server in world.runtime.servers} == {"pair"}
 
 
 def test_restart_succeeds_without_running_gateway(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     world.pair(Status.EXITED)
-    assert world.start_server(run="/runs/second/1").handle in world.runtime.servers
+    assert world.start_server(run="/runs/second/1").server.unit in world.runtime.servers
     stderr = capsys.readouterr().err
     assert "no gateway routes to `second`: cannot join the gateway of `pair`: `pair` is not running" in stderr
     assert "`deploy restart pair` restarts it" in stderr
@@ -259,7 +259,8 @@ def test_stop_passes_drain_time_to_gateway(world: World, seconds: float) -> None
 def test_worker_drain_time_is_limited(tmp_path: Path, seconds: float, limited: int) -> None:
     (tmp_path / "gateway.key").write_text("0" * 64)
     (tmp_path / "gateway.key").chmod(0o600)
-    assert saved_workers(listed("pair", tmp_path), seconds=seconds).drain_seconds == limited
+    pair = Server.of(listed("pair", tmp_path), Runtime())  # type: ignore[arg-type]  # as above
+    assert saved_workers(pair, seconds=seconds).drain_seconds == limited
 
 
 def test_status_shows_url_of_routing_gateway(world: World) -> None:

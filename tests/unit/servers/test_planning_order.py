@@ -22,8 +22,7 @@ from orchestrator.plan.facts import Facts
 from orchestrator.plan.plan import Plan
 from orchestrator.planner import planning
 from orchestrator.planner.planning import load
-from orchestrator.runtimes.base import PreparedRun
-from orchestrator.servers.group import RunningServer, ServerGroup
+from orchestrator.runtimes.base import PreparedRun, Runtime, Unit
 from orchestrator.servers.servers import Servers
 from orchestrator.servers.start import decisions, host, up
 from orchestrator.servers.start.request import StartSpec, UpRequest, UpResult
@@ -36,7 +35,7 @@ class Reached(Exception):  # noqa: N818 - no error
 class EmptyRuntime:
     """A runtime without servers."""
 
-    def find(self, _name: str | None = None) -> tuple[RunningServer, ...]:
+    def find(self, _name: str | None = None) -> tuple[Unit, ...]:
         return ()
 
 
@@ -44,7 +43,7 @@ class EmptyRuntime:
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     """Return a home without servers; every preparation of a start raises `Reached`."""
     home = Home(tmp_path / "home")
-    servers = Servers(home, {name: cast("ServerGroup", EmptyRuntime()) for name in ("process", "docker")})
+    servers = Servers(home, {name: cast("Runtime", EmptyRuntime()) for name in ("process", "docker")})
     monkeypatch.setattr(up, "open_servers", lambda *_: nullcontext(servers))
     monkeypatch.setattr(host, "open_servers", lambda *_: nullcontext(servers))
 
@@ -223,7 +222,7 @@ def test_disk_space_is_not_checked_without_download(home: Home, monkeypatch: pyt
 
 def test_port_of_replaced_server_does_not_fail_preflight(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     run = past_run(home, 1, "server.port=30010")
-    server = RunningServer(
+    server = Unit(
         runtime="process",
         name="cpu-tiny",
         profile="cpu-tiny",

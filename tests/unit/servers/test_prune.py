@@ -11,10 +11,10 @@ from run_samples import past_run, write_process
 from orchestrator.core.errors import HostError, StartError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.runs.run_dir import RunDir, name_lock, runs_of
+from orchestrator.runtimes.base import Unit
 from orchestrator.runtimes.process.runtime import ProcessRuntime
 from orchestrator.servers import prune as command
 from orchestrator.servers.exit_record import RESTARTS_FILE
-from orchestrator.servers.group import RunningServer, ServerGroup
 from orchestrator.servers.prune import OldRun, parse_older_than, prune
 from orchestrator.servers.servers import Servers
 
@@ -27,7 +27,7 @@ def home(tmp_path: Path) -> Home:
 def prune_runs(
     home: Home, *, keep: int = 1, day: int = 20, dry_run: bool = False, name: str | None = None
 ) -> list[OldRun]:
-    servers = Servers(home, {"process": ServerGroup(ProcessRuntime(home))})
+    servers = Servers(home, {"process": ProcessRuntime(home)})
     return list(prune(servers, name, keep=keep, since=datetime(2026, 7, day, tzinfo=UTC), dry_run=dry_run))
 
 
@@ -250,11 +250,11 @@ class Docker:
     def __init__(self, *, answers: bool, lists: Path | None = None) -> None:
         self.answers, self.lists = answers, lists
 
-    def find(self, name: str | None = None) -> tuple[RunningServer, ...]:
+    def find(self, name: str | None = None) -> tuple[Unit, ...]:
         if not self.answers:
             raise HostError("the daemon does not answer")
         fields = {"profile": "", "plan_digest": "", "url": "", "runtime_id": "1"}
-        server = RunningServer(runtime="docker", name=name or "", run_dir=str(self.lists), **fields)
+        server = Unit(runtime="docker", name=name or "", run_dir=str(self.lists), **fields)
         return (server,) if self.lists else ()
 
 
@@ -280,7 +280,7 @@ def test_container_run_is_removed_only_when_known_ended(
     if ended:
         run.save(ended, {"how": "stopped"})
     docker = Docker(answers=answers, lists=run.path if listed else None)
-    servers = Servers(home, {"docker": docker, "process": ServerGroup(ProcessRuntime(home))})  # type: ignore[dict-item]
+    servers = Servers(home, {"docker": docker, "process": ProcessRuntime(home)})  # type: ignore[dict-item]
     [old] = prune(servers, None, keep=1, since=datetime(2026, 7, 20, tzinfo=UTC))
     assert old.keep_reason == keep_reason
     assert run.path.exists() == bool(keep_reason)

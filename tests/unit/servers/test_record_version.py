@@ -18,7 +18,6 @@ from orchestrator.report.history import history
 from orchestrator.runs.run_dir import RunDir, read_plan, require_plan
 from orchestrator.runtimes.base import Status
 from orchestrator.runtimes.process.runtime import ProcessRuntime
-from orchestrator.servers.group import ServerGroup
 from orchestrator.servers.prune import prune
 from orchestrator.servers.rollback import request_from, restart, rollback
 from orchestrator.servers.servers import Servers
@@ -45,7 +44,7 @@ def home(tmp_path: Path) -> Home:
 
 
 def servers_of(home: Home) -> Servers:
-    return Servers(home, {"process": ServerGroup(ProcessRuntime(home))})
+    return Servers(home, {"process": ProcessRuntime(home)})
 
 
 def of_version(run: RunDir, version: object, file: str = "request.json") -> RunDir:
@@ -99,7 +98,7 @@ def test_rolling_update_rejects_run_of_another_version(
     """The plan is unknown, so whether replicas can be replaced one by one is unknown too."""
     run = of_version(past_run(home, 1, running=True), version)
     servers = servers_of(home)
-    monkeypatch.setattr(up, "_replicated_server", lambda *_, **__: servers.open("owl").handle)
+    monkeypatch.setattr(up, "_replicated_server", lambda *_, **__: servers.open("owl"))
     with pytest.raises(StartError) as caught:
         up._server_to_roll(servers, "owl", plan=plan_of("cpu-tiny"), request=request_of())
     assert is_named(run, version, f"{caught.value.message} {caught.value.hint}")

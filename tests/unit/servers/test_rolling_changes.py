@@ -17,8 +17,8 @@ from orchestrator.core.paths import Home
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import replica_plans
 from orchestrator.runs.run_dir import RunDir
-from orchestrator.runtimes.base import ServerState, Status
-from orchestrator.servers.group import RunningServer, join_replicas
+from orchestrator.runtimes.base import ServerState, Status, Unit
+from orchestrator.servers.group import Server, join_replicas
 from orchestrator.servers.rollout import update
 from orchestrator.servers.servers import replicas_on_other_plan
 from orchestrator.servers.watch.recovery import is_wanted
@@ -39,17 +39,18 @@ class Rollout:
     during: dict[str, Callable[[], object]] = field(default_factory=dict)  # functions that run in a call
     stopped: list[str] = field(default_factory=list)
     verdict: Verdict = Verdict.PASSED
-    gateway: RunningServer | None = None
+    gateway: Server | None = None
 
-    def replica(self, number: int, *, of: Plan, run: str = "1") -> RunningServer:
+    def replica(self, number: int, *, of: Plan, run: str = "1") -> Server:
         folder, own = self.home.runs / "pair" / run / f"replica-{number}", replica_plans(of)[number - 1]
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "plan.json").write_text(own.to_json())
         (folder.parent / "plan.json").write_text(of.to_json())
         return self.server(folder, own)
 
-    def server(self, folder: Path, plan: Plan) -> RunningServer:
-        return RunningServer(
+    def server(self, folder: Path, plan: Plan) -> Server:
+        return Server(
+            backend=self,  # type: ignore[arg-type]  # an incomplete runtime
             runtime="process",
             name="pair",
             profile="cpu-tiny",
@@ -59,7 +60,7 @@ class Rollout:
             runtime_id=folder.name,
         )
 
-    def start(self, plan: Plan, *replicas: RunningServer, max_replicas: int | None = None) -> object:
+    def start(self, plan: Plan, *replicas: Server, max_replicas: int | None = None) -> object:
         """Update the replicas to a plan."""
         self.gateway = self.server(self.home.runs / "pair/1", plan)
         replicas_of = [SimpleNamespace(plan=replica_plan) for replica_plan in replica_plans(plan)]
@@ -71,40 +72,36 @@ class Rollout:
             request=request,
             on_verified=lambda: None,
         )
-        servers: Any = SimpleNamespace(home=self.home, runtime=lambda _: self, open=lambda _: self)
+        servers: Any = SimpleNamespace(home=self.home, open=lambda _: self.gateway)
         host: Any = None
         return update.rolling_update(start, servers, join_replicas(self.gateway, replicas), host)
 
     # the runtime and the workers of the gateway
     url = "http://127.0.0.1:9"
 
-    @property
-    def handle(self) -> RunningServer | None:
-        return self.gateway
-
     def call(self, words: str) -> None:
         self.calls.append(words)
         self.during.get(words.split(maxsplit=1)[0], lambda: None)()
 
-    def state(self, server: RunningServer) -> ServerState:
+    def state(self, server: Unit) -> ServerState:
         self.during.get("state", lambda: None)()
         return ServerState(status=Status.NOT_FOUND if server.run_dir in self.stopped else Status.RUNNING)
 
-    def process_cmdlines(self, _: RunningServer) -> tuple[str, ...]:
+    def process_cmdlines(self, _: Unit) -> tuple[str, ...]:
         return ()
 
-    def stop(self, server: RunningServer, *, grace: float) -> None:
+    def stop(self, server: Unit, *, grace: float) -> None:
         assert grace == 0
         self.call(f"stop {Path(server.run_dir).name}")
         self.stopped.append(server.run_dir)
 
-    def is_routed(self, _url: str, _server: RunningServer) -> bool:
+    def is_routed(self, _url: str, _server: Server) -> bool:
         return self.routed
 
-    def drain(self, url: str, _: RunningServer | None, other_replicas: int) -> None:
+    def drain(self, url: str, _: Server | None, other_replicas: int) -> None:
         self.call(f"drain {url} {other_replicas}")
 
-    def uncordon(self, url: str, server: RunningServer, other_replicas: int) -> None:
+    def uncordon(self, url: str, server: Server, other_replicas: int) -> None:
         assert server.run_dir not in self.stopped
         self.call(f"uncordon {url} {other_replicas}")
 
@@ -130,7 +127,7 @@ def rollout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rollout:
         run.path.mkdir()
         return run
 
-    def started(state: "update._RollingUpdate", number: int, _: object) -> RunningServer:
+    def started(state: "update._RollingUpdate", number: int, _: object) -> Server:
         return rollout.replica(number, of=state.start.artifacts.plan, run="3")
 
     def checked(*_: object, **__: object) -> SmokeReport:

@@ -13,8 +13,8 @@ from run_samples import request_of
 from orchestrator.core.errors import NameTakenError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.runs.run_dir import RunDir
-from orchestrator.runtimes.base import HostRef, ServerState, Status
-from orchestrator.servers.group import RunningServer
+from orchestrator.runtimes.base import HostRef, ServerState, Status, Unit
+from orchestrator.servers.group import Server
 from orchestrator.servers.rollout import update
 from orchestrator.servers.servers import Servers
 from orchestrator.servers.start.request import StartSpec
@@ -45,7 +45,7 @@ def begin_update(profile: str, outdated: Sequence[int], monkeypatch: pytest.Monk
         update.rolling_update(
             cast("StartSpec", start),
             cast("Servers", servers),
-            cast("RunningServer", SimpleNamespace(plan=None)),
+            cast("Server", SimpleNamespace(plan=None, backend=None)),
             cast("HostRef", None),
         )
 
@@ -68,7 +68,7 @@ def test_hint_for_another_plan_names_a_command_that_works(
     run = RunDir(home.make_runs("owl") / "20261127T110000Z-6204c84e")
     run.save("plan.json", {})
     (run.path / "plan.json").write_text(old.to_json())
-    server = RunningServer(
+    gateway = Unit(
         runtime="process",
         name="owl",
         profile="",
@@ -76,9 +76,10 @@ def test_hint_for_another_plan_names_a_command_that_works(
         url="",
         run_dir=str(run.path),
         runtime_id="1",
+        state=ServerState(status=Status.RUNNING),
     )
-    handle = replace(server, replicas=(server,))
-    group: Any = SimpleNamespace(find=lambda _: (handle,), state=lambda _: ServerState(status=Status.RUNNING))
+    replica = replace(gateway, run_dir=str(run.path / "replica-1"))
+    group: Any = SimpleNamespace(find=lambda _: (gateway, replica))
     with pytest.raises(NameTakenError, match="`owl` has another plan") as caught:
         _already_up(Servers(home, {"process": group}), "owl", plan=new, request=request_of())
     assert hint in caught.value.hint

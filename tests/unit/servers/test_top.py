@@ -14,10 +14,9 @@ from orchestrator.engine import client
 from orchestrator.engine.responses import NoResponseError
 from orchestrator.hosts.gpus.inventory import GIB, Gpu, GpuInventory
 from orchestrator.planner.planning import load
-from orchestrator.runtimes.base import ServerState, Status
+from orchestrator.runtimes.base import ServerState, Status, Unit
 from orchestrator.servers import top
-from orchestrator.servers.group import RunningServer
-from orchestrator.servers.servers import Server
+from orchestrator.servers.group import Server
 
 H200_LOG = Path(__file__).parents[1] / "engine/logs/h200-0.5.16-mtp-start.log"
 MISS = (
@@ -45,19 +44,19 @@ class Scripted:
     at: float = 0.0
 
     def open(self, name: str) -> Server:
-        handle = RunningServer(
+        unit = Unit(
             runtime="docker", name=name, profile="mi355x-tp8", plan_digest="", url="http://x", runtime_id="",
             run_dir=str(self.run_dir),
         )  # fmt: skip
-        return Server(handle=handle, runtime=self, run=None)  # type: ignore[arg-type]
+        return Server.of(unit, self)  # type: ignore[arg-type]
 
-    def state(self, _: RunningServer) -> ServerState:
+    def state(self, _: Unit) -> ServerState:
         return ServerState(status=Status.RUNNING, exit_code=None, restarts=self.restarts, started_at=None, detail="")
 
-    def process_cmdlines(self, _: RunningServer) -> tuple[str, ...]:
+    def process_cmdlines(self, _: Unit) -> tuple[str, ...]:
         return self.processes
 
-    def tail(self, _: RunningServer) -> Callable[[], Iterator[str]]:
+    def tail(self, _: Unit) -> Callable[[], Iterator[str]]:
         def new() -> Iterator[str]:
             while self.log:
                 yield self.log.pop(0)
@@ -169,7 +168,7 @@ def test_local_gpus_are_hidden_for_cluster_servers(
     )  # fmt: skip
     monkeypatch.setattr(top, "read_gpus", lambda *_: inventory)
     owl = server.open("owl")
-    remote = replace(owl, handle=replace(owl.handle, runtime=runtime))
+    remote = replace(owl, runtime=runtime)
     monkeypatch.setattr(server, "open", lambda _: remote)
     server.counters = exported(requests=0)
     assert len(view_of(server, tmp_path).sample().gpus) == visible

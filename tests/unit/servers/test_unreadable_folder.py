@@ -12,7 +12,7 @@ from orchestrator.core.errors import HostError
 from orchestrator.core.paths import Home
 from orchestrator.report.history import history
 from orchestrator.runs.run_dir import RunDir, find_run, runs_of
-from orchestrator.runtimes.base import Unit
+from orchestrator.runtimes.base import Runtime, Unit
 from orchestrator.runtimes.kubernetes.runtime import KubernetesRuntime
 from orchestrator.runtimes.process.runtime import ProcessRuntime
 from orchestrator.runtimes.slurm import jobs
@@ -20,7 +20,6 @@ from orchestrator.runtimes.slurm.jobs import Job
 from orchestrator.runtimes.slurm.record import JobComment
 from orchestrator.runtimes.slurm.runtime import SlurmRuntime
 from orchestrator.runtimes.slurm.state import found_units
-from orchestrator.servers.group import ServerGroup
 from orchestrator.servers.servers import Servers, resolve_server_name
 
 
@@ -52,9 +51,13 @@ def test_unreadable_directory_does_not_hide_other_servers(
         raise HostError("there is no Slurm here")
 
     monkeypatch.setattr(jobs, "queued", queued)
-    runtimes = {"process": ProcessRuntime(home), "slurm": SlurmRuntime(home), "kubernetes": KubernetesRuntime(home)}
-    servers = Servers(home, {kind: ServerGroup(runtime) for kind, runtime in runtimes.items()})
-    states = {server.name: servers.runtime(server).state(server) for server in servers.find()}
+    runtimes: dict[str, Runtime] = {
+        "process": ProcessRuntime(home),
+        "slurm": SlurmRuntime(home),
+        "kubernetes": KubernetesRuntime(home),
+    }
+    servers = Servers(home, runtimes)
+    states = {server.name: server.current_state() for server in servers.find()}
     assert {name: state.status for name, state in states.items()} == {"hen": "unknown", "owl": "running"}
     assert f"`ls -ld {home.runs / 'hen'}` shows its owner" in states["hen"].detail
     assert servers.unreachable == {}

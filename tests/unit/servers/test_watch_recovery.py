@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import cast
 
 import pytest
 from cluster_samples import CASES, cluster_plan
@@ -16,10 +17,10 @@ from orchestrator.core.record_version import RECORD_VERSION
 from orchestrator.core.secrets import Secret
 from orchestrator.planner.planning import load
 from orchestrator.runs.run_dir import RunDir, is_locked, name_lock, reserved_space
-from orchestrator.runtimes.base import ServerState, Status
+from orchestrator.runtimes.base import Runtime, ServerState, Status, Unit
 from orchestrator.servers import rollback
 from orchestrator.servers.exit_record import STOPPED_FOR_RESTART, UP_FAILED, failure_reason, record_exit
-from orchestrator.servers.group import RunningServer
+from orchestrator.servers.group import Server
 from orchestrator.servers.servers import Servers
 from orchestrator.servers.start.request import UpRequest, UpResult
 from orchestrator.servers.watch import recovery, restarts
@@ -31,16 +32,14 @@ class FakeRuntime:
     def __init__(self, run: RunDir, state: ServerState | None) -> None:
         self.run, self.now = run, state
 
-    def find(self, _: str | None = None) -> tuple[RunningServer, ...]:
+    def find(self, _: str | None = None) -> tuple[Unit, ...]:
         fields = {"profile": "cpu-tiny", "plan_digest": "d", "url": "http://127.0.0.1:1", "runtime_id": "1"}
-        handle = RunningServer(runtime="process", name="owl", run_dir=str(self.run.path), **fields)
-        return (handle,) if self.now else ()
+        if self.now is None:
+            return ()
+        run_dir = str(self.run.path)
+        return (Unit(runtime="process", name="owl", run_dir=run_dir, state=self.now, **fields),)
 
-    def state(self, _: RunningServer) -> ServerState:
-        assert self.now is not None
-        return self.now
-
-    def process_cmdlines(self, _: RunningServer) -> tuple[str, ...]:
+    def process_cmdlines(self, _: Unit) -> tuple[str, ...]:
         return ()
 
 
@@ -202,7 +201,12 @@ def test_restart_names_host_of_url(
     run = write_run(home)
     run.save("request.json", {"version": RECORD_VERSION, "request": asdict(request_of(host=host))})
     [server] = FakeRuntime(run, RUNNING).find()
-    up_result = UpResult(handle=replace(server, runtime="docker"), served_name="tiny", smoke=None, seconds=3.0)
+    up_result = UpResult(
+        server=Server.of(replace(server, runtime="docker"), cast("Runtime", None)),
+        served_name="tiny",
+        smoke=None,
+        seconds=3.0,
+    )
     monkeypatch.setattr(restarts, "restart", lambda *_, **__: up_result)
     result = restarts.restart_dead(home, "owl", run.path.name, "killed")
     assert result.message == f"verified at {server.url}{location}, ready after 3.0 s"
