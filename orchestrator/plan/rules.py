@@ -14,7 +14,7 @@ from orchestrator.core.secrets import is_secret_name, looks_secret
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.core.text import gb
 from orchestrator.core.yaml_document import KeyPath
-from orchestrator.engine.disaggregation import PREFILL
+from orchestrator.engine.disaggregation import DECODE_CACHE, PREFILL
 from orchestrator.engine.flag_checks import ServerFlags, argument_problems, port_problem
 from orchestrator.engine.flags import FlagTable, flag_problems, flag_words
 from orchestrator.engine.gateway import gateway_problems
@@ -355,15 +355,23 @@ _WHOLE: Final = (roles_agree, gateway_options_are_known, replicas_have_ports, ru
 
 
 def role_contexts(context: RuleContext) -> tuple[RuleContext, ...]:
-    """Return the context of each role; without roles, the only one.
-
-    A prefill server has no concurrent requests, because sglang ends each after one token (0.5.16, disaggregation/
-    prefill.py `max_new_tokens = 1`).
-    """
+    """Return the context of each role; without roles, the only one."""
     return tuple(
-        replace(context, profile=profile, role=name, load=None if name == PREFILL else context.load)
+        replace(context, profile=profile, role=name, load=_role_load(name, profile, context.load))
         for name, profile in role_profiles(context.profile).items()
     ) or (context,)
+
+
+def _role_load(name: str, profile: Profile, load: Load | None) -> Load | None:
+    """Return the load of a server's cache; None for prefill, because sglang ends a request there after one token.
+
+    A decode server without a prefix cache keeps each prefix once per request. Source: sglang 0.5.16,
+    disaggregation/prefill.py `max_new_tokens = 1`, server_args.py `disable_radix_cache`.
+    """
+    if load is None or name == PREFILL:
+        return None
+    cache = profile.flags.get(DECODE_CACHE)
+    return load if cache and cache.value is not False else load.model_copy(update={"cache_hit_rate": 0.0})
 
 
 def plan_problems(context: RuleContext) -> Iterator[Problem]:

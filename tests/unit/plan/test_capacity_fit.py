@@ -167,6 +167,12 @@ def test_capacity_warnings_are_those_of_each_role() -> None:
     assert warnings("mi355x-1p1d", "layout.prefill.flags.max-running-requests=512") == {}
 
 
+@pytest.mark.parametrize(("cached", "warned"), [("true", []), ("false", ["capacity-requests"])])
+def test_decode_server_without_prefix_cache_keeps_each_prefix(cached: str, warned: list[str]) -> None:
+    cache = f"layout.decode.flags.disaggregation-decode-enable-radix-cache={cached}"
+    assert [*warnings("mi355x-1p1d", cache, "flags.max-running-requests=200")] == warned
+
+
 def test_warning_names_linear_attention_states_as_limit() -> None:
     """The cache has three million free tokens; a larger `tp` or a smaller cache type would not help."""
     plan = load("mi355x-glm-5.3-flash-tp1x8", overrides=("flags.max-running-requests=64",)).plan
