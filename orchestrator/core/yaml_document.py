@@ -83,16 +83,25 @@ def dump_yaml(data: object, *comments: str, width: int = _WIDTH) -> str:
     return head + yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=width, allow_unicode=True)
 
 
+def dump_inline(value: object) -> str:
+    """Return a value as YAML on one line."""
+    text: str = yaml.dump(
+        [value], Dumper=_Dumper, sort_keys=False, width=1 << 30, allow_unicode=True, default_flow_style=True
+    )
+    return text[1:-2]  # without the brackets of the list
+
+
 class _Dumper(_BASE):  # type: ignore[misc] # its type is known only at run time
     def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - PyYAML's own name
         return True
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+    return dumper.represent_scalar("tag:yaml.org,2002:str", str(text), style="|" if "\n" in text else None)
 
 
 _Dumper.add_representer(str, _text)
+_Dumper.add_multi_representer(str, _text)  # for members of an Enum
 
 
 class _Reader:

@@ -1,14 +1,11 @@
 """YAML output for files that the user continues to edit, in the form of the shipped files, with comments."""
 
-import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from orchestrator.core.yaml_document import Data, read_scalar
+from orchestrator.core.yaml_document import Data, dump_inline
 
-_PLAIN: Final = re.compile(r"[A-Za-z0-9_/][A-Za-z0-9_./+@-]*(?: [A-Za-z0-9_./+@()-]+)*")
 _WIDTH: Final = 120
 
 
@@ -34,7 +31,7 @@ def _sections(lines: Sequence[YamlLine]) -> Iterator[str]:
             yield f"{holder}:"
         section = holder
         comment = f"  # {line.comment}" if line.comment else ""
-        begin, value = f"{'  ' if holder else ''}{_key(line.path[-1])}:", f"{flow(line.value)}{comment}"
+        begin, value = f"{'  ' if holder else ''}{dump_inline(line.path[-1])}:", f"{dump_inline(line.value)}{comment}"
         if len(begin) + len(value) < _WIDTH or not isinstance(line.value, dict):
             yield f"{begin} {value}"
         else:
@@ -45,19 +42,3 @@ def _sections(lines: Sequence[YamlLine]) -> Iterator[str]:
 def _first(line: YamlLine, lines: Sequence[YamlLine]) -> int:
     """Return the index of the first line in the same section."""
     return next(at for at, item in enumerate(lines) if item.path[:1] == line.path[:1])
-
-
-def _key(text: str) -> str:
-    return text if _PLAIN.fullmatch(text) else json.dumps(text)
-
-
-def flow(value: Data) -> str:
-    """Return a value on one line, in a form that `deploy`'s strict reader accepts."""
-    if isinstance(value, str):
-        is_plain = _PLAIN.fullmatch(value) and read_scalar(value) == value
-        return value if is_plain else json.dumps(value, ensure_ascii=False)
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_key(key)}: {flow(inner)}" for key, inner in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(flow(inner) for inner in value) + "]"
-    return json.dumps(value)

@@ -12,9 +12,9 @@ from orchestrator.core.errors import Problem, ProfileError, UsageError
 from orchestrator.core.files import atomic_write
 from orchestrator.core.paths import Home
 from orchestrator.core.validation import model_of, validate
-from orchestrator.core.yaml_document import Data, KeyPath, read_document
+from orchestrator.core.yaml_document import Data, KeyPath, dump_inline, read_document
 from orchestrator.profiles.layers import Override
-from orchestrator.profiles.yaml_writer import YamlLine, flow, yaml_text
+from orchestrator.profiles.yaml_writer import YamlLine, yaml_text
 
 _SET_OPTION: Final = "--set"
 
@@ -128,7 +128,7 @@ def _is_reported_missing(problem: Problem, missing: Mapping[str, Problem]) -> bo
 def _display_value(value: Data) -> str:
     if isinstance(value, dict):
         return str(value["value"]) if "value" in value else ", ".join(str(item) for item in value.values())
-    return f"{value:,}" if type(value) is int else flow(value)
+    return f"{value:,}" if type(value) is int else dump_inline(value)
 
 
 def _source(value: Data) -> str:

@@ -124,7 +124,7 @@ def test_engine_file_comments_name_sources(home: Home) -> None:
 source: sglang wheel 0.5.20
 version: 0.5.20  # sglang/_version.py in its wheel
 platform: rocm  # --set
-image: "{IMAGE}"  # --set
+image: '{IMAGE}'  # --set
 dockerfile: sglang-rocm  # of its platform
 """
     )
