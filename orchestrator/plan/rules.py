@@ -366,7 +366,7 @@ def _role_load(name: str, profile: Profile, load: Load | None) -> Load | None:
     """Return the load of a server's cache; None for prefill, because sglang ends a request there after one token.
 
     A decode server without a prefix cache keeps each prefix once per request. Source: sglang 0.5.16,
-    disaggregation/prefill.py `max_new_tokens = 1`, server_args.py `disable_radix_cache`.
+    disaggregation/prefill.py `max_new_tokens = 1`, arg_groups/pd_disaggregation_hook.py.
     """
     if load is None or name == PREFILL:
         return None
