@@ -112,13 +112,13 @@ class Catalog:
 
 def _is_entry(root: Path, path: Path) -> bool:
     """Return whether `path`, below `root`, exists. Raises ProfileError if it is not a file, or too large."""
-    for folder in (parent for parent in path.parents if parent.is_relative_to(root)):
-        if os.path.lexists(folder) and not folder.is_dir():
-            raise ProfileError(f"`{folder}` is not a directory", hint=_AWAY)
-    if not os.path.lexists(path):
-        return False
     if not path.is_file():
-        raise ProfileError(f"`{path}` is not a file", hint=_AWAY)
+        for folder in (parent for parent in path.parents if parent.is_relative_to(root)):
+            if os.path.lexists(folder) and not folder.is_dir():
+                raise ProfileError(f"`{folder}` is not a directory", hint=_AWAY)
+        if os.path.lexists(path):
+            raise ProfileError(f"`{path}` is not a file", hint=_AWAY)
+        return False
     if (size := path.stat().st_size) > _MAX_FILE:
         raise ProfileError(f"`{path}` has {size:,} bytes, more than {_MAX_FILE:,}", hint=_AWAY)
     return True
