@@ -102,7 +102,6 @@ class Unit:
     service_url: str = ""  # base URL on the server's host, if `url` is a tunnel that closes with this command
     forward_command: str = ""  # the command that opens a tunnel from this host
     role: Role = Role.SERVER
-    number: int = 1  # among the units of its role
     rank_hosts: tuple[str, ...] = ()  # ssh URLs of the hosts of ranks 1, 2, … of a server on several nodes
     state: ServerState = field(default=UNKNOWN_STATE, compare=False)  # when the unit was listed
 
@@ -331,10 +330,9 @@ class Runtime(ABC):
 
     @abstractmethod
     def find(self, name: str | None = None) -> tuple[Unit, ...]:
-        """Return the units of this runtime (of that name) with their states, running or exited, sorted by name.
+        """Return the units of this runtime (of that name) with their states, running or exited.
 
-        A gateway comes before its replicas, and these come in order of their numbers. Raises HostError if no units can
-        be listed, PartialResultError if only some of them can.
+        Raises HostError if no units can be listed, PartialResultError if only some of them can.
         """
 
     @abstractmethod

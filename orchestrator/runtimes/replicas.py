@@ -12,7 +12,7 @@ On several nodes, each rank but the first has a subdirectory `rank-N` in that of
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count, takewhile
 from pathlib import Path
 from typing import Final
@@ -87,36 +87,20 @@ def role_of(folder: str) -> Role:
     return Role(kind) if kind in {Role.PREFILL, Role.DECODE} else Role.SERVER
 
 
-def with_roles(units: Iterable[Unit]) -> tuple[Unit, ...]:
-    """Return units sorted for a list. A unit in the run directory itself is the gateway if its name has replicas."""
-    folders = [(unit.name, Path(unit.run_dir).name, unit) for unit in units]
-    replicated = {name for name, folder, _ in folders if is_replica(folder)}
-
-    def role(name: str, folder: str, unit: Unit) -> Role:
-        if is_replica(folder):
-            return role_of(folder)
-        return Role.GATEWAY if name in replicated and unit.runtime_id else unit.role
-
-    folders.sort(key=lambda item: (item[0], is_replica(item[1]), in_order(item[1]), item[2].run_dir))
-    return tuple(replace(unit, role=role(name, folder, unit)) for name, folder, unit in folders)
-
-
 def require_name_free(run_dir: Path, existing: Sequence[Unit]) -> None:
-    """Raise NameTakenError if a unit may not start beside the existing ones of its name."""
-    if not may_coexist(run_dir, existing):
+    """Raise NameTakenError unless a unit may start beside others of its name: in the same run, or at their gateway."""
+    top = run_root(run_dir)
+    other_runs = [unit for unit in existing if run_root(Path(unit.run_dir)) != top]
+    # a gateway is in its run directory itself, beside replicas in subdirectories
+    has_gateway = len({is_replica(Path(unit.run_dir).name) for unit in existing if unit.runtime_id}) > 1
+    if other_runs and (
+        run_dir == top
+        or not has_gateway
+        or any(run_root(Path(unit.run_dir)).parent != top.parent for unit in other_runs)
+    ):
         name = existing[0].name
         hint = f"`deploy down {name}` stops it"
         raise NameTakenError(f"server `{name}` already exists", location=existing[0].run_dir, hint=hint)
-
-
-def may_coexist(run_dir: Path, existing: Sequence[Unit]) -> bool:
-    """Return whether a unit may start beside the existing ones of its name: in the same run, or at their gateway."""
-    top = run_root(run_dir)
-    other_runs = [unit for unit in existing if run_root(Path(unit.run_dir)) != top]
-    has_gateway = run_dir != top and any(unit.role is Role.GATEWAY for unit in existing)
-    return not other_runs or (
-        has_gateway and all(run_root(Path(unit.run_dir)).parent == top.parent for unit in other_runs)
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

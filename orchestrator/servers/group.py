@@ -223,7 +223,7 @@ def _lines_if_reachable(unit: Unit, lines: Iterator[str], unreachable: set[Unit]
 
 def servers_of(backend: Runtime, units: Sequence[Unit]) -> tuple[Server, ...]:
     """Return the servers that consist of the units of a runtime, sorted by name."""
-    running = sorted((Server.of(unit, backend) for unit in units), key=lambda unit: unit.name)
+    running = sorted((Server.of(unit, backend) for unit in units), key=lambda unit: (unit.name, unit.run_dir))
     names = groupby(running, key=lambda unit: unit.name)
     return tuple(chain.from_iterable(_servers_of_name(list(same)) for _, same in names))
 
@@ -249,7 +249,7 @@ def _start(units: Sequence[Server]) -> Server:
 def join_replicas(gateway: Server | None, servers: Sequence[Server]) -> Server:
     """Join replicas, and their gateway if it was started, into one server of their newest run."""
     if gateway is not None:
-        first = Path(gateway.log_dir)
+        gateway, first = replace(gateway, role=Role.GATEWAY), Path(gateway.log_dir)
         # A run that only removed replicas has none of them; its report shows that the run ended.
         later = (report.parent for report in first.parent.glob(f"*/{SMOKE_FILE}"))
         newest = max([gateway.log_dir, *(str(run_dir_of(server)) for server in servers), *map(str, later)])

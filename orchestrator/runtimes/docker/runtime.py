@@ -53,9 +53,8 @@ from orchestrator.runtimes.replicas import (
     rank_name,
     rank_of,
     replica_name,
-    replica_number,
     require_name_free,
-    with_roles,
+    role_of,
 )
 from orchestrator.runtimes.saved_logs import keep_log, saved_log
 
@@ -168,7 +167,7 @@ class DockerRuntime(Runtime):
 
         if name is not None and not units:
             self._note_rank(name)
-        return with_roles(replace(unit, state=state(unit)) for unit in units)
+        return tuple(replace(unit, state=state(unit)) for unit in units)
 
     def _note_rank(self, name: str) -> None:
         """Print that this host has another rank of a server. Only the host of rank 0 has a record of it."""
@@ -325,7 +324,7 @@ class DockerRuntime(Runtime):
             forward_command=way,
             run_dir=labels.get(RUN_DIR) or str(self._home.runs / FileName(labels[NAME]) / "unknown"),
             runtime_id=str(container.id),
-            number=replica_number(labels.get(UNIT, "")) or 1,
+            role=role_of(labels.get(UNIT, "")),
             rank_hosts=tuple(labels.get(RANK_HOSTS, "").split()),
         )
 

@@ -44,7 +44,7 @@ from orchestrator.runtimes.kubernetes.record import (
 )
 from orchestrator.runtimes.kubernetes.state import PodView, scheduling_problem, server_state
 from orchestrator.runtimes.labels import GATEWAY, NAME, PLAN, PROFILE, RUN_DIR, STARTER, URL, is_record
-from orchestrator.runtimes.replicas import replica_name, replica_number, role_of
+from orchestrator.runtimes.replicas import in_order, replica_name, role_of
 from orchestrator.runtimes.saved_logs import keep_log, saved_log
 
 _APPEARS: Final = 10.0  # seconds for the pod of a new Deployment to appear
@@ -131,7 +131,7 @@ class KubernetesRuntime(Runtime):
                 unreachable.append(error)
         if name is not None:
             units = [self._reached(unit) for unit in units]
-        units.sort(key=lambda unit: (unit.name, unit.role is not Role.GATEWAY, unit.role is Role.DECODE, unit.number))
+        units.sort(key=lambda unit: in_order(self._replicas[unit.runtime_id].unit_name))  # a gateway first
         if unreachable:
             text = "; ".join(dict.fromkeys(error.message for error in unreachable))
             raise PartialResultError(text, units=tuple(units), hint=unreachable[0].hint, details=unreachable[0].details)
@@ -304,7 +304,6 @@ class KubernetesRuntime(Runtime):
             run_dir=text.get(RUN_DIR) or str(self._home.runs / FileName(name) / "unknown"),
             runtime_id=identity,
             role=Role.GATEWAY if replica.unit_name == GATEWAY else role_of(replica.unit_name),
-            number=replica_number(replica.unit_name) or 1,
             service_url=text[URL],
             forward_command=quote(
                 cluster.argv("port-forward", f"service/{object_name(name, replica.unit_name)}", port)

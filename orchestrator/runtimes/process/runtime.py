@@ -43,10 +43,9 @@ from orchestrator.runtimes.process.stop import ask, is_serving, quarantine_recor
 from orchestrator.runtimes.replicas import (
     RecordedRun,
     current_runs,
-    replica_number,
     require_name_free,
+    role_of,
     run_root,
-    with_roles,
 )
 from orchestrator.runtimes.saved_logs import supervised_log
 from orchestrator.runtimes.supervisor.main import StartRequest
@@ -125,7 +124,7 @@ class ProcessRuntime(Runtime):
                 poll_until(lambda held: not held, partial(is_held, lock), timeout=_HANDOVER, interval=_POLL)
         recorded = [server for folder in folders for server in _servers(folder)]
         deleted = [server for server in _deleted(self._home.runs) if name in {None, server.name}]
-        return with_roles(replace(unit, state=self.state(unit)) for unit in (*recorded, *deleted))
+        return tuple(replace(unit, state=self.state(unit)) for unit in (*recorded, *deleted))
 
     def state(self, unit: Unit) -> ServerState:
         try:
@@ -255,7 +254,7 @@ def _servers(folder: Path) -> list[Unit]:
                 stopped=all(record.stopped for record in records.values()),
             )
     newest_first = [recorded[moment] for moment in sorted(recorded, reverse=True)]
-    return [*with_roles(unit for run in current_runs(newest_first, alive) for unit in run.units), *unreadable]
+    return [*(unit for run in current_runs(newest_first, alive) for unit in run.units), *unreadable]
 
 
 def _deleted(runs: Path) -> list[Unit]:
@@ -280,5 +279,5 @@ def _unit(record: Record, run_dir: Path) -> Unit:
         url=record.url,
         run_dir=str(run_dir.absolute()),
         runtime_id=record.supervisor,
-        number=replica_number(run_dir.name) or 1,
+        role=role_of(run_dir.name),
     )

@@ -34,9 +34,8 @@ from orchestrator.runtimes.replicas import (
     rank_dir,
     rank_dirs,
     replica_name,
-    replica_number,
     require_name_free,
-    with_roles,
+    role_of,
 )
 from orchestrator.runtimes.saved_logs import supervised_log
 from orchestrator.runtimes.slurm import jobs
@@ -102,7 +101,7 @@ class SlurmRuntime(Runtime):
 
     def find(self, name: str | None = None) -> tuple[Unit, ...]:
         """See `Runtime.find`. Raises HostError if Slurm does not answer or the runs of this home cannot be listed."""
-        return with_roles(found_units(self._home, name, self._listed))
+        return tuple(found_units(self._home, name, self._listed))
 
     def wait_for_placement(self, unit: Unit, plan: Plan, *, on_wait: Callable[[], object] = lambda: None) -> Unit:
         hint = _PARTITION_HINT if plan.gateway else ""
@@ -223,7 +222,7 @@ class SlurmRuntime(Runtime):
             url=f"http://{self._address(job.node)}:{comment.port}" if job.node else "",
             run_dir=comment.run,
             runtime_id=job.id,
-            number=replica_number(Path(comment.run).name) or 1,
+            role=role_of(Path(comment.run).name),
         )
 
     def _listed(self, comment: JobComment, job: Job) -> Unit:

@@ -103,12 +103,12 @@ def test_containers_with_one_name_form_one_server(plan: Plan, tmp_path: Path) ->
         labels_of(first, run, "replica-1"),
     )
     units = docker.find()
-    assert [(unit.role, unit.number, unit.state.status) for unit in units] == [
-        (Role.GATEWAY, 1, Status.RUNNING),
-        (Role.SERVER, 1, Status.RUNNING),
-        (Role.SERVER, 2, Status.RUNNING),
-    ]
     servers = servers_of(docker, units)
+    assert [(unit.role, Path(unit.run_dir).name, unit.state.status) for unit in servers[0].units] == [
+        (Role.GATEWAY, "1", Status.RUNNING),
+        (Role.SERVER, "replica-1", Status.RUNNING),
+        (Role.SERVER, "replica-2", Status.RUNNING),
+    ]
     assert [(server.url, server.plan_digest, server.run_dir) for server in servers] == [
         ("http://127.0.0.1:30000", plan.digest, str(run))
     ]

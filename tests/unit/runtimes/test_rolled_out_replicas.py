@@ -6,9 +6,10 @@ from typing import cast
 
 import pytest
 
+from orchestrator.core.errors import NameTakenError
 from orchestrator.planner.planning import load
 from orchestrator.runtimes.base import Runtime, Unit
-from orchestrator.runtimes.replicas import may_coexist, with_roles
+from orchestrator.runtimes.replicas import require_name_free
 from orchestrator.servers.group import Server, join_replicas, merge_updates, run_dirs
 
 UNIT = Unit(runtime="process", name="pair", profile="p", plan_digest="", url="", run_dir="", runtime_id="")
@@ -68,9 +69,13 @@ def test_replicas_without_gateway_are_an_incomplete_start(later: Path) -> None:
 
 
 def test_replica_may_join_only_gateway_of_same_server(first: Path, later: Path, tmp_path: Path) -> None:
-    pair, incomplete = with_roles(gateway(first, 1, 2).units), (replica(first, 1).unit,)
-    assert may_coexist(later / "replica-1", pair)
-    assert not may_coexist(later, pair), "another gateway"
-    assert not may_coexist(later / "replica-1", incomplete)
-    assert may_coexist(first / "replica-2", incomplete), "the next replica of the same run"
-    assert not may_coexist(tmp_path / "elsewhere/20260102T000000Z-bbbbbbbb/replica-1", pair)
+    pair, incomplete = gateway(first, 1, 2).units, (replica(first, 1).unit,)
+    require_name_free(later / "replica-1", pair)
+    require_name_free(first / "replica-2", incomplete)  # the next replica of the same run
+    for run_dir, existing in (
+        (later, pair),  # another gateway
+        (later / "replica-1", incomplete),
+        (tmp_path / "elsewhere/20260102T000000Z-bbbbbbbb/replica-1", pair),
+    ):
+        with pytest.raises(NameTakenError):
+            require_name_free(run_dir, existing)

@@ -13,7 +13,6 @@ from orchestrator.plan.plan import Plan
 from orchestrator.plan.units import Role
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes.base import HostRef, PreparedRun, Runtime, ServerState, Status, Unit
-from orchestrator.runtimes.replicas import with_roles
 from orchestrator.servers.group import servers_of
 
 BLANK = Unit(runtime="noted", name="pair", profile="p", plan_digest="", url="", run_dir="", runtime_id="")
@@ -43,7 +42,7 @@ class RecordingRuntime(Runtime):
         raise NotImplementedError
 
     def find(self, _name: str | None = None) -> tuple[Unit, ...]:
-        return with_roles(replace(unit, state=self.state(unit)) for unit in self.units)
+        return tuple(replace(unit, state=self.state(unit)) for unit in self.units)
 
     def state(self, unit: Unit) -> ServerState:
         return ServerState(status=Status.NOT_FOUND if unit.runtime_id in self.stopped else Status.RUNNING)
