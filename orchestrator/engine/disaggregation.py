@@ -41,6 +41,11 @@ def missing_decode_cache(flags: Container[str], options: Container[str]) -> str:
     return DECODE_CACHE if DECODE_CACHE in options and DECODE_CACHE not in flags else ""
 
 
+def has_decode_cache(flags: Container[str]) -> bool:
+    """Return whether a decode server with these flags has a prefix cache."""
+    return DECODE_CACHE in flags
+
+
 def sets_first_gpu(flags: Container[str]) -> bool:
     """Return whether the flags of a role select its first GPU."""
     return Meaning.FIRST_GPU in flags

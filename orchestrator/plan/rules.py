@@ -14,7 +14,7 @@ from orchestrator.core.secrets import is_secret_name, looks_secret
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.core.text import gb
 from orchestrator.core.yaml_document import KeyPath
-from orchestrator.engine.disaggregation import DECODE_CACHE, PREFILL
+from orchestrator.engine.disaggregation import PREFILL, has_decode_cache
 from orchestrator.engine.flag_checks import ServerFlags, argument_problems, port_problem
 from orchestrator.engine.flags import FlagTable, flag_problems, flag_words
 from orchestrator.engine.gateway import gateway_problems
@@ -370,15 +370,16 @@ def _role_load(name: str, profile: Profile, load: Load | None) -> Load | None:
     """
     if load is None or name == PREFILL:
         return None
-    cache = profile.flags.get(DECODE_CACHE)
-    return load if cache and cache.value is not False else load.model_copy(update={"cache_hit_rate": 0.0})
+    given = {name for name, setting in profile.flags.items() if setting.value is not False}
+    return load if has_decode_cache(given) else load.model_copy(update={"cache_hit_rate": 0.0})
 
 
 def plan_problems(context: RuleContext) -> Iterator[Problem]:
     """Yield the problems of a profile, or of each of its roles."""
-    yield from _problems(context, _WHOLE)
-    for server in role_contexts(context):
-        yield from _problems(server, [rule for rule in RULES if rule not in _WHOLE])
+    roles = [server for server in role_contexts(context) if server.role]
+    yield from _problems(context, _WHOLE if roles else RULES)
+    for role in roles:
+        yield from _problems(role, [rule for rule in RULES if rule not in _WHOLE])
 
 
 def _problems(context: RuleContext, rules: Iterable[Rule]) -> Iterator[Problem]:
