@@ -41,7 +41,7 @@ addEventListener("load", () => {
     const tips = spot && [tip.display, (spot.focus(), tip.display)];
     return {width: frame.clientWidth, tips, needed: page.documentElement.scrollWidth, plots,
             background: frame.contentWindow.getComputedStyle(page.body).backgroundColor,
-            alarms: page.querySelectorAll(".alarm").length, text: page.body.innerText.length};
+            warnings: page.querySelectorAll(".warning").length, text: page.body.innerText.length};
   });
   document.body.innerHTML = "<pre id=frames></pre>";
   document.getElementById("frames").textContent = JSON.stringify(frames);
@@ -92,7 +92,7 @@ def test_report_fits_phone_and_plots_contain_data(chromium: str, tmp_path: Path)
         marks = {plot["id"]: plot["marks"] for plot in plots}
         assert marks == {"frontier": 13, "ttft-p95": 19, "tpot": 13, "throughput": 19, "energy": 6}
         assert [plot["stray"] + plot["cut"] for plot in plots] == [0] * 5
-        assert frame["alarms"] == 0
+        assert frame["warnings"] == 0
         assert frame["tips"] == ["none", "block"], "keyboard focus does not show the exact values of a point"
         assert isinstance(frame["text"], int)
         assert frame["text"] > 5000
@@ -119,7 +119,7 @@ def test_report_with_long_names_fits(chromium: str, tmp_path: Path) -> None:
 
 def test_comparability_issue_is_visible(chromium: str, tmp_path: Path) -> None:
     page = page_of(tmp_path, marked(tp4dp2(), IssueKind.SIMULATED_ACCEPTANCE, IssueKind.KERNEL_MISS))
-    assert [frame["alarms"] for frame in measure_layout(chromium, page)] == [1, 1, 1]
+    assert [frame["warnings"] for frame in measure_layout(chromium, page)] == [1, 1, 1]
 
 
 def test_dark_mode_has_dark_background(chromium: str, tmp_path: Path) -> None:

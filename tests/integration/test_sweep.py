@@ -69,7 +69,7 @@ def test_interrupted_sweep_is_resumed(tmp_path: Path, monkeypatch: pytest.Monkey
 
     written = (tmp_path / "out/cpu-tiny-swept.yaml").read_text()
     assert "(median of 2 runs, " in written
-    assert '{value: "0.002", origin: measured, source: "deploy sweep, ' in written
+    assert "{value: '0.002', origin: measured, source: 'deploy sweep, " in written
     explained = deploy.run("show", "out/cpu-tiny-swept.yaml", "--explain", "--json")
     rows = {row["key"]: row for row in json.loads(explained.stdout)}
     assert rows["env.SCRIPTED_STEP"]["origin"] == "measured"
