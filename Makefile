@@ -30,7 +30,7 @@ check: $(VENV)/ready ## format, lint, types: seconds
 unit golden integration: $(VENV)/ready ## one kind of tests
 	$(PYTEST) tests/$@
 
-gpu: $(VENV)/ready ## tests on this machine's NVIDIA GPUs; skipped without GPUs
+gpu: $(VENV)/ready ## tests on this host's NVIDIA GPUs; skipped without GPUs
 	$(VENV)/bin/python -m pytest tests/gpu -v -s
 
 attack: $(VENV)/ready ## ten times the random faults of `test-all`; ATTACK_SEED=… repeats them

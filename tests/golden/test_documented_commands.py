@@ -30,20 +30,18 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 DIGEST = "0" * 64
 NAMES = {"NAME": "cpu-tiny", "PROFILE": "cpu-tiny", "OTHER": "URL", "$profile": "cpu-tiny"}
 DRY = {"up", "reproduce", "eval", "sweep", "prune", "kernels tune"}
-SERVED = {"ask", "bench", "diagnose", "down", "eval", "logprobs", "monitoring", "smoke", "watch"}  # need a server
+SERVED = {"ask", "bench", "diagnose", "down", "eval", "logprobs", "monitoring", "smoke", "status", "watch"}  # need one
 CANNOT_RUN = {
     r"add engine": "reads an image, or a wheel from the package index",
     r"build|kernels build": "needs the vendor's image on a Docker host",
     r"patches check --wheel": "downloads a wheel",
     r"quantize": "needs AMD Quark and a checkpoint in BF16",
     r"stage": "downloads the checkpoint, or needs it whole",
-    r"(status|preflight|stage) .*--host|status mi355x-tp8": "needs another host",
+    r"(status|preflight|stage) .*--host": "needs another host",
     r"prune --caches": "needs a Docker daemon",
-    r"down --all": "stops servers of other tests",
     r"watch .*--webhook": "runs until it is stopped",
     r"status pair": "needs two replicas and the gateway's package",
     r"sweep .*--resume": "needs an interrupted sweep",
-    r"smoke .*--soak": "takes an hour",
     r"smoke .*--api-key-env": "needs a server with an API key",
     r"up .*engine=sglang-0.5.24-rocm": "needs the entry that `add engine` writes",
 }
@@ -166,14 +164,14 @@ def _prepared(words: list[str], url: str, home: Home) -> list[str]:
             words[words.index(path)] = f"./{write(Path(Path(path).name))}"
     words = [url if word == "URL" or re.match(r"http://[^/]*:\d+$", word) else word for word in words]
     verb = verb_of(words)
-    if verb in SERVED - {"eval"} and not words[1].startswith(("http", "-")):
+    if verb in SERVED - {"eval"} and words[1:] and not words[1].startswith(("http", "-")):
         words[1] = "cpu-tiny"
     if verb == "bench":
         for name in ("short", "smoke-tiny", "wafer-20k-1k"):
             _shorten(name, home.root / "profiles/workloads")
         words = [*words, "--requests", "4"] if "--request-rate" in words else words
     if verb == "smoke":
-        words = ["cpu-tiny" if word == "mi355x-tp8" else word for word in words]
+        words = [{"mi355x-tp8": "cpu-tiny", "60": "0.02"}.get(word, word) for word in words]  # `--soak 60`: an hour
     if verb in {"compare", "report"}:
         for path in words[1:]:
             if path.startswith("results"):
