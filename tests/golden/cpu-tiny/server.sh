@@ -1,5 +1,5 @@
 #!/bin/sh
-# cpu-tiny: the embedded default, a tiny random model on a real sglang server on this machine's CPU
+# cpu-tiny: the embedded default, a tiny random model on a real sglang server on this host's CPU
 #
 # inferred   --attention-backend torch_native
 # inferred   --chunked-prefill-size 2048
