@@ -93,7 +93,7 @@ def command(
         source = profile_source(profile, overridden(set_, runtime=runtime), home, inputs=input_files, image=image)
         inputs = {} if image else source.files()
         with collect_rejections(source):
-            plan = source.decide(Facts(inputs=input_digests(inputs), image=image))
+            plan = source.build(Facts(inputs=input_digests(inputs), image=image))
             artifacts = render_artifacts(plan, inputs)
             files = rendered_files(artifacts)
         source.valid.note_deprecated()

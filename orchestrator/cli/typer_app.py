@@ -45,6 +45,7 @@ _PROFILE: Final = re.compile(r"--profile(?:=(.+))?|-p(?:=?(.+))?")
 _QUOTED: Final = re.compile(r"'([^']*)'")
 # Minimum similarity to an option of the command: that of `--out` to `--output` is higher, of `--host` to `--set` lower.
 _NEAR_OPTION: Final = 0.75
+_MIN_TYPED: Final = len("--abc")  # shorter ones resemble too many: `--on` is similar to `--json`
 _NEAR_KEY: Final = 0.8  # the same for a key of the profile: that of `--prot` is higher, that of `--revision` lower
 _NODES: Final = "deploy.nodes"  # key of a context: several hosts
 _MARK: Final = "\0"  # a word that no user can type
@@ -217,7 +218,8 @@ def _in_our_words(ctx: "Context") -> Iterator[None]:
         message, _, details = _QUOTED.sub(r"`\1`", error.format_message().rstrip(".")).partition(". ")
         option = getattr(error, "option_name", None) or ""
         renamed = RENAMED_OPTIONS.get(ctx.command_path.partition(" ")[2], {}).get(option)
-        matches = get_close_matches(option, getattr(error, "possibilities", None) or (), n=1, cutoff=_NEAR_OPTION)
+        possible = (getattr(error, "possibilities", None) or ()) if len(option) >= _MIN_TYPED else ()
+        matches = get_close_matches(option, possible, n=1, cutoff=_NEAR_OPTION)
         suggestion = f"did you mean `{matches[0]}`?" if matches else ""
         help_ = f"`{ctx.command_path} -h` shows arguments and options"
         message = ": ".join(_begun_small(part) for part in message.partition(" (Possible")[0].split(": "))

@@ -24,7 +24,7 @@ from orchestrator.images.config import ImageConfig, docker_config
 
 if TYPE_CHECKING:
     import httpx
-else:  # it takes 25 ms to import, and commands that decide plans import this module
+else:  # it takes 25 ms to import, and commands that build plans import this module
     httpx = ImportedModule("httpx")
 
 _HUB: Final = ("docker.io", "registry-1.docker.io")

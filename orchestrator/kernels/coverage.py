@@ -11,7 +11,7 @@ from orchestrator.kernels.keys import Key, Shape, bucket, buckets, fallbacks, ke
 from orchestrator.kernels.rows import RowOrigin, TunedRow
 from orchestrator.kernels.table import KernelNames, NameVerdict
 from orchestrator.plan.facts import MoeCheckpoint
-from orchestrator.plan.fusion import Fusion, decide_fusion, is_mxfp4
+from orchestrator.plan.fusion import Fusion, compute_fusion, is_mxfp4
 from orchestrator.plan.plan import Plan
 
 _DEFAULT_PREFILL = 131072  # without `--chunked-prefill-size`: all aiter buckets
@@ -157,7 +157,7 @@ def coverage_of(
     are its kernels, or None to skip the check of names. Raises ValueError for a plan without routed experts.
     """
     moe = checkpoint.moe if checkpoint else plan.model.moe
-    fusion = decide_fusion(plan, checkpoint)
+    fusion = compute_fusion(plan, checkpoint)
     shapes = rank_shapes(plan, moe)
     row_by_key = _index(rows, set(shapes))
     return Coverage(

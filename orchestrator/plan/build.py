@@ -1,4 +1,4 @@
-"""Building a plan from a valid profile: check all rules, then decide all open values."""
+"""Building a plan from a valid profile: check all rules, then choose all open values."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace

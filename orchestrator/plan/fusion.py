@@ -27,7 +27,7 @@ _ON: Final = Meaning.EXPERT_FUSION.value
 
 @dataclass(frozen=True, kw_only=True)
 class Fusion:
-    """The fusion decision for a plan."""
+    """Whether a plan fuses shared experts, and why."""
 
     fused: bool | None  # None: depends on a checkpoint that is not on this host
     reason: str
@@ -45,7 +45,7 @@ def with_fusion_flag(plan: Plan, checkpoint: MoeCheckpoint | None) -> Plan:
 
     sglang silently drops such weights (sgl-project/sglang#40754, #38878), or fails to load them.
     """
-    fusion = decide_fusion(plan, checkpoint) if checkpoint else None
+    fusion = compute_fusion(plan, checkpoint) if checkpoint else None
     if fusion is None or not fusion.required_flag:
         return plan
     flag = Flag(name=fusion.required_flag, values=(), origin=Origin.INFERRED, source=fusion.reason)
@@ -63,7 +63,7 @@ def might_fuse(plan: Plan) -> bool:
     return plan.model.moe is not None and would_fuse(plan, plan.model.moe)
 
 
-def decide_fusion(plan: Plan, checkpoint: MoeCheckpoint | None) -> Fusion:
+def compute_fusion(plan: Plan, checkpoint: MoeCheckpoint | None) -> Fusion:
     """Decide whether the server of `plan` fuses the shared expert of `checkpoint`."""
     if plan.serving.expert_fusion is False:
         return Fusion(fused=False, reason=f"flag `--{_OFF}`")

@@ -1,7 +1,7 @@
-"""The plan: every decided value of one server.
+"""The plan: every value of one server.
 
-Sections without decisions come unchanged from the profile. Classes are frozen and have no default values, so that no
-decision is forgotten. Sizes are in bytes, durations in seconds. Tuples without a meaningful order are sorted: equal
+Sections without choices come unchanged from the profile. Classes are frozen and have no default values, so that no
+value is forgotten. Sizes are in bytes, durations in seconds. Tuples without a meaningful order are sorted: equal
 plans have equal bytes.
 """
 

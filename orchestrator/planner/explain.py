@@ -63,7 +63,7 @@ def _walk(value: Data, path: KeyPath, loaded: ResolvedProfile) -> Iterator[Expla
         origin=str(setting.get("origin", "")),
         source="; ".join(str(setting[key]) for key in ("source", "note") if setting.get(key)),
         location=loaded.composed.location(path),
-        help=loaded.valid.table.help_of(str(path[1])) if path[0] == "flags" and len(path) > 1 else "",
+        help=loaded.valid.table.help_of(str(path[-1])) if path[-2:-1] == ("flags",) else "",
     )
 
 

@@ -253,12 +253,12 @@ class LockSource(ProfileSource):
     document: Document
     has_fixed_plan: ClassVar[bool] = True
 
-    def decide(self, facts: Facts) -> Plan:
+    def build(self, facts: Facts) -> Plan:
         """Build the plan, and check it and its inputs against the lock.
 
         Raises ProfileError, BuildError or CheckpointError with each change.
         """
-        plan = super().decide(facts)
+        plan = super().build(facts)
         lock, document, home = self.lock, self.document, self.home
         built = [
             *drift(document, "patches", lock.patches, _patches(plan, home)),

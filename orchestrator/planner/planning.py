@@ -111,7 +111,7 @@ class LoadedProfile:
             load=self.load,
         )
 
-    def decide(self, facts: Facts = NO_FACTS) -> Plan:
+    def build(self, facts: Facts = NO_FACTS) -> Plan:
         """Build the plan. Raises ProfileError with every violated rule."""
         return build_plan(self.name, profile=self.profile, merged=self.composed, context=self.knowledge, facts=facts)
 
@@ -171,7 +171,7 @@ def load(
     Raises ProfileError with every problem and its location.
     """
     valid = read_profile(name, overrides=overrides, catalog=catalog)
-    loaded = ResolvedProfile(valid=valid, plan=valid.decide(facts))
+    loaded = ResolvedProfile(valid=valid, plan=valid.build(facts))
     valid.note_deprecated()
     return loaded
 
@@ -246,7 +246,7 @@ def _renamed(composed: MergedProfile, catalog: Catalog) -> tuple[MergedProfile, 
 def _further_problems(name: str, composed: MergedProfile, catalog: Catalog) -> tuple[Problem, ...]:
     """Return further problems of a profile, ignoring its unknown keys: from the schema, else from the rules."""
     try:
-        _valid(name, composed, catalog).decide()
+        _valid(name, composed, catalog).build()
     except ProfileError as error:
         return error.problems_or_self()
     return ()

@@ -17,7 +17,7 @@ from orchestrator.kernels.disk.store import Store
 from orchestrator.patches.schema import MOE_TABLE, AddedFile
 from orchestrator.plan.build import planned_model
 from orchestrator.plan.facts import Facts
-from orchestrator.plan.fusion import decide_fusion, might_fuse
+from orchestrator.plan.fusion import compute_fusion, might_fuse
 from orchestrator.plan.plan import Model, Plan
 from orchestrator.planner.planning import LoadedProfile, read_profile
 from orchestrator.planner.prebuilt import require_image
@@ -86,14 +86,14 @@ class ProfileSource:
         if kind is not None and (problems := tuple(kind.start_problems(self.valid.profile))):
             raise ProfileError(f"cannot start profile `{self.valid.name}`", problems=problems)
 
-    def decide(self, facts: Facts) -> Plan:
+    def build(self, facts: Facts) -> Plan:
         """Build the plan."""
-        return self.valid.decide(facts)
+        return self.valid.build(facts)
 
     def planned(self) -> tuple[Plan, dict[str, bytes]]:
         """Build the plan from the current files, and return both."""
         files = self.files()
-        return self.decide(Facts(inputs=input_digests(files))), files
+        return self.build(Facts(inputs=input_digests(files))), files
 
     def location(self, path: tuple[str, ...]) -> str:
         """Return `file:line` of a key path."""
@@ -114,7 +114,7 @@ def profile_source(
         try:
             require_image(_known_runtime(valid))
         except UsageError as error:
-            require_all(f"cannot start profile `{valid.name}`", (valid.decide,), error)
+            require_all(f"cannot start profile `{valid.name}`", (valid.build,), error)
     return ProfileSource(valid=valid, home=home, inputs=inputs or {}, image=image)
 
 
@@ -153,9 +153,9 @@ class RunSource:
         """Return the input files of the run's patches."""
         return {**self.inputs}
 
-    def decide(self, facts: Facts) -> Plan:
+    def build(self, facts: Facts) -> Plan:
         """Return the run's plan. Raises ProfileError if the checkpoint contradicts the plan."""
-        fusion = decide_fusion(self.plan, facts.experts) if facts.experts and might_fuse(self.plan) else None
+        fusion = compute_fusion(self.plan, facts.experts) if facts.experts and might_fuse(self.plan) else None
         if fusion is not None and fusion.required_flag:
             raise ProfileError(
                 f"`{self.plan.profile}` would fuse shared experts that its checkpoint keeps separate: {fusion.reason}",
@@ -181,7 +181,7 @@ def collect_rejections(source: "PlanSource", *checks: Callable[[], object]) -> I
         if isinstance(source, ProfileSource) and not source.has_fixed_plan and source.valid.profile.runtime in REGISTRY:
             require_all(
                 f"cannot start profile `{source.valid.name}`",
-                (source.valid.decide, source.require_image, *checks),
+                (source.valid.build, source.require_image, *checks),
                 error if isinstance(error, ProfileError | UsageError) else None,
             )
         raise
@@ -256,5 +256,5 @@ def _with_digest(digest: str, locations: Iterator[Path]) -> bytes | None:
 def _known_runtime(valid: LoadedProfile) -> str:
     """Return the runtime of a profile. Raises ProfileError with every problem if the runtime does not exist."""
     if valid.profile.runtime not in REGISTRY:
-        valid.decide()
+        valid.build()
     return valid.profile.runtime

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from orchestrator.cli.main import app
 from orchestrator.core.paths import Home
 from orchestrator.servers.servers import open_servers
-from orchestrator.servers.start import decisions
+from orchestrator.servers.start import plans
 from orchestrator.servers.start.up import up
 from orchestrator.servers.status import statuses
 
@@ -25,7 +25,7 @@ def deploy(*words: str) -> Result:
 def test_up_starts_and_verifies_server_of_new_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEPLOY_HOME", str(tmp_path / "home"))
     register(monkeypatch)
-    monkeypatch.setattr(decisions, "ensure_checkpoint", lambda *_, **__: None)  # this engine reads no checkpoint
+    monkeypatch.setattr(plans, "ensure_checkpoint", lambda *_, **__: None)  # this engine reads no checkpoint
     assert "==> server.sh <==" in deploy("render", "cpu-tiny", "--runtime", NAME).stdout
     home = Home(tmp_path / "home")
     request = request_of(f"runtime={NAME}", f"server.port={free_port()}", "model.questions=null", name="owl")

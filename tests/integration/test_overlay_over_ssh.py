@@ -22,7 +22,7 @@ from orchestrator.runtimes.base import HostRef, PreparedRun
 from orchestrator.runtimes.docker.container import container_spec
 from orchestrator.runtimes.docker.host import DockerHost
 from orchestrator.servers.start import prepare
-from orchestrator.servers.start.decisions import decide_beforehand
+from orchestrator.servers.start.plans import build_first_plan
 from orchestrator.servers.start.request import UpRequest
 
 pytestmark = needs_sshd
@@ -142,9 +142,9 @@ def test_separate_shared_experts_of_remote_checkpoint_disable_fusion(
     )  # fmt: skip
     write_tiny(tmp_path / "remote/models" / PLAN.model.name, *Tiny(experts=256).quantized(recipe))
     source = request.source(host_ref.home)
-    assert decide_beforehand(request, source, host_ref).plan == PLAN
+    assert build_first_plan(request, source, host_ref).plan == PLAN
     prepare.ensure_checkpoint(PLAN, host_ref, stage=False)
-    flags = {flag.name: flag for flag in decide_beforehand(request, source, host_ref).plan.flags}
+    flags = {flag.name: flag for flag in build_first_plan(request, source, host_ref).plan.flags}
     assert ("disable-shared-experts-fusion" in flags) == is_reported
     if is_reported:
         assert "shared" in flags["disable-shared-experts-fusion"].source

@@ -20,7 +20,7 @@ from orchestrator.checkpoints.summary import local_summary
 from orchestrator.checkpoints.verify import compare_with_config
 from orchestrator.hosts.venvs.venv import Venv
 from orchestrator.kernels.disk.experts import read_experts
-from orchestrator.plan.fusion import decide_fusion
+from orchestrator.plan.fusion import compute_fusion
 from orchestrator.plan.plan import Plan
 
 pytestmark = [pytest.mark.engine, pytest.mark.wheels, pytest.mark.slow]
@@ -98,7 +98,7 @@ def test_target_model_loads_as_predicted(
         for mismatch in compare_with_config(local_summary(checkpoints / recipe), drafts=False)
     )
     assert fatal == (not TABLE[recipe][3]), "a checkpoint is rejected if it does not load even unfused"
-    fusion = decide_fusion(glm(version), read_experts(Checkpoint.local(checkpoints / recipe)))
+    fusion = compute_fusion(glm(version), read_experts(Checkpoint.local(checkpoints / recipe)))
     if not fatal:
         assert bool(fusion.required_flag) == (not TABLE[recipe][2]), "fusion is turned off if it prevents loading"
 

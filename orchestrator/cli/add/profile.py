@@ -12,7 +12,7 @@ from orchestrator.core.console import info, print_data, table, terminal_width
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
 from orchestrator.plan.capacity import Capacity
-from orchestrator.planner.add.profile import Decision, ProfileRequest, propose_profile, write_proposal
+from orchestrator.planner.add.profile import Choice, ProfileRequest, propose_profile, write_proposal
 
 ModelOption: TypeAlias = Annotated[str, entry_option("MODEL", "--model", help="model name")]
 HardwareOption: TypeAlias = Annotated[str, entry_option("HARDWARE", "--hardware", help="hardware name")]
@@ -38,7 +38,7 @@ class ProfileOutput:
     """A new profile and its file, the reason for each setting, and what fits."""
 
     profile: str
-    decisions: tuple[Decision, ...]
+    choices: tuple[Choice, ...]
     capacity: Capacity
     path: Path
 
@@ -73,7 +73,7 @@ def command(
     path = write_proposal(proposal, home)
     if json:
         capacity = proposal.valid.capacity_for(proposal.valid.displayed_load)
-        OUTPUT.show(ProfileOutput(profile=proposal.name, decisions=proposal.decisions, capacity=capacity, path=path))
+        OUTPUT.show(ProfileOutput(profile=proposal.name, choices=proposal.choices, capacity=capacity, path=path))
     else:
         print_data(table(["key", "value", "why"], proposal.rows(), width=terminal_width()))
         info(f"wrote {path}")

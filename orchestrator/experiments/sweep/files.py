@@ -244,7 +244,7 @@ def write_winner(sweep: Sweep, best: SweepTrial, search: Search, path: Path) -> 
         f"Measured: {sweep.request.output / RelativePath(best.directory)}",
     ]
     text = yaml_text([" ".join(line.split()) for line in head], lines)
-    read_draft(text, path, sweep.base.catalog).decide()
+    read_draft(text, path, sweep.base.catalog).build()
     return atomic_write(path, text)
 
 

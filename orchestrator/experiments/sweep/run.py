@@ -127,7 +127,7 @@ class Sweep:
         overrides = (*self.request.overrides, *self.space.overrides(point))
         try:
             base = read_profile(self.request.profile, overrides=overrides, catalog=self.base.catalog)
-            plan = base.decide()
+            plan = base.build()
         except ProfileError as error:
             return "; ".join(dict.fromkeys(problem.message for problem in error.problems_or_self()))
         needed, context = self.workload.input_tokens + self.workload.output_tokens, base.capacity.context
@@ -158,7 +158,7 @@ def plan_sweep(request: SweepRequest, home: Home) -> Sweep:
     """Resolve a sweep. Raises ProfileError with locations in the space file, UsageError for invalid options."""
     catalog = Catalog.of(home)
     base = read_profile(request.profile, overrides=request.overrides, catalog=catalog)
-    plan = base.decide()
+    plan = base.build()
     base.note_deprecated()
     file = _read_space(request.space, base.table) if request.space is not None else None
     flags = {name: setting.value for name, setting in base.profile.flags.items()}

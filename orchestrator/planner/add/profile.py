@@ -61,7 +61,7 @@ class ProfileRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decision:
+class Choice:
     """A key of the profile, or an omitted setting, with the reason."""
 
     key: str
@@ -71,21 +71,21 @@ class Decision:
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """A proposed profile that plans without errors, with the decisions behind it."""
+    """A proposed profile that plans without errors, with the choices behind it."""
 
     name: str
     text: str
-    decisions: tuple[Decision, ...]
+    choices: tuple[Choice, ...]
     valid: LoadedProfile
 
     def rows(self) -> Iterator[list[str]]:
-        """Yield key, value and reason of each decision, as table rows."""
-        yield from ([decision.key, decision.value, decision.reason] for decision in self.decisions)
+        """Yield key, value and reason of each choice, as table rows."""
+        yield from ([choice.key, choice.value, choice.reason] for choice in self.choices)
 
 
 @dataclass
 class _Draft:
-    """A profile under construction: its keys, its settings with reasons, and further decisions."""
+    """A profile under construction: its keys, its settings with reasons, and further choices."""
 
     name: str
     hardware: str
@@ -93,7 +93,7 @@ class _Draft:
     catalog: Catalog
     keys: dict[str, Data] = field(default_factory=dict)
     settings: dict[tuple[str, str], tuple[Data, str]] = field(default_factory=dict)
-    decisions: list[Decision] = field(default_factory=list)
+    choices: list[Choice] = field(default_factory=list)
 
     def set(self, section: str, key: str, value: Data, reason: str) -> None:
         self.settings[section, key] = value, reason
@@ -103,7 +103,7 @@ class _Draft:
         return sorted(self.settings.items(), key=lambda item: _SECTIONS.index(item[0][0]))
 
     def copy(self) -> "_Draft":
-        return replace(self, keys={**self.keys}, settings={**self.settings}, decisions=[*self.decisions])
+        return replace(self, keys={**self.keys}, settings={**self.settings}, choices=[*self.choices])
 
     def text(self) -> str:
         lines = [YamlLine(path=(key,), value=value) for key, value in self.keys.items() if key != "timeouts"]
@@ -152,7 +152,7 @@ def propose_profile(request: ProfileRequest, home: Home, *, name: str | None, re
             valid = draft.valid()
             if request.host_memory is not None and attempt.capacity is not None and attempt.capacity.memory is None:
                 require_host_memory(profile.model, valid.capacity, request.host_memory, name=request.model)
-            return Proposal(name=name, text=draft.text(), decisions=tuple(_sorted_decisions(draft)), valid=valid)
+            return Proposal(name=name, text=draft.text(), choices=tuple(_sorted_choices(draft)), valid=valid)
     raise _does_not_fit(request, attempts, context)
 
 
@@ -195,11 +195,11 @@ def _base(request: ProfileRequest, draft: _Draft) -> _Draft:
         draft.keys["slurm"] = {"exclusive": False}
     if like is not None:
         draft.keys["timeouts"] = dict(like.profile.timeouts.model_dump())
-    draft.decisions.append(Decision(key="engine", value=engine, reason=reason))
+    draft.choices.append(Choice(key="engine", value=engine, reason=reason))
     reason = "as requested" if request.workload else f"from `{request.base}`"
     if not workload:
         reason = "the default of `bench`; requests have no limit; `workload: NAME` sets both"
-    draft.decisions.append(Decision(key="workload", value=workload or DEFAULT_WORKLOAD, reason=reason))
+    draft.choices.append(Choice(key="workload", value=workload or DEFAULT_WORKLOAD, reason=reason))
     return draft
 
 
@@ -280,14 +280,14 @@ def _adopt_flags(request: ProfileRequest, draft: _Draft, model: Profile) -> None
             if name not in omitted:
                 draft.set("flags", name, _plain(like.profile.flags[name].value), f"from `{request.base}`")
             else:
-                draft.decisions.append(Decision(key=f"flags.{name}", value="left out", reason=omitted[name]))
+                draft.choices.append(Choice(key=f"flags.{name}", value="left out", reason=omitted[name]))
         for name in like.profile.env:
             if _is_own(like, "env", name):
                 draft.set("env", name, _plain(like.profile.env[name].value), f"from `{request.base}`")
     for name in PARSERS:
         if flag := model.flags.get(name):
-            draft.decisions.append(
-                Decision(key=f"flags.{name}", value=str(flag.value), reason=flag.source or "the model's")
+            draft.choices.append(
+                Choice(key=f"flags.{name}", value=str(flag.value), reason=flag.source or "the model's")
             )
     for meaning, reason in _MEASURED.items():
         draft.settings.setdefault(("flags", meaning.value), (True, reason))
@@ -327,7 +327,7 @@ def _try(draft: _Draft, profile: Profile, tp: int) -> tuple[_Draft, LayoutAttemp
         draft.set("flags", Meaning.RUNNING_REQUESTS, running, f"as many of `{served.load}` as {by}")
         valid = draft.valid()
     try:
-        valid.decide()
+        valid.build()
     except ProfileError as error:
         short = {problem.message for problem in context_shortage(valid.capacity, lambda *_: "")}  # `shortfall` tells it
         if problems := tuple(problem for problem in error.problems_or_self() if problem.message not in short):
@@ -352,19 +352,19 @@ def _explain(draft: _Draft, attempts: Sequence[LayoutAttempt], context: int, cap
         note = f"the fewest GPUs whose cache holds {context:,} tokens: {cache.tokens:,}"
     draft.set("layout", "tp", attempts[-1].tp, note)
     for item in attempts[:-1]:
-        draft.decisions.append(Decision(key=f"tp {item.tp}", value="too small", reason=shortfall(item, context)))
+        draft.choices.append(Choice(key=f"tp {item.tp}", value="too small", reason=shortfall(item, context)))
     drafts = not draft.keys.get("model") or any(Tie.DRAFTS in ties(key) for _, key in draft.settings)
     if not drafts and (layer := draft.valid().profile.model.mtp_layer) is not None:
         note = f"layer {layer} can draft; to use it, `--base` a profile with speculative decoding"
-        draft.decisions.append(Decision(key="speculation", value="left out", reason=note))
+        draft.choices.append(Choice(key="speculation", value="left out", reason=note))
 
 
-def _sorted_decisions(draft: _Draft) -> Iterator[Decision]:
+def _sorted_choices(draft: _Draft) -> Iterator[Choice]:
     proposed = {f"{section}.{key}" for section, key in draft.settings}
     for (section, key), (value, reason) in draft.ordered():
         text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-        yield Decision(key=f"{section}.{key}", value=text.lower() if value is True else text, reason=reason)
-    yield from (decision for decision in draft.decisions if decision.key not in proposed)
+        yield Choice(key=f"{section}.{key}", value=text.lower() if value is True else text, reason=reason)
+    yield from (choice for choice in draft.choices if choice.key not in proposed)
 
 
 def _does_not_fit(request: ProfileRequest, attempts: Sequence[LayoutAttempt], context: int) -> ProfileError:

@@ -82,7 +82,7 @@ def save_log(container: Container, run_dir: Path) -> None:
 
 
 def _runs_again(container: Container, run: str) -> bool:
-    """Wait until Docker reports the end of `run` and its decision. Return True if another run begins."""
+    """Wait until Docker has ended `run` and may have restarted it. Return True if another run begins."""
 
     def probe() -> tuple[str, str]:
         try:

@@ -61,7 +61,7 @@ from orchestrator.runtimes.supervisor.record import (
 from orchestrator.runtimes.supervisor.request import start_request
 
 SUPERVISOR: Final = "orchestrator.runtimes.supervisor.main"  # run as a program, once per server
-# The lock on a handover, from the decision to start a server until its record exists. The starting command holds it,
+# The lock on a handover, from the attempt to start a server until its record exists. The starting command holds it,
 # and the supervisor inherits it: if the command is killed in between, the next command waits for the record instead
 # of finding no server.
 _START_LOCK: Final = ".start.lock"

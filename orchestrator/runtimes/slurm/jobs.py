@@ -249,7 +249,7 @@ def wait_for_node(number: str, *, limit: float | None, hint: str, on_wait: Calla
         if now - since >= _RELIABLE_AFTER and (never := unschedulable_hint(job)):
             raise StartError(pending_reason(job), hint=never)
         suffix = f"; {hint}" if hint and now - since >= _RELIABLE_AFTER else ""
-        progress.update(f"{pending_reason(job)}{suffix}", transient=f"{now - began:.0f} s")
+        progress.update(f"{pending_reason(job)}{suffix}", stage=f"{job.state} {word}", transient=f"{now - began:.0f} s")
 
     with Progress() as progress:
         job = poll_until(

@@ -1,1 +1,1 @@
-"""`deploy up`: decide, prepare, launch, verify."""
+"""`deploy up`: build the plan, prepare, launch, verify."""

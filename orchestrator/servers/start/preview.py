@@ -23,9 +23,9 @@ from orchestrator.planner.planning import rendered_files
 from orchestrator.planner.source import ProfileSource, collect_rejections
 from orchestrator.render.artifacts import RenderedFile
 from orchestrator.runs.run_dir import require_name
-from orchestrator.servers.start.decisions import decide_beforehand
 from orchestrator.servers.start.host import resolve_host_ref
 from orchestrator.servers.start.kernels import require_archive
+from orchestrator.servers.start.plans import build_first_plan
 from orchestrator.servers.start.request import UpRequest
 
 
@@ -68,7 +68,7 @@ def preview(request: UpRequest, home: Home) -> Preview:
     with collect_rejections(source, find_host, source.require_startable):
         source.require_startable()
         host_ref = find_host()
-        artifacts = decide_beforehand(request, source, host_ref, offline=True)
+        artifacts = build_first_plan(request, source, host_ref, offline=True)
         files = rendered_files(artifacts, request.name)
     plan = artifacts.plan
     image = image_config(plan)

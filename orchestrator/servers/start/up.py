@@ -38,10 +38,10 @@ from orchestrator.servers.group import Server, api_key
 from orchestrator.servers.rollout.join import join, require_gateway
 from orchestrator.servers.rollout.update import require_rollable, rolling_update
 from orchestrator.servers.servers import Servers, open_servers, replicas_on_other_plan
-from orchestrator.servers.start.decisions import decide_beforehand, prepare_start
 from orchestrator.servers.start.host import require_host, require_ready_host, resolve_host_ref
 from orchestrator.servers.start.kernels import require_archive, unpack_kernels
 from orchestrator.servers.start.launch import start_server
+from orchestrator.servers.start.plans import build_first_plan, prepare_start
 from orchestrator.servers.start.request import StartSpec, UpRequest, UpResult
 from orchestrator.servers.start.verify import await_healthy
 from orchestrator.verify.gateway import is_alive
@@ -68,7 +68,7 @@ def up(
     with collect_rejections(source, find_host, find_key, source.require_startable):
         source.require_startable()
         host_ref = find_host()
-        first = decide_beforehand(request, source, host_ref)
+        first = build_first_plan(request, source, host_ref)
         key = find_key()
     plan = first.plan
     name = request.name or plan.profile

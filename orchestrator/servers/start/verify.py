@@ -89,7 +89,8 @@ def await_healthy(server: Server, *, deadline: float) -> None:
 
     def show(result: tuple[int, str]) -> None:
         elapsed = f"{time.monotonic() - began:.0f} s"
-        progress.update(f"waiting for `{server.name}`: {result[0]} of {replicas} {kind} healthy", transient=elapsed)
+        text = f"waiting for `{server.name}`: {result[0]} of {replicas} {kind} healthy"
+        progress.update(text, stage="waiting", transient=elapsed)
 
     with Progress() as progress:
         healthy, failure = poll_until(

@@ -24,7 +24,7 @@ def deploy(line: str) -> Result:
     return CliRunner().invoke(app, line.split())
 
 
-def test_json_output_lists_facts_and_decisions(tmp_path: Path) -> None:
+def test_json_output_lists_facts_and_choices(tmp_path: Path) -> None:
     checkpoint = write_public(tmp_path / "gpt-oss-120b", "gpt-oss-120b")
     report = json.loads(deploy(f"add model {checkpoint} --json").stdout)
     assert {"key": "layers", "value": 36, "from": "config.json: num_hidden_layers"} in report["facts"]
@@ -35,7 +35,7 @@ def test_json_output_lists_facts_and_decisions(tmp_path: Path) -> None:
     } in report["facts"]
     report = json.loads(deploy("add profile --model gpt-oss-120b --hardware h200 --json").stdout)
     assert report["capacity"]["replicas"] == 8
-    assert any(decision["key"] == "layout.tp" and decision["value"] == "1" for decision in report["decisions"])
+    assert any(choice["key"] == "layout.tp" and choice["value"] == "1" for choice in report["choices"])
 
 
 def test_rejected_model_writes_nothing(tmp_path: Path) -> None:

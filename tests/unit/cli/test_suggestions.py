@@ -31,6 +31,10 @@ def test_command_without_set_option_names_profile_key() -> None:
     assert "--set" not in error_of("show", "cpu-tiny", "--revision", "1").hint  # resembles `--replicas`
 
 
+def test_short_option_is_not_taken_for_a_misspelling() -> None:
+    assert error_of("watch", "a", "--on", "docker").hint == "`deploy watch -h` shows arguments and options"
+
+
 def test_fraction_and_tab_are_explained(tmp_path: Path) -> None:
     profile = tmp_path / "mine.yaml"
     (problem,) = error_of("show", "cpu-tiny", "--set", "layout.tp=1.5").problems_or_self()

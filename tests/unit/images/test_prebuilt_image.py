@@ -31,7 +31,7 @@ from orchestrator.planner.planning import load, render_artifacts
 from orchestrator.planner.prebuilt import require_image
 from orchestrator.runtimes.base import HostRef
 from orchestrator.runtimes.docker.container import spec_of
-from orchestrator.servers.start.decisions import decide_beforehand
+from orchestrator.servers.start.plans import build_first_plan
 
 GUARD, TABLE, TOPK = "rocm-cuda-runtime-guard", "aiter-fp4-moe-table", "dsa-topk-v2-off"
 PINNED = "sha256:" + "a" * 64
@@ -192,7 +192,7 @@ def dry_run_plan(*overrides: str, allow_untuned: bool = False) -> Plan:
     image = "ghcr.io/me/tp8:v1"
     request = request_of(*overrides, profile="mi355x-tp8-july", image=image, allow_untuned=allow_untuned)
     home = Home(Path("/nowhere"))
-    return decide_beforehand(request, request.source(home), HostRef(home=home, remote="ssh://node"), offline=True).plan
+    return build_first_plan(request, request.source(home), HostRef(home=home, remote="ssh://node"), offline=True).plan
 
 
 def labels_of(image: PrebuiltImage) -> dict[str, str]:

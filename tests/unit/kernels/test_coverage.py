@@ -304,11 +304,11 @@ def test_separate_shared_experts_require_fusion_flag(tmp_path: Path) -> None:
     facts = facts_of(Home(tmp_path), plan)
 
     with pytest.raises(ProfileError, match="would fuse shared experts that its checkpoint keeps separate") as caught:
-        run_source(plan, Home(tmp_path)).decide(facts)
+        run_source(plan, Home(tmp_path)).build(facts)
     assert "`deploy up PROFILE` sets `--disable-shared-experts-fusion`" in caught.value.hint
 
     adjusted = load("mi355x-tp8-july", facts=facts).plan
-    assert run_source(adjusted, Home(tmp_path)).decide(facts) is adjusted
+    assert run_source(adjusted, Home(tmp_path)).build(facts) is adjusted
     (added,) = set(adjusted.flags) - set(plan.flags)
     assert (added.name, added.values, added.origin) == ("disable-shared-experts-fusion", (), Origin.INFERRED)
     assert f"exclude entry `{BF16_SHARED}`" in added.source

@@ -23,7 +23,7 @@ from orchestrator.kernels.keys import Shape
 from orchestrator.kernels.rows import RowOrigin, derive_unfused, read_rows, write_table
 from orchestrator.kernels.table import KernelNames, NameVerdict, ShapeConstraint, assemble
 from orchestrator.plan.facts import MoeCheckpoint
-from orchestrator.plan.fusion import decide_fusion
+from orchestrator.plan.fusion import compute_fusion
 
 MXMOE = ("flydsl_mxmoe_g1_a4w4_16x256x256_f16in_nt", "flydsl_mxmoe_g2_a4w4_16x256x256_atomic")
 NAMES = KernelNames(
@@ -64,14 +64,14 @@ def checkpoint(*exclude: str, shared: str | None = None, routed: str | None = No
     ],
 )
 def test_fusion_depends_on_exclude_list(version: str, exclude: tuple[str, ...], fused: bool) -> None:
-    assert decide_fusion(glm_plan(version=version), checkpoint(*exclude)).fused is fused
+    assert compute_fusion(glm_plan(version=version), checkpoint(*exclude)).fused is fused
 
 
 def test_fusion_reason_names_exclude_entry() -> None:
-    decision = decide_fusion(glm_plan(version="0.5.14"), checkpoint("lm_head", BF16_SHARED))
-    assert f"exclude entry `{BF16_SHARED}`" in decision.reason
-    assert "set the flag `disable-shared-experts-fusion`" in decision.hint
-    assert not decide_fusion(glm_plan(version="0.5.19"), checkpoint(BF16_SHARED)).hint
+    fusion = compute_fusion(glm_plan(version="0.5.14"), checkpoint("lm_head", BF16_SHARED))
+    assert f"exclude entry `{BF16_SHARED}`" in fusion.reason
+    assert "set the flag `disable-shared-experts-fusion`" in fusion.hint
+    assert not compute_fusion(glm_plan(version="0.5.19"), checkpoint(BF16_SHARED)).hint
 
 
 @pytest.mark.parametrize("version", ["0.5.14", "0.5.16", "0.5.18", "0.5.23"])
@@ -83,17 +83,17 @@ def test_fusion_reason_names_exclude_entry() -> None:
     ],
 )  # fmt: skip
 def test_shared_experts_of_different_dtype_are_not_fused(shared: str, routed: str, fused: bool, version: str) -> None:
-    decision = decide_fusion(glm_plan(version=version), checkpoint(shared=shared, routed=routed))
-    assert decision.fused is fused
-    assert decision.required_flag == ("" if fused else "disable-shared-experts-fusion")
-    assert fused or (shared in decision.reason and routed in decision.reason)
+    fusion = compute_fusion(glm_plan(version=version), checkpoint(shared=shared, routed=routed))
+    assert fusion.fused is fused
+    assert fusion.required_flag == ("" if fused else "disable-shared-experts-fusion")
+    assert fused or (shared in fusion.reason and routed in fusion.reason)
 
 
 def test_fusion_flag_is_unnecessary_without_default_fusion() -> None:
     separate = checkpoint(shared="BF16", routed="U8")
-    assert not decide_fusion(glm_plan(enable_two_batch_overlap=None), separate).required_flag
-    assert not decide_fusion(plan_of("cpu-tiny"), separate).required_flag
-    assert decide_fusion(
+    assert not compute_fusion(glm_plan(enable_two_batch_overlap=None), separate).required_flag
+    assert not compute_fusion(plan_of("cpu-tiny"), separate).required_flag
+    assert compute_fusion(
         glm_plan(enable_two_batch_overlap=None, enforce_shared_experts_fusion=None), separate
     ).required_flag
     kimi = MoeCheckpoint(
@@ -102,15 +102,15 @@ def test_fusion_flag_is_unnecessary_without_default_fusion() -> None:
     )  # fmt: skip
     fp8 = glm_plan()
     fp8 = dataclasses.replace(fp8, model=dataclasses.replace(fp8.model, quantization="fp8"))
-    assert (decide_fusion(glm_plan(), kimi).required_flag != "", decide_fusion(fp8, kimi).required_flag) == (True, "")
+    assert (compute_fusion(glm_plan(), kimi).required_flag != "", compute_fusion(fp8, kimi).required_flag) == (True, "")
 
 
 def test_flags_control_fusion() -> None:
-    assert decide_fusion(glm_plan(disable_shared_experts_fusion=None), None).fused is False
-    assert decide_fusion(glm_plan(enable_two_batch_overlap=None), checkpoint()).fused is False
-    assert decide_fusion(glm_plan(moe_a2a_backend="deepep"), checkpoint()).fused is False
+    assert compute_fusion(glm_plan(disable_shared_experts_fusion=None), None).fused is False
+    assert compute_fusion(glm_plan(enable_two_batch_overlap=None), checkpoint()).fused is False
+    assert compute_fusion(glm_plan(moe_a2a_backend="deepep"), checkpoint()).fused is False
     enforced = glm_plan(version="0.5.18", enable_two_batch_overlap=None, enforce_shared_experts_fusion=None)
-    assert decide_fusion(enforced, checkpoint()).fused is True
+    assert compute_fusion(enforced, checkpoint()).fused is True
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_flags_control_fusion() -> None:
     ],
 )
 def test_enforce_flag_does_not_override_exclude_entry(version: str, entry: str, hint: str) -> None:
-    enforced = decide_fusion(glm_plan(version=version, enforce_shared_experts_fusion=None), checkpoint(entry))
+    enforced = compute_fusion(glm_plan(version=version, enforce_shared_experts_fusion=None), checkpoint(entry))
     assert enforced.fused is False
     assert "`--enforce-shared-experts-fusion` does not override this" in enforced.hint
     assert hint in enforced.hint

@@ -41,7 +41,7 @@ def propose(home: Home, model: str, hardware: str, name: str | None = None, **mo
 
 
 def reason_of(proposal: Proposal, key: str) -> str:
-    return next(decision.reason for decision in proposal.decisions if decision.key == key)
+    return next(choice.reason for choice in proposal.choices if choice.key == key)
 
 
 def test_smallest_layout_holding_full_context_is_chosen(home: Home) -> None:
@@ -66,7 +66,7 @@ def test_max_context_sets_context_length(home: Home) -> None:
 def test_written_profile_plans_without_capacity_warnings(home: Home) -> None:
     """The memory fraction is safe, and all requests that may run fit at once."""
     proposal = propose(home, "glm-4.7-flash", "h200", workload="random-4k-256")
-    assert {decision.key for decision in proposal.decisions} >= {"flags.reasoning-parser", "flags.tool-call-parser"}
+    assert {choice.key for choice in proposal.choices} >= {"flags.reasoning-parser", "flags.tool-call-parser"}
     write_proposal(proposal, home)
     loaded = load(proposal.name, catalog=Catalog.of(home))
     assert not [warning for warning in loaded.plan.warnings if warning.id.startswith("capacity")]

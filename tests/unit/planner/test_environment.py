@@ -93,7 +93,7 @@ def test_image_variable_of_a_blocking_issue_prevents_the_start(profile: str) -> 
 
 def start(profile: str, image: ImageConfig | None, *overrides: str) -> None:
     source = profile_source(profile, overrides, Home.from_environment())
-    require_unblocked(source, source.decide(NO_FACTS), image)
+    require_unblocked(source, source.build(NO_FACTS), image)
 
 
 def test_shipped_hardware_overrides_harmful_image_variable() -> None:

@@ -67,7 +67,7 @@ def write(home: Home, profile: str, *overrides: str) -> Path:
 def locked(path: Path, home: Home) -> Plan:
     """Return the plan of a lock after a comparison with the current inputs."""
     source = lock_source(path, home)
-    return source.decide(Facts(inputs=input_digests(source.files())))
+    return source.build(Facts(inputs=input_digests(source.files())))
 
 
 def edit(path: Path, old: str, new: str) -> int:

@@ -23,7 +23,7 @@ def test_profile_is_read_once_for_all_plans(tmp_path: Path, monkeypatch: pytest.
 
         monkeypatch.setattr(planning, name, counted)
     source = profile_source("mi355x-tp8", (), Home(tmp_path))
-    plan = source.decide(Facts())
+    plan = source.build(Facts())
     # the profile and its workload are validated
     once = ["build_plan", "merge_layers", "read_flags", "read_ledger", "validate", "validate"]
     assert sorted(calls) == once

@@ -24,7 +24,7 @@ from orchestrator.planner import planning
 from orchestrator.planner.planning import load
 from orchestrator.runtimes.base import PreparedRun, Runtime, Unit
 from orchestrator.servers.servers import Servers
-from orchestrator.servers.start import decisions, host, up
+from orchestrator.servers.start import host, plans, up
 from orchestrator.servers.start.request import StartSpec, UpRequest, UpResult
 
 
@@ -51,7 +51,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
         raise Reached
 
     for name in ("prepare_engine", "ensure_checkpoint", "engine_files", "fetch_image", "make_table"):
-        monkeypatch.setattr(decisions, name, raise_reached)
+        monkeypatch.setattr(plans, name, raise_reached)
     return home
 
 
@@ -87,11 +87,11 @@ def run_up(request: UpRequest, home: Home, monkeypatch: pytest.MonkeyPatch, **st
     monkeypatch.setattr(up, "require_host", lambda *_, **__: None)
     for name, step in steps.items():
         monkeypatch.setattr(up, name, step)
-    monkeypatch.setattr(decisions, "prepare_engine", lambda artifacts, _: PreparedRun(artifacts=artifacts, records={}))
-    monkeypatch.setattr(decisions, "engine_files", lambda *_, **__: {})
-    monkeypatch.setattr(decisions, "ensure_checkpoint", lambda *_, **__: None)
-    monkeypatch.setattr(decisions, "prepare_overlay", lambda *_: None)
-    monkeypatch.setattr(decisions, "require_tuned", lambda *_: None)
+    monkeypatch.setattr(plans, "prepare_engine", lambda artifacts, _: PreparedRun(artifacts=artifacts, records={}))
+    monkeypatch.setattr(plans, "engine_files", lambda *_, **__: {})
+    monkeypatch.setattr(plans, "ensure_checkpoint", lambda *_, **__: None)
+    monkeypatch.setattr(plans, "prepare_overlay", lambda *_: None)
+    monkeypatch.setattr(plans, "require_tuned", lambda *_: None)
     up.up(request, home)
 
 
@@ -103,7 +103,7 @@ def test_final_plan_includes_built_inputs(
         Store.of(target, plan).write(plan, every_bucket(FUSED_TP8))
         return True
 
-    monkeypatch.setattr(decisions, "make_table", make_table)
+    monkeypatch.setattr(plans, "make_table", make_table)
     plan = started_plan(request_of(profile="mi355x-tp8"), home, monkeypatch)
     assert [sorted(facts.inputs) for facts in planned_facts] == [[], ["moe-table"]]
     assert plan == load("mi355x-tp8", facts=planned_facts[1]).plan
@@ -114,7 +114,7 @@ def test_final_plan_includes_built_inputs(
 def test_changed_coverage_of_final_plan_is_reported(
     home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(decisions, "make_table", lambda *_, **__: True)
+    monkeypatch.setattr(plans, "make_table", lambda *_, **__: True)
     request = request_of(profile="mi355x-tp8", allow_untuned=True)
     started_plan(request, home, monkeypatch)
     assert capsys.readouterr().err.count("tuned kernels of `mi355x-tp8`: ") == 1
@@ -123,7 +123,7 @@ def test_changed_coverage_of_final_plan_is_reported(
         Store.of(target, plan).write(plan, every_bucket(FUSED_TP8)[:3])
         return allow_untuned
 
-    monkeypatch.setattr(decisions, "make_table", make_partial_table)
+    monkeypatch.setattr(plans, "make_table", make_partial_table)
     started_plan(request, home, monkeypatch)
     first, final = (line for line in capsys.readouterr().err.splitlines() if "tuned kernels of `mi355x-tp8`: " in line)
     assert first != final
@@ -134,10 +134,10 @@ def test_start_from_prebuilt_image_plans_twice(
 ) -> None:
     image = SimpleNamespace(reference=f"me/x@sha256:{'a' * 64}", inputs={"moe-table": "b" * 64})
     for name in ("newest_image", "fetch_image"):
-        monkeypatch.setattr(decisions, name, lambda *_: image)
+        monkeypatch.setattr(plans, name, lambda *_: image)
     for name in ("find_docker", "require_matches_plan", "require_table"):
-        monkeypatch.setattr(decisions, name, lambda *_, **__: None)
-    monkeypatch.setattr(decisions, "rows_in", lambda *_, **__: NO_SOURCES)
+        monkeypatch.setattr(plans, name, lambda *_, **__: None)
+    monkeypatch.setattr(plans, "rows_in", lambda *_, **__: NO_SOURCES)
     plan = started_plan(request_of(profile="mi355x-tp8", image="me/x:1"), home, monkeypatch)
     assert [dict(facts.inputs) for facts in planned_facts] == [image.inputs] * 2
     assert plan.prebuilt_image == image.reference

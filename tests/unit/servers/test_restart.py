@@ -51,7 +51,7 @@ def test_restart_uses_last_successful_plan(tmp_path: Path, requests: list[UpRequ
     [(name, run, replaces)] = [(call.name, Path(call.run or ""), call.replace) for call in requests]
     assert (name, run.name[:8], replaces) == ("owl", "20260702", True)
     source = requests[0].source(home)
-    assert source.decide(Facts()) == load("cpu-tiny", overrides=["server.port=29"]).plan
+    assert source.build(Facts()) == load("cpu-tiny", overrides=["server.port=29"]).plan
 
 
 def test_missing_server_hints_at_restart_command(tmp_path: Path) -> None:

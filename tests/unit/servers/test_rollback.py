@@ -25,7 +25,7 @@ from orchestrator.runs.run_dir import RunDir
 from orchestrator.runtimes.base import HostRef, PreparedRun
 from orchestrator.servers import rollback as command
 from orchestrator.servers.rollback import request_from, require_run, rollback
-from orchestrator.servers.start import decisions
+from orchestrator.servers.start import plans
 from orchestrator.servers.start.preview import preview
 from orchestrator.servers.start.request import UpRequest
 
@@ -178,7 +178,7 @@ def test_repeated_run_builds_no_table_or_plan(home: Home, monkeypatch: pytest.Mo
     (run.path / "image" / "tables").mkdir(parents=True)
     (run.path / "image" / "tables" / MOE_TABLE).write_bytes(TABLE)
     monkeypatch.setattr(planning, "build_plan", reject)
-    monkeypatch.setattr(decisions, "make_table", reject)
+    monkeypatch.setattr(plans, "make_table", reject)
     for name in (
         "report_coverage",
         "require_tuned",
@@ -186,12 +186,12 @@ def test_repeated_run_builds_no_table_or_plan(home: Home, monkeypatch: pytest.Mo
         "engine_files",
         "prepare_overlay",
     ):
-        monkeypatch.setattr(decisions, name, lambda *_, **__: None)
-    monkeypatch.setattr(decisions, "prepare_engine", lambda artifacts, _: PreparedRun(artifacts=artifacts, records={}))
+        monkeypatch.setattr(plans, name, lambda *_, **__: None)
+    monkeypatch.setattr(plans, "prepare_engine", lambda artifacts, _: PreparedRun(artifacts=artifacts, records={}))
     request, host_ref = request_of(run=str(run.path)), HostRef(home=home)
     source = request.source(home)
-    first = decisions.decide_beforehand(request, source, host_ref)
-    prepared = decisions.prepare_start(request, source, first, host_ref)
+    first = plans.build_first_plan(request, source, host_ref)
+    prepared = plans.prepare_start(request, source, first, host_ref)
     assert prepared.artifacts.plan == first.plan == plan
 
 

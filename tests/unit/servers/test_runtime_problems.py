@@ -11,7 +11,7 @@ from orchestrator.cli.overrides import name_options
 from orchestrator.cli.render import command as render
 from orchestrator.cli.up import command as up
 from orchestrator.core.errors import HostError, ProfileError, UsageError
-from orchestrator.servers.start import decisions
+from orchestrator.servers.start import plans
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +76,7 @@ def test_render_reports_kubernetes_problems_together() -> None:
 def test_missing_image_digest_is_reported_with_other_problems(
     command: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decisions, "_known_image", lambda *_, **__: None)  # its registry does not answer
+    monkeypatch.setattr(plans, "_known_image", lambda *_, **__: None)  # its registry does not answer
     with pytest.raises(ProfileError) as caught:
         command(
             profile="mi355x-tp8-july", runtime="kubernetes", image="me/x:1", set_=["kubernetes.service_type=NodePort"]
@@ -93,7 +93,7 @@ def test_profile_problems_precede_docker_errors(monkeypatch: pytest.MonkeyPatch)
     def find_docker(_: str | None = None) -> NoReturn:
         raise HostError("no Docker daemon answers")
 
-    monkeypatch.setattr(decisions, "find_docker", find_docker)
+    monkeypatch.setattr(plans, "find_docker", find_docker)
     with pytest.raises(ProfileError) as caught:
         up(profile="mi355x-tp8", image="me/x:1", set_=["layout.tp=16", "server.api_key_env=OWL_KEY"])
     assert [problem.message for problem in caught.value.problems] == [

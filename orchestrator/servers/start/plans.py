@@ -35,21 +35,21 @@ from orchestrator.servers.start.prepare import (
 from orchestrator.servers.start.request import UpRequest
 
 
-def decide_beforehand(request: UpRequest, source: PlanSource, host_ref: HostRef, *, offline: bool = False) -> Artifacts:
+def build_first_plan(request: UpRequest, source: PlanSource, host_ref: HostRef, *, offline: bool = False) -> Artifacts:
     """Return the first plan with its artifacts, without slow steps.
 
     With `offline`, contact no other host and use the local image of a tag. Raises ProfileError; UsageError for a wrong
     number of hosts; BuildError or KernelsError for a prebuilt image that does not match the plan.
     """
     image = _known_image(source, host_ref, offline=offline)
-    first = _decide(source, host_ref, image)
+    first = _build_plan(source, host_ref, image)
     if image is not None:
         require_table(image, first.plan, allow_untuned=request.allow_untuned)
     require_host_per_node(first.plan, host_ref)
     return first
 
 
-def _decide(source: PlanSource, host_ref: HostRef, image: PrebuiltImage | None) -> Artifacts:
+def _build_plan(source: PlanSource, host_ref: HostRef, image: PrebuiltImage | None) -> Artifacts:
     """Return the plan, with its artifacts, that follows from the known facts of checkpoint, tables and image."""
     files = source.files() if image is None and source.image is None else {}
     facts = Facts(
@@ -57,7 +57,7 @@ def _decide(source: PlanSource, host_ref: HostRef, image: PrebuiltImage | None) 
         inputs=input_digests(files) if image is None else image.inputs,
         image=source.image if image is None else image.reference,
     )
-    plan = source.decide(facts)
+    plan = source.build(facts)
     if image is not None:
         require_matches_plan(plan, image)
     return render_artifacts(plan, files)
@@ -103,7 +103,7 @@ def prepare_start(request: UpRequest, source: PlanSource, first: Artifacts, host
         rows = replace(rows, model=mirror)
     if not source.has_fixed_plan and plan.prebuilt_image is None:
         make_table(plan, home, partial(builtin_tables, plan, home, host_ref), allow_untuned=request.allow_untuned)
-    final = _decide(source, host_ref, image)
+    final = _build_plan(source, host_ref, image)
     report_warnings(final.plan, before=plan)
     report_coverage(final.plan, home, rows, before=coverage)  # now with the checkpoint's config and the built table
     if not request.allow_untuned:
