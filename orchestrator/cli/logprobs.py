@@ -15,7 +15,7 @@ from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
 from orchestrator.evals.logprobs.reference import load_reference, reference_to_json
 from orchestrator.evals.logprobs.report import LogprobReport
-from orchestrator.evals.logprobs.run import REPORT_FILE, ProbeOptions, measure_reference, run_probe
+from orchestrator.evals.logprobs.run import REPORT_FILE, LogprobOptions, measure_reference, run_logprobs
 from orchestrator.servers.group import api_key
 from orchestrator.servers.servers import open_servers
 from orchestrator.servers.targets import side_of_server, side_of_url
@@ -61,14 +61,14 @@ def command(
     text that the server generated.
     """
     require_kind(target, url=is_url(target), of_url={"--api-key-env": api_key_env}, of_server={"--host": host})
-    options = ProbeOptions(tolerance=tolerance, max_length=max_length, allow_other_checkpoint=allow_other_checkpoint)
+    options = LogprobOptions(tolerance=tolerance, max_length=max_length, allow_other_checkpoint=allow_other_checkpoint)
     with ExitStack() as stack:
         servers = stack.enter_context(open_servers(Home.from_environment(), host, name=target))
         saved = load_reference(Path(reference)) if reference is not None and Path(reference).is_file() else None
         side = side_of_url(target, key=api_key(api_key_env)) if is_url(target) else side_of_server(servers, target)
         if reference is not None and saved is None:
             saved = measure_reference(side_of_server(servers, reference), options)
-        report, scores = run_probe(side, saved, options, reference_name=reference)
+        report, scores = run_logprobs(side, saved, options, reference_name=reference)
     OUTPUT.show_or_print(report, lambda: report.to_table(width=terminal_width()), json=json)
     if side.run is not None:
         side.run.save(REPORT_FILE, asdict(report))

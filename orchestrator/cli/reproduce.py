@@ -274,10 +274,10 @@ def _run_step(argv: Sequence[str]) -> int:
 
 
 def _run(planned: ReproducePlan, state: StepLog, host: str | None, *, keep: bool, dataset: Path | None) -> None:
-    def is_there(server: str) -> bool:
+    def exists(server: str) -> bool:
         with open_servers(Home.from_environment(), host) as servers:
             return might_exist(servers, server)
 
     require_all_questions(planned, remaining_steps(planned.steps, state.done), dataset)
-    runner = StepRunner(run=_run_step, might_exist=is_there, host=host)
+    runner = StepRunner(run=_run_step, might_exist=exists, host=host)
     reproduce(planned.steps, state, runner, keep_failed=keep)

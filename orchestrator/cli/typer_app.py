@@ -27,8 +27,8 @@ from orchestrator.cli.commands import (
     group_text,
     listed_below,
 )
+from orchestrator.cli.multi_host import accepted_nodes, is_multi_host, is_one_server, on_all, split_hosts
 from orchestrator.cli.overrides import name_options, overridden
-from orchestrator.cli.several_hosts import accepted_nodes, is_one_server, on_all, several_hosts, split_hosts
 from orchestrator.core.command_hints import left_running, set_invocation
 from orchestrator.core.console import expect_json
 from orchestrator.core.errors import DeployError, Interrupted, UsageError
@@ -69,7 +69,7 @@ class ProfileCommand(TyperCommand):
     def _take_nodes(self, ctx: "Context", args: list[str]) -> list[str]:
         """Save several hosts, and the words without them, for `invoke`; return the words to parse."""
         hosts, rest = split_hosts(args)
-        if not several_hosts(hosts):
+        if not is_multi_host(hosts):
             return args
         verb = ctx.command_path.partition(" ")[2]
         ctx.meta[_NODES] = accepted_nodes(verb, hosts), verb, tuple(rest)

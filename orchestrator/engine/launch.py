@@ -122,12 +122,12 @@ def split_secrets(secrets: Mapping[str, Secret], *, api_key_env: str | None) -> 
     return SecretDelivery(config=Secret.around(json.dumps(config) + "\n"), env=env)  # JSON is YAML
 
 
-def process_names(process_titles: Iterable[str]) -> tuple[str, ...]:
+def process_names(cmdlines: Iterable[str]) -> tuple[str, ...]:
     """Return readable names of sglang's processes, sorted: `rank DP1 TP0`, `detokenizer`.
 
-    Processes set `process_titles` with `setproctitle`; titles of other programs are ignored.
+    Processes set their command lines with `setproctitle`; those of other programs are ignored.
     """
-    words = (title.split()[0].removeprefix(_OURS) for title in process_titles if title.startswith(_OURS))
+    words = (cmdline.split()[0].removeprefix(_OURS) for cmdline in cmdlines if cmdline.startswith(_OURS))
     return tuple(sorted(_readable(word) for word in words))
 
 

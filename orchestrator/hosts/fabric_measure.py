@@ -85,8 +85,8 @@ def all_reduce_gbytes(plan: Plan, nodes: Sequence[FabricNode], python: Sequence[
     last = (str(plan.rank_port), ",".join(map(str, gpus)), ",".join(map(str, sizes)))
     words = (*_BOUNDED, *python, "-c", source)
     argvs = [(*words, str(index), str(len(nodes)), nodes[0].address, *last) for index in range(len(nodes))]
-    argvs_here = [node.argv(argv) for node, argv in zip(nodes, argvs, strict=True)]
-    results = run_concurrently(argvs_here, timeout=_TIMEOUT)
+    node_argvs = [node.argv(argv) for node, argv in zip(nodes, argvs, strict=True)]
+    results = run_concurrently(node_argvs, timeout=_TIMEOUT)
     if without := [node.name for node, done in zip(nodes, results, strict=True) if _NO_IMAGE in done.stderr]:
         # The other nodes wait for these ranks until they time out.
         install = "`deploy build`, or `docker pull` on each node"

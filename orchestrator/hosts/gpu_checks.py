@@ -44,7 +44,7 @@ def gpus_present(context: CheckContext) -> Iterator[Finding]:
         source = context.plan.model.checkpoint
         other = f"; or `deploy up --model {source.path}` proposes a profile for this host's GPUs"
         yield fail("gpus", value, needed, hint + other * (source.source != "generated"))
-    elif count < hardware.gpus and len(context.plan.gpus) > 1:  # one-GPU servers often run on one-GPU machines
+    elif count < hardware.gpus and len(context.plan.gpus) > 1:  # one-GPU servers often run on one-GPU hosts
         hint = f"{hint}; to use only these GPUs: `--set hardware.gpus={count}`"
         yield warn("gpus", f"{value} of {hardware.gpus} in the node", needed, hint)
     else:

@@ -65,7 +65,7 @@ class SourceChecker:
     def check_wheel(self, wheel: Path) -> tuple[PatchState, ...]:
         """Check a wheel file. Raises UsageError if the file is not a wheel of sglang."""
         with tempfile.TemporaryDirectory(prefix="deploy-wheel-") as folder:
-            names = self._probed_files()  # a wheel has thousands of other files
+            names = self._searched_files()  # a wheel has thousands of other files
             unpack_wheel(wheel, lambda path: PurePosixPath(path).name in names, Path(folder))
             return self.check_directory(Path(folder))
 
@@ -79,9 +79,9 @@ class SourceChecker:
     def _manifest(self) -> str:
         return manifest(self.patches, self.diffs)
 
-    def _probed_files(self) -> frozenset[str]:
-        probes = [probe for patch in self.patches for probe in (*patch.detect.needed, *patch.detect.present)]
-        return frozenset(PurePosixPath(probe.file).name for probe in probes)
+    def _searched_files(self) -> frozenset[str]:
+        patterns = [pattern for patch in self.patches for pattern in (*patch.detect.needed, *patch.detect.present)]
+        return frozenset(PurePosixPath(pattern.file).name for pattern in patterns)
 
     def _states(self, result: CompletedProgram) -> tuple[PatchState, ...]:
         if not result.ok:

@@ -97,6 +97,6 @@ def _entry(patch: Patch, diffs: Mapping[str, str]) -> dict[str, object]:
         "sources": patch.sources,
         "detect": patch.detect.model_dump(mode="json", exclude_none=True),
         "apply": patch.apply.model_dump(mode="json"),
-        "verify": [probe.model_dump(mode="json", exclude_none=True) for probe in patch.verify],
+        "verify": [pattern.model_dump(mode="json", exclude_none=True) for pattern in patch.verify],
     }
     return {**entry, "diff": diffs[patch.id]} if patch.apply.kind == "diff" else entry

@@ -63,7 +63,7 @@ class Applies(StrictModel):
     min_speculative_steps: int | None = None
 
 
-class SourceProbe(StrictModel):
+class SourcePattern(StrictModel):
     """Patterns to search for in a file (`re.MULTILINE`). At least one of `match` and `inactive_match` is given.
 
     With `defines`, the file is preprocessed as C++ with these macros: without comments and inactive branches. Python is
@@ -84,16 +84,16 @@ class SourceProbe(StrictModel):
     )
 
     @model_validator(mode="after")
-    def _has_pattern(self) -> "SourceProbe":
+    def _has_pattern(self) -> "SourcePattern":
         if self.match is None and self.inactive_match is None:
-            raise ValueError("a probe needs `match` or `inactive_match`")
+            raise ValueError("a pattern needs `match` or `inactive_match`")
         if self.inactive_match is not None and self.defines is None:
             raise ValueError("`inactive_match` needs `defines`")
         return self
 
 
 class Detect(StrictModel):
-    """Rules that decide from the sources whether a patch is needed.
+    """Rules that find in the sources whether a patch is needed.
 
     Any of `context` that is not found: not applicable. Any `present` that is found: the fix is there, from upstream or
     by this very diff. Else, all of `needed` are found: it is needed. Else, where the files of `needed` exist: a
@@ -101,11 +101,11 @@ class Detect(StrictModel):
     applicable.
     """
 
-    context: tuple[SourceProbe, ...] | None = Field(
+    context: tuple[SourcePattern, ...] | None = Field(
         default=None, description="the code that the patch changes, unless its file makes it clear"
     )
-    needed: tuple[SourceProbe, ...]
-    present: tuple[SourceProbe, ...]
+    needed: tuple[SourcePattern, ...]
+    present: tuple[SourcePattern, ...]
 
 
 class Variable(StrictModel):
@@ -171,14 +171,14 @@ class Patch(StrictModel):
     applies: Applies
     detect: Detect
     apply: Annotated[Diff | ConfigTransform | EnvironmentPatch | AddedFile, Field(discriminator="kind")]
-    verify: tuple[SourceProbe, ...] = Field(description="what the final image must contain if the patch was applied")
+    verify: tuple[SourcePattern, ...] = Field(description="what the final image must contain if the patch was applied")
     removed_when: str = Field(description="when and why the patch drops itself")
 
     @model_validator(mode="after")
     def _is_reported_when_applied(self) -> "Patch":
-        """Require a probe for the applied diff; without it, a base image with the diff would be a conflict."""
+        """Require a pattern for the applied diff; without it, a base image with the diff would be a conflict."""
         if isinstance(self.apply, Diff) and not self.detect.present:
-            raise ValueError("a diff needs a probe under `detect.present` that recognizes the applied diff")
+            raise ValueError("a diff needs a pattern under `detect.present` that recognizes the applied diff")
         return self
 
     @property

@@ -65,13 +65,13 @@ def needs_rdma(plan: Plan) -> bool:
 def network_env(profile: "Profile", networks: Mapping[str, Network]) -> Iterator[EnvVar]:
     """Yield the variables of a profile's networks: for ranks on several nodes, and for transfers."""
     layout = profile.layout
-    if _on_several_amd_nodes(profile) and (name := _rank_network(profile)):
+    if _on_multiple_amd_nodes(profile) and (name := _rank_network(profile)):
         yield from _variables(networks[name].rccl_env)
     if layout.transfer:
         yield from _variables(networks[layout.transfer.network].transfer.get(layout.transfer.backend, {}))
 
 
-def _on_several_amd_nodes(profile: "Profile") -> bool:
+def _on_multiple_amd_nodes(profile: "Profile") -> bool:
     layout = profile.layout
     roles = (role.nodes for role in (layout.prefill, layout.decode) if role)
     nodes = max(layout.nodes.value, *(role.value for role in roles if role), 1)  # the roles share their environment
@@ -87,7 +87,7 @@ def _rank_network(profile: "Profile") -> str | None:
 def network_warnings(profile: "Profile", networks: Mapping[str, Network]) -> Iterator[PlanWarning]:
     """Warn of ranks on several nodes with unknown NICs, and of a transfer backend without published settings."""
     tcp = profile.env.get(NO_RDMA)
-    if _on_several_amd_nodes(profile) and not _rank_network(profile) and not (tcp and str(tcp.value) == "1"):
+    if _on_multiple_amd_nodes(profile) and not _rank_network(profile) and not (tcp and str(tcp.value) == "1"):
         yield PlanWarning(
             id="network-unknown",
             summary="the NICs between the nodes are not set, so RCCL starts without the variables they need",

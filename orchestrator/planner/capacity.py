@@ -69,7 +69,7 @@ def _words(capacity: Capacity) -> Iterator[str]:
 def _memory(capacity: Capacity) -> Iterator[tuple[str, str, str]]:
     memory = capacity.memory
     if memory is None:
-        yield "memory", "the machine's", "on a CPU, only a start shows the free memory"
+        yield "memory", "the host's", "on a CPU, only a start shows the free memory"
         return
     free, fraction = memory.free_bytes, memory.fraction
     yield ("free per GPU", gb(free), f"{gb(memory.vram_bytes)}, less the use of driver, process and collectives")

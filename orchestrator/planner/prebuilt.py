@@ -41,14 +41,14 @@ def require_image(runtime: str) -> None:
         raise UsageError(f"the {runtime} runtime uses no image", hint="`--set runtime=docker`, or no `--image`")
 
 
-def known_image(image: str, docker: DockerCli | None, *, pulled_here: bool = True) -> PrebuiltImage | None:
+def known_image(image: str, docker: DockerCli | None, *, pulled_by_up: bool = True) -> PrebuiltImage | None:
     """Return an image from its labels on the Docker host or in its registry, without pulling it.
 
     Prints a note and returns None if neither has it. Raises BuildError for an image without a receipt.
     """
     if docker is not None and (prebuilt := find_local(docker, image)) is not None:
         return prebuilt
-    later = "checked against the plan after the pull" if pulled_here else "not checked against the plan: nodes pull it"
+    later = "checked against the plan after the pull" if pulled_by_up else "not checked against the plan: nodes pull it"
     try:
         config = _REGISTRY.config(image)
     except BuildError as error:

@@ -194,10 +194,10 @@ def dead_processes(server: Server) -> str:
     if server.replicas:
         return "; ".join(_missing_servers(server))
     recorded = server.run.read(PROCESSES_FILE).get("processes")
-    process_titles = server.process_cmdlines() if recorded else ()
-    if not process_titles or not isinstance(recorded, Sequence):
+    cmdlines = server.process_cmdlines() if recorded else ()
+    if not cmdlines or not isinstance(recorded, Sequence):
         return ""
-    running = process_names(process_titles)
+    running = process_names(cmdlines)
     dead = [str(process) for process in recorded if process not in running]
     if not running and (restarted := _started_again(server.current_state(), server.run)):
         return restarted

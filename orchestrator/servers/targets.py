@@ -18,7 +18,7 @@ from orchestrator.engine.endpoints import MODELS
 from orchestrator.engine.gateway import SESSION_HEADER
 from orchestrator.engine.other_engines import is_other_engine, read_engine
 from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError
-from orchestrator.evals.logprobs.run import ProbeSide, checkpoint_source
+from orchestrator.evals.logprobs.run import LogprobSide, checkpoint_source
 from orchestrator.kernels.plan_table import kernel_report
 from orchestrator.plan.capacity import DEFAULT_WORKLOAD
 from orchestrator.planner.planning import read_profile
@@ -103,7 +103,7 @@ def resolve_target(
     return server_target(stack.enter_context(open_servers(home, host, name=name)), name)
 
 
-def side_of_server(servers: Servers, name: str) -> ProbeSide:
+def side_of_server(servers: Servers, name: str) -> LogprobSide:
     """Return the side of a server that `deploy up` started. Raises StartError if it is not running or has no plan here.
 
     Raises UsageError for prefill and decode servers, which answer only through the gateway.
@@ -120,10 +120,10 @@ def side_of_server(servers: Servers, name: str) -> ProbeSide:
         (f"replica {number}" if server.replicas else "", target_of(plan, url=engine.url, api_key=key))
         for number, engine in enumerate(server.engines, start=1)
     )
-    return ProbeSide(name=name, engines=engines, source=checkpoint_source(plan), run=run)
+    return LogprobSide(name=name, engines=engines, source=checkpoint_source(plan), run=run)
 
 
-def side_of_url(url: str, *, key: Secret | None) -> ProbeSide:
+def side_of_url(url: str, *, key: Secret | None) -> LogprobSide:
     """Return the side of an endpoint without a plan. Raises UsageError for an invalid URL, SmokeError if not sglang."""
     url = Address.from_url(url).url
     try:
@@ -135,4 +135,4 @@ def side_of_url(url: str, *, key: Secret | None) -> ProbeSide:
             target = target_from_server_info(server, url=url, api_key=key)
     except (NoResponseError, UnexpectedResponseError) as error:
         raise unidentified_server(url, error, key=key) from error
-    return ProbeSide(name=url, engines=(("", target),), source=None, run=None)
+    return LogprobSide(name=url, engines=(("", target),), source=None, run=None)

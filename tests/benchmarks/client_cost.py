@@ -179,14 +179,14 @@ def main() -> None:
         clients["bench_serving"] = bench_serving(chosen.sglang, chosen.tokenizer)
     if chosen.aiperf:
         clients["aiperf"] = deploy("-m", "orchestrator", tool="aiperf", replay=chosen.trace)
-    here, there = multiprocessing.Pipe()
-    server = multiprocessing.get_context("spawn").Process(target=serve, args=(there,), daemon=True)
+    ours, theirs = multiprocessing.Pipe()
+    server = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs,), daemon=True)
     server.start()
     try:
-        url = here.recv()
-        table(clients, lambda client, requests, rate: measured(client, url, here, requests, rate), chosen)
+        url = ours.recv()
+        table(clients, lambda client, requests, rate: measured(client, url, ours, requests, rate), chosen)
     finally:
-        here.send(False)
+        ours.send(False)
         server.join()
 
 

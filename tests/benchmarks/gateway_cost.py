@@ -38,10 +38,10 @@ def measure(python: str, requests: int, tokens: int) -> float:
     """Return the CPU seconds that smg uses for a request."""
     pipes, urls = [], []
     for _ in range(2):
-        here, there = multiprocessing.Pipe()
-        multiprocessing.get_context("spawn").Process(target=serve, args=(there,), daemon=True).start()
-        pipes.append(here)
-        urls.append(here.recv())
+        ours, theirs = multiprocessing.Pipe()
+        multiprocessing.get_context("spawn").Process(target=serve, args=(theirs,), daemon=True).start()
+        pipes.append(ours)
+        urls.append(ours.recv())
     port, metrics_port = free_port(), free_port()
     argv = [python, "-m", "smg", "launch", "--host=127.0.0.1", f"--port={port}", "--prometheus-host=127.0.0.1"]
     argv += [f"--prometheus-port={metrics_port}", "--policy=cache_aware", "--worker-urls", *urls]

@@ -72,10 +72,10 @@ def main() -> None:
     parser.add_argument("--output-tokens", type=int, default=50)
     parser.add_argument("--turns", type=int, default=1)
     chosen = parser.parse_args()
-    here, there = multiprocessing.Pipe()
-    server = multiprocessing.get_context("spawn").Process(target=serve, args=(there,), daemon=True)
+    ours, theirs = multiprocessing.Pipe()
+    server = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs,), daemon=True)
     server.start()
-    url = here.recv()
+    url = ours.recv()
     print(f"{'requests':>9}{'peak MiB':>10}{'seconds':>9}")
     for requests in map(int, chosen.requests.split(",")):
         with tempfile.TemporaryDirectory() as folder:
@@ -83,7 +83,7 @@ def main() -> None:
             write_trace(trace, requests, chosen.output_tokens, chosen.turns)
             peak, seconds = peak_mib(url, Path(folder), trace)
         print(f"{requests:>9}{peak:>10.1f}{seconds:>9.1f}", flush=True)
-    here.send(None)
+    ours.send(None)
     server.join()
 
 

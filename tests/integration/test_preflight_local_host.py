@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from command_line import CommandLine
-from machine_samples import RECORDED
+from host_samples import RECORDED
 from plan_samples import plan_of
 from ports import free_port
 
@@ -110,12 +110,12 @@ def test_cpu_profile_preflight_fails_only_for_occupied_port(deploy: CommandLine,
     assert f"`kill {pid}`" in occupied.stdout
 
 
-@pytest.mark.parametrize("machine", ["mi355x-healthy", "mi355x-warnings"])
-def test_survey_script_uses_gpu_tool_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str) -> None:
+@pytest.mark.parametrize("node", ["mi355x-healthy", "mi355x-warnings"])
+def test_survey_script_uses_gpu_tool_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: str) -> None:
     if shutil.which("amd-smi"):
         pytest.skip("this machine has the real tool")
     program = tmp_path / "amd-smi"
-    program.write_text(f'#!/bin/sh\ncat "{RECORDED / machine}/amd-smi_$1".*\n')
+    program.write_text(f'#!/bin/sh\ncat "{RECORDED / node}/amd-smi_$1".*\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     inventory = read_gpus("amd")

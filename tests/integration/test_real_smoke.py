@@ -26,7 +26,7 @@ from orchestrator.core.procfs import read_cmdline
 from orchestrator.core.secrets import Secret
 from orchestrator.diagnose.match import diagnose
 from orchestrator.engine.client import EngineClient
-from orchestrator.evals.logprobs.run import ProbeOptions, ProbeSide, run_probe
+from orchestrator.evals.logprobs.run import LogprobOptions, LogprobSide, run_logprobs
 from orchestrator.monitoring.files import monitoring_files
 from orchestrator.monitoring.request import monitored
 from orchestrator.planner.planning import load
@@ -39,7 +39,7 @@ from orchestrator.verify.target import target_of
 
 pytestmark = pytest.mark.engine
 ENGINE = Path(__file__).parents[1] / "support" / "scripted_engine.py"
-PROBE = ProbeOptions(tolerance=None, max_length=2048, allow_other_checkpoint=False)
+OPTIONS = LogprobOptions(tolerance=None, max_length=2048, allow_other_checkpoint=False)
 SCALE = """
 import sys
 from safetensors.torch import load_file, save_file
@@ -59,9 +59,9 @@ def started(engine: CpuEngine, name: str, *overrides: str) -> Iterator[CpuServer
         server.runtime.stop(server.handle, grace=0)
 
 
-def probe_side(server: CpuServer) -> ProbeSide:
+def logprob_side(server: CpuServer) -> LogprobSide:
     target = target_of(server.plan, url=server.url, api_key=None)
-    return ProbeSide(name="tiny", engines=(("", target),), source=None, run=None)
+    return LogprobSide(name="tiny", engines=(("", target),), source=None, run=None)
 
 
 def scaled_model(engine: CpuEngine, target: Path, *, factor: float) -> Path:
@@ -163,14 +163,14 @@ def test_random_weights_fail_correct_answers_check(server: CpuServer) -> None:
 @pytest.mark.slow
 def test_logprobs_detect_perturbed_models_only(server: CpuServer, cpu_engine: CpuEngine, tmp_path: Path) -> None:
     """A `rope_theta` 1 % too high causes errors that grow with the position; a scaled matrix causes them everywhere."""
-    report, reference = run_probe(probe_side(server), None, PROBE, reference_name=None)
+    report, reference = run_logprobs(logprob_side(server), None, OPTIONS, reference_name=None)
     assert report.ok
-    again, _ = run_probe(probe_side(server), reference, PROBE, reference_name="itself")
+    again, _ = run_logprobs(logprob_side(server), reference, OPTIONS, reference_name="itself")
     assert again.ok, again.to_table()
     rope = json.dumps({"rope_theta": 10100.0, "rope_parameters": {"rope_theta": 10100.0, "rope_type": "default"}})
     with started(cpu_engine, "rope", f"flags.json-model-override-args={rope}") as other:
         other.wait_until_ready()
-        other_rope, other_reference = run_probe(probe_side(other), reference, PROBE, reference_name="another rope")
+        other_rope, other_reference = run_logprobs(logprob_side(other), reference, OPTIONS, reference_name="other rope")
         print(other_rope.to_table())
         longest = next(row for row in other_rope.rows if (row.compared_with, row.length) == ("the reference", 2048))
         assert [band.mean for band in longest.bands] == sorted(band.mean for band in longest.bands)
@@ -178,7 +178,7 @@ def test_logprobs_detect_perturbed_models_only(server: CpuServer, cpu_engine: Cp
         assert [band.first for band in longest.above_limit] == [64, 512]
 
         reload_weights(other, scaled_model(cpu_engine, tmp_path / "tiny", factor=1.3))
-        scaled, _ = run_probe(probe_side(other), other_reference, PROBE, reference_name="its own weights")
+        scaled, _ = run_logprobs(logprob_side(other), other_reference, OPTIONS, reference_name="its own weights")
         assert all(row.above_limit for row in scaled.rows if row.compared_with == "the reference"), scaled.to_table()
 
 

@@ -20,7 +20,7 @@ from waits import wait_for
 
 from orchestrator.core.procfs import read_process
 from orchestrator.engine import liveness
-from orchestrator.evals.logprobs.run import ProbeOptions, ProbeSide, measure_reference, run_probe
+from orchestrator.evals.logprobs.run import LogprobOptions, LogprobSide, measure_reference, run_logprobs
 from orchestrator.kernels.disk.store import Store
 from orchestrator.runtimes.base import Status
 from orchestrator.servers.group import Server
@@ -65,19 +65,21 @@ def test_every_scheduler_reads_the_same_kernel_table(dp_server: CpuServer, table
 
 
 def test_logprobs_cover_every_rank_and_detect_dtype(dp_server: CpuServer, server: CpuServer) -> None:
-    options = ProbeOptions(tolerance=None, max_length=512, allow_other_checkpoint=False)
+    options = LogprobOptions(tolerance=None, max_length=512, allow_other_checkpoint=False)
     rounded, exact = (
-        ProbeSide(name="tiny", engines=(("", target_of(side.plan, url=side.url, api_key=None)),), source=None, run=None)
+        LogprobSide(
+            name="tiny", engines=(("", target_of(side.plan, url=side.url, api_key=None)),), source=None, run=None
+        )
         for side in (server, dp_server)
     )
-    report, _ = run_probe(exact, measure_reference(rounded, options), options, reference_name="bf16")
+    report, _ = run_logprobs(exact, measure_reference(rounded, options), options, reference_name="bf16")
     print(report.to_table())
     assert report.ok
     assert report.differences == ("`dtype` is float32 on the server, auto in the reference",)
     compared = [row for row in report.rows if row.compared_with == "the reference"]
     assert {row.rank_label for row in compared} == {"rank 0", "rank 1"}
     assert all(row.overall.mean > 1e-4 for row in compared)  # below the limit, which depends on the noisier server
-    strict, _ = run_probe(exact, measure_reference(exact, options), options, reference_name="itself")
+    strict, _ = run_logprobs(exact, measure_reference(exact, options), options, reference_name="itself")
     assert strict.ok
     assert strict.rows[0].limit is not None
     assert strict.rows[0].limit < 1e-5

@@ -7,8 +7,8 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
+from orchestrator.cli.multi_host import is_multi_host, split_hosts
 from orchestrator.cli.schema import json_outputs
-from orchestrator.cli.several_hosts import several_hosts, split_hosts
 from orchestrator.core.json_output import JsonOutput
 
 
@@ -32,7 +32,7 @@ def check_stdout(words: Sequence[str], stdout: str) -> None:
     output = json_outputs()[command]
     if output.lines:
         documents = [json.loads(line) for line in stdout.splitlines(keepends=True) if line.endswith("\n")]
-    elif several_hosts(split_hosts(words)[0]):
+    elif is_multi_host(split_hosts(words)[0]):
         documents = [load for load in json.loads(stdout).values() if load is not None]
     else:
         documents = [json.loads(stdout)]

@@ -76,6 +76,6 @@ def _without_login_script() -> str:
 
     bash reads it if sshd started it and SHLVL was below 1 (bash 5.2, shell.c, `run_startup_files`).
     """
-    here = Path(sys.executable).parent.as_posix()
-    path = [folder for folder in os.environ["PATH"].split(":") if folder != here]
+    bin_dir = Path(sys.executable).parent.as_posix()
+    path = [folder for folder in os.environ["PATH"].split(":") if folder != bin_dir]
     return f"SHLVL=1 PATH={sys.base_prefix}/bin:{':'.join(path)}"

@@ -71,8 +71,8 @@ class PrivateCluster:
         subprocess.run(["openssl", "genrsa", "-out", str(key), "2048"], check=True, capture_output=True)
         (self.folder / "tokens").write_text(f'{_TOKEN},tests,tests,"system:masters"\n')
         self._write_config()
-        here = "http://127.0.0.1"
-        client, peer = (f"{here}:{port}" for port in self.etcd)
+        local = "http://127.0.0.1"
+        client, peer = (f"{local}:{port}" for port in self.etcd)
         self._run(
             "etcd", "--data-dir", str(self.folder / "etcd"), "--listen-client-urls", client,
             "--advertise-client-urls", client, "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,

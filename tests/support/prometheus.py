@@ -20,8 +20,8 @@ from orchestrator.monitoring.request import MonitoringRequest
 
 PACKAGE = "prometheus is not installed: apt-get install prometheus"
 _NOTHING = {"name": None, "profile": None, "overrides": (), "workload": None, "expected": (), "target": None}
-prometheus_is_here = shutil.which("promtool") is not None and shutil.which("prometheus") is not None
-missing = pytest.mark.skipif(not prometheus_is_here, reason=PACKAGE)
+is_installed = shutil.which("promtool") is not None and shutil.which("prometheus") is not None
+missing = pytest.mark.skipif(not is_installed, reason=PACKAGE)
 
 
 def monitoring_request(**asked: object) -> MonitoringRequest:

@@ -28,7 +28,7 @@ def main(words: list[str]) -> int:
     """Print a survey with recorded sections instead of this machine's; run any other command."""
     if r"\036" not in words[-1]:
         os.execv("/bin/sh", ["sh", *words])  # noqa: S606
-    from machine_samples import sections
+    from host_samples import sections
 
     node = sections("mi355x-healthy")
     done = subprocess.run(["/bin/sh", *words], capture_output=True, text=True, check=False)

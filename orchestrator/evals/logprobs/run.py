@@ -14,10 +14,10 @@ from orchestrator.core.files import read_file
 from orchestrator.core.streams import ignore_sigpipe
 from orchestrator.engine.client import EngineClient
 from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError
-from orchestrator.evals.logprobs import probe
-from orchestrator.evals.logprobs.probe import Identity, RankScores
+from orchestrator.evals.logprobs import scoring
 from orchestrator.evals.logprobs.reference import REFERENCE_SCHEMA, LogprobReference, TextScores, ids_digest
 from orchestrator.evals.logprobs.report import LogprobReport, LogprobRow
+from orchestrator.evals.logprobs.scoring import Identity, RankScores
 from orchestrator.plan.plan import Plan
 from orchestrator.runs.run_dir import RunDir
 from orchestrator.verify.target import Target
@@ -36,7 +36,7 @@ _ROUNDING: Final = ("dtype", "quantization", "kv_cache_dtype")  # settings that 
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbeSide:
+class LogprobSide:
     """A server to compare: its engines by name ("" for the only one), its checkpoint source and its run."""
 
     name: str
@@ -46,7 +46,7 @@ class ProbeSide:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbeOptions:
+class LogprobOptions:
     """The options of `deploy logprobs`; `tolerance` is in nats, `max_length` is the tokens of a text."""
 
     tolerance: float | None
@@ -54,16 +54,16 @@ class ProbeOptions:
     allow_other_checkpoint: bool
 
 
-def measure_reference(side: ProbeSide, options: ProbeOptions) -> LogprobReference:
+def measure_reference(side: LogprobSide, options: LogprobOptions) -> LogprobReference:
     """Return the scores of the first rank of another server as a reference. Raises SmokeError if a request fails."""
     first = replace(side, engines=side.engines[:1])
-    return run_probe(first, None, replace(options, tolerance=None), reference_name=None, ranks=1)[1]
+    return run_logprobs(first, None, replace(options, tolerance=None), reference_name=None, ranks=1)[1]
 
 
-def run_probe(
-    side: ProbeSide,
+def run_logprobs(
+    side: LogprobSide,
     reference: LogprobReference | None,
-    options: ProbeOptions,
+    options: LogprobOptions,
     *,
     reference_name: str | None,
     ranks: int | None = None,
@@ -89,12 +89,12 @@ class _Comparison:
     """The comparison of one server with an optional reference."""
 
     def __init__(
-        self, side: ProbeSide, reference: LogprobReference | None, options: ProbeOptions, progress: Progress
+        self, side: LogprobSide, reference: LogprobReference | None, options: LogprobOptions, progress: Progress
     ) -> None:
         self._side, self._reference, self._options, self._progress = side, reference, options, progress
         target = side.engines[0][1]
-        with probe.open_client(target) as client:
-            self._identity = probe.identify(client, source=side.source)
+        with scoring.open_client(target) as client:
+            self._identity = scoring.identify(client, source=side.source)
             if reference is not None and not options.allow_other_checkpoint:
                 _require_same_checkpoint(self._identity, reference)
             self._texts = self._cut(client, target)
@@ -104,11 +104,11 @@ class _Comparison:
         ignore_sigpipe()
         first: RankScores | None = None
         for engine, target in self._side.engines:
-            with probe.open_client(target) as client:
+            with scoring.open_client(target) as client:
                 for rank in range(ranks or target.dp):
                     label = ", ".join(filter(None, [engine, f"rank {rank}" if target.dp > 1 else ""]))
                     try:
-                        scores = probe.probe_rank(
+                        scores = scoring.score_rank(
                             client, target, self._texts, rank=rank, label=label, progress=self._progress
                         )
                     except (NoResponseError, UnexpectedResponseError) as error:
@@ -153,24 +153,24 @@ class _Comparison:
             numerics=self._identity.numerics,
             ids_sha256=ids_digest(self._texts),
             noise=_measure_noise(first.rows),
-            top=probe.TOP,
+            top=scoring.TOP,
             texts=tuple(text_scores),
         )
 
     def _compare(self, scores: RankScores, first: RankScores | None) -> tuple[LogprobRow, ...]:
         if self._reference is not None:
             before = [text.logprobs for text in self._reference.texts]
-            return probe.compare_ranks(self._texts, scores, before, compared_with="the reference")
+            return scoring.compare_ranks(self._texts, scores, before, compared_with="the reference")
         if first is not None:
             before = [scored.prompt for scored in first.single]
-            return probe.compare_ranks(self._texts, scores, before, compared_with="the first rank")
+            return scoring.compare_ranks(self._texts, scores, before, compared_with="the first rank")
         return ()
 
-    def _cut(self, client: EngineClient, target: Target) -> probe.Texts:
+    def _cut(self, client: EngineClient, target: Target) -> scoring.Texts:
         """Return the texts as this server's token ids. Raises BenchError if the reference has others."""
         passage = read_file(Catalog.shipped().path(EntryKind.TEXT, _TEXT), max_bytes=_MAX_TEXT).decode()
         self._progress.update("logprobs", transient="tokenizing")
-        texts = probe.cut_texts(client, target, passage, max_length=self._options.max_length)
+        texts = scoring.cut_texts(client, target, passage, max_length=self._options.max_length)
         if self._reference is not None:
             before = tuple(known.ids for known in self._reference.texts)
             if before[: len(texts)] != texts[: len(before)]:

@@ -12,7 +12,7 @@ from orchestrator.runtimes.kubernetes.state import has_started, is_over
 
 # The objects of a start besides its Deployment. Claims are left out: checkpoints are never deleted.
 _KINDS: Final = "services,networkpolicies,poddisruptionbudgets,configmaps,secrets"
-OF_SEVERAL: Final = f"{_KINDS},serviceaccounts,roles,rolebindings"
+OF_REPLICAS: Final = f"{_KINDS},serviceaccounts,roles,rolebindings"
 _INTERVAL: Final = 0.5
 _REQUEST_TIMEOUT: Final = 5.0  # seconds for an answer; kubectl takes up to three times as long if the API server hangs
 _UNSTARTED: Final = 5.0  # seconds after which a kubelet no longer starts a deleted pod's containers
@@ -36,7 +36,7 @@ class Removal:
         """
         self._grace = max(int(grace), 1)
         deployments, pods = self._seen()
-        kinds = OF_SEVERAL if any(self._owned.values()) else _KINDS
+        kinds = OF_REPLICAS if any(self._owned.values()) else _KINDS
         unit_names = self._owned_units(deployments)
         deployment_metadata = [deployment["metadata"] for deployment in deployments]
         if unit_names and all(item["uid"] in self._owned for item in deployment_metadata):

@@ -26,7 +26,7 @@ from orchestrator.plan.units import Role
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runs.run_dir import runs_by_name
 from orchestrator.runtimes.base import EXIT_FILE, LOG, PartialResultError, Runtime, ServerState, Status, Unit
-from orchestrator.runtimes.kubernetes.deletion import OF_SEVERAL, Removal
+from orchestrator.runtimes.kubernetes.deletion import OF_REPLICAS, Removal
 from orchestrator.runtimes.kubernetes.kubectl import Cluster, Forward, list_objects
 from orchestrator.runtimes.kubernetes.logs import ServerLog
 from orchestrator.runtimes.kubernetes.observations import ObservationCache, warnings_of
@@ -287,7 +287,9 @@ class KubernetesRuntime(Runtime):
                 self._end([self._unit(cluster, deployment)], grace=1)
         except DeployError as error:
             selected = selector(name, replica.unit_name)
-            hint = f"{cluster.command_text('delete', f'deployments,{OF_SEVERAL}', '--selector', selected)} removes them"
+            hint = (
+                f"{cluster.command_text('delete', f'deployments,{OF_REPLICAS}', '--selector', selected)} removes them"
+            )
             warn(f"cannot remove the objects of `{name}`: {error}", hint=hint)
 
     def _unit(self, cluster: Cluster, deployment: Mapping[str, Any]) -> Unit:

@@ -70,13 +70,13 @@ def _known_image(source: PlanSource, host_ref: HostRef, *, offline: bool) -> Pre
     if source.image_is_on_nodes:
         note(f"`{source.image}` is on the nodes only; its receipt is not compared with the plan")
         return None
-    pulled_here = not runtime_class(source.runtime).cluster_managed
-    if pulled_here and not offline:
+    pulled_by_up = not runtime_class(source.runtime).cluster_managed
+    if pulled_by_up and not offline:
         return newest_image(source.image, find_docker(host_ref.remote))
     docker: DockerCli | None = None
     with suppress(HostError):  # no daemon: a preview is still possible
         docker = None if host_ref.remote else find_docker()
-    return known_image(source.image, docker, pulled_here=pulled_here)
+    return known_image(source.image, docker, pulled_by_up=pulled_by_up)
 
 
 def prepare_start(request: UpRequest, source: PlanSource, first: Artifacts, host_ref: HostRef) -> PreparedRun:

@@ -102,8 +102,8 @@ def up(
             with _recovery_hint(servers, name, recovery_command):
                 _stop_old(servers, name, request)
                 reservation.close()
-                machine = require_ready_host(final.plan, host_ref, before)
-                start = replace(start, records={**records, "preflight.json": redact_data(machine.to_dict())})
+                preflight = require_ready_host(final.plan, host_ref, before)
+                start = replace(start, records={**records, "preflight.json": redact_data(preflight.to_dict())})
                 done = start_server(start, servers)
             kernels.save()
             return done

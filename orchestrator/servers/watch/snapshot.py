@@ -18,7 +18,7 @@ class ServerSnapshot:
     url: str  # as reached on `host`
     host: str  # ssh URL; "" for this host
     model: str  # its served name
-    processes: tuple[str, ...]  # their `procfs.process_identity`; only those on this machine
+    processes: tuple[str, ...]  # their `procfs.process_identity`; only those on this host
     status: str  # `runtimes.Status`
     exit_reason: str  # "" while it runs
     dead: str  # names the processes that have exited while the server runs
@@ -59,7 +59,7 @@ class RestartOutcome(StrEnum):
     FAILED = "failed"  # the attempt is recorded
     REJECTED = "rejected"  # nothing was attempted, and another attempt would not help
     SUPERSEDED = "superseded"  # another command changed the server first; nothing was done
-    POSTPONED = "postponed"  # this machine cannot start a server now: a full disk, for example
+    POSTPONED = "postponed"  # this host cannot start a server now: a full disk, for example
 
 
 @dataclass(frozen=True, kw_only=True)

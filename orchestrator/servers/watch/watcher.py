@@ -114,7 +114,7 @@ class Watcher:
     _output_stalled: bool = False  # the ranks decode, but no output leaves the server
     _work_read_at: float = -inf
     _restarting: Pending[RestartResult] | None = None
-    _retry_at: float = -inf  # when to retry a restart that this machine prevented; -inf: no retry
+    _retry_at: float = -inf  # when to retry a restart that this host prevented; -inf: no retry
 
     def begin(self, now: float, wall: float) -> Iterator[PendingEvent]:
         """Evaluate the first snapshot."""

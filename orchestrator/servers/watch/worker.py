@@ -56,7 +56,7 @@ def _post(url: str, event: object) -> int:
 
     from orchestrator.servers.watch.alerts import TIMEOUT  # noqa: PLC0415
 
-    verify = ssl.create_default_context()  # the certificates of this machine
+    verify = ssl.create_default_context()  # the certificates of this host
     content, headers = json.dumps(event), {"Content-Type": "application/json"}  # ASCII: a log may have lone surrogates
     try:
         with httpx.stream(

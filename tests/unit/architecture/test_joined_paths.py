@@ -71,8 +71,8 @@ class JoinCheck(Plugin):
 
     def _check_after_first(self, context: FunctionContext) -> Type:
         given = [argument for some in context.args for argument in some]
-        several = ARG_STAR in [kind for some in context.arg_kinds for kind in some]
-        self._report(context, given if several or any(map(is_composed, given[:1])) else given[1:])
+        has_star = ARG_STAR in [kind for some in context.arg_kinds for kind in some]
+        self._report(context, given if has_star or any(map(is_composed, given[:1])) else given[1:])
         return context.default_return_type
 
     def _report(self, context: MethodContext | FunctionContext, given: Iterable[Expression]) -> None:

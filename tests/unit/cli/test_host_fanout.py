@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.fanout import HostResult, Node, parse_hosts
 from orchestrator.cli.main import app
-from orchestrator.cli.several_hosts import split_hosts
+from orchestrator.cli.multi_host import split_hosts
 from orchestrator.core.errors import UsageError
 from orchestrator.hosts.gpu_checks import VRAM_IN_USE
 from orchestrator.hosts.report import PreflightReport, fail, info
@@ -77,7 +77,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         results = zip(nodes, (0, 4, -9), ('{"name": "x"}\nline\n', "[1]", ""), strict=False)
         return tuple(HostResult(node=node, code=code, output=text, seconds=0.0) for node, code, text in results)
 
-    monkeypatch.setattr("orchestrator.cli.several_hosts.run_on_hosts", run_on_hosts)
+    monkeypatch.setattr("orchestrator.cli.multi_host.run_on_hosts", run_on_hosts)
     return calls_
 
 
@@ -114,7 +114,7 @@ def test_host_with_vram_in_use_is_not_benchmarked(
         measured_hosts.append(words[-1])
         return free
 
-    monkeypatch.setattr("orchestrator.cli.several_hosts.run_on_hosts", run_on_hosts)
+    monkeypatch.setattr("orchestrator.cli.multi_host.run_on_hosts", run_on_hosts)
     monkeypatch.setattr("orchestrator.cli.fabric.ssh_nodes", list)
     monkeypatch.setattr("orchestrator.cli.fabric.preflight_fabric", preflight_fabric)
     words = ["preflight", "mi355x-tp4dp2", "--save-baseline", str(tmp_path / "baseline.json"), *TWO_HOSTS]

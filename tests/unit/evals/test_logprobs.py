@@ -19,31 +19,31 @@ from orchestrator.core.secrets import Secret
 from orchestrator.engine.client import EngineClient
 from orchestrator.engine.logprobs import TokenLogprobs, read_scored
 from orchestrator.engine.responses import UnexpectedResponseError
-from orchestrator.evals.logprobs import probe
+from orchestrator.evals.logprobs import scoring
 from orchestrator.evals.logprobs.divergence import diverge
 from orchestrator.evals.logprobs.reference import LogprobReference, load_reference, reference_to_json
 from orchestrator.evals.logprobs.report import LogprobReport
 from orchestrator.evals.logprobs.run import (
-    ProbeOptions,
-    ProbeSide,
+    LogprobOptions,
+    LogprobSide,
     measure_reference,
-    run_probe,
+    run_logprobs,
 )
 from orchestrator.verify.target import Target
 
-OPTIONS = ProbeOptions(tolerance=None, max_length=512, allow_other_checkpoint=False)
+OPTIONS = LogprobOptions(tolerance=None, max_length=512, allow_other_checkpoint=False)
 Wrong = Callable[[int, int, Way], float | None]
 Ask = Callable[..., tuple[LogprobReport, LogprobReference]]
 
 
-def make_probe(patch: pytest.MonkeyPatch) -> Ask:
-    """Return a function that probes a scripted server, by default without a reference."""
+def make_ask(patch: pytest.MonkeyPatch) -> Ask:
+    """Return a function that runs the comparison on a scripted server, by default without a reference."""
 
     def run(
         server: EngineApi,
         *,
         reference: LogprobReference | None = None,
-        options: ProbeOptions = OPTIONS,
+        options: LogprobOptions = OPTIONS,
         dp: int = 1,
         key: Secret | None = None,
         source: str | None = None,
@@ -51,23 +51,23 @@ def make_probe(patch: pytest.MonkeyPatch) -> Ask:
         def open_client(target: Target) -> EngineClient:
             return EngineClient(target.url, key=target.api_key, transport=over_httpx(server))
 
-        patch.setattr(probe, "open_client", open_client)
+        patch.setattr(scoring, "open_client", open_client)
         target = dataclasses.replace(TARGET, dp=dp, api_key=key)
-        side = ProbeSide(name=NAME, engines=(("", target),), source=source, run=None)
-        return run_probe(side, reference, options, reference_name="a file")
+        side = LogprobSide(name=NAME, engines=(("", target),), source=source, run=None)
+        return run_logprobs(side, reference, options, reference_name="a file")
 
     return run
 
 
 @pytest.fixture
 def ask(monkeypatch: pytest.MonkeyPatch) -> Ask:
-    return make_probe(monkeypatch)
+    return make_ask(monkeypatch)
 
 
 @pytest.fixture(scope="module")
 def correct() -> LogprobReference:
     with pytest.MonkeyPatch.context() as patch:
-        return make_probe(patch)(engine())[1]
+        return make_ask(patch)(engine())[1]
 
 
 def issues_of(report: LogprobReport) -> dict[tuple[str, int], list[int]]:
@@ -250,14 +250,14 @@ def test_malformed_reference_is_rejected_in_bounded_memory(tmp_path: Path) -> No
 def test_logprobs_of_later_ranks_are_not_accumulated(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each rank has lists of 8 MiB, and there may be 64 ranks."""
     alive: list[int] = []
-    probe_rank = probe.probe_rank
+    score_rank = scoring.score_rank
 
-    def count_and_probe(*args: Any, **kwargs: Any) -> probe.RankScores:  # noqa: ANN401 - passed on unchanged
+    def count_and_score(*args: Any, **kwargs: Any) -> scoring.RankScores:  # noqa: ANN401 - passed on unchanged
         gc.collect()
         alive.append(sum(isinstance(obj, TokenLogprobs) for obj in gc.get_objects()))
-        return probe_rank(*args, **kwargs)
+        return score_rank(*args, **kwargs)
 
-    monkeypatch.setattr(probe, "probe_rank", count_and_probe)
+    monkeypatch.setattr(scoring, "score_rank", count_and_score)
     report, _ = ask(engine(), dp=5)
     assert report.ok
     assert alive[1] > alive[0]  # the scores of the first rank
@@ -289,14 +289,14 @@ def test_longer_reference_accepts_shorter_maximum_length(ask: Ask, correct: Logp
 
 def test_a_reference_can_be_another_server(ask: Ask, correct: LogprobReference) -> None:
     ask(engine(), dp=2)
-    side = ProbeSide(name="other", engines=(("", dataclasses.replace(TARGET, dp=2)),), source=None, run=None)
+    side = LogprobSide(name="other", engines=(("", dataclasses.replace(TARGET, dp=2)),), source=None, run=None)
     assert measure_reference(side, dataclasses.replace(OPTIONS, tolerance=1e-9)) == correct
 
 
 def test_server_rejecting_queries_cannot_be_reference(ask: Ask) -> None:
     with pytest.raises(SmokeError):
         ask(engine(rejects_logprobs=lambda _, requested: requested == "batch"))
-    side = ProbeSide(name="other", engines=(("", TARGET),), source=None, run=None)
+    side = LogprobSide(name="other", engines=(("", TARGET),), source=None, run=None)
     with pytest.raises(SmokeError, match="returns no log-probabilities"):
         measure_reference(side, OPTIONS)
 

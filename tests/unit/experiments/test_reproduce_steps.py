@@ -85,9 +85,9 @@ class FakeRunner:
         return 0
 
 
-def run_steps(directory: Path, machine: FakeRunner, *, keep: bool = False) -> None:
+def run_steps(directory: Path, fake: FakeRunner, *, keep: bool = False) -> None:
     planned = steps(directory)
-    runner = StepRunner(run=machine, might_exist=machine.servers.__contains__)
+    runner = StepRunner(run=fake, might_exist=fake.servers.__contains__)
     reproduce(planned, StepLog(directory / STATE_FILE, planned), runner, keep_failed=keep)
 
 
@@ -166,9 +166,9 @@ def test_startup_estimate_scales_with_weights_size(tmp_path: Path) -> None:
 
 
 def test_each_server_stops_before_the_next_starts(tmp_path: Path) -> None:
-    machine = FakeRunner()
-    run_steps(tmp_path, machine)
-    order = [line for line in machine.ran if line.startswith(("up", "down"))]
+    fake = FakeRunner()
+    run_steps(tmp_path, fake)
+    order = [line for line in fake.ran if line.startswith(("up", "down"))]
     assert [line.split()[0] for line in order] == ["up", "down"] * 4
 
 
@@ -180,11 +180,11 @@ def test_completed_steps_are_not_repeated(tmp_path: Path) -> None:
 
 
 def test_server_stops_after_failure_and_restarts_on_resume(tmp_path: Path) -> None:
-    machine = FakeRunner(failing="bench mi355x-tp8-throughput --workload wafer")
+    fake = FakeRunner(failing="bench mi355x-tp8-throughput --workload wafer")
     with pytest.raises(DeployError) as caught:
-        run_steps(tmp_path, machine)
+        run_steps(tmp_path, fake)
     assert caught.value.exit_code == 8
-    assert machine.ran[-1] == "down mi355x-tp8-throughput"
+    assert fake.ran[-1] == "down mi355x-tp8-throughput"
     resumed = FakeRunner()
     run_steps(tmp_path, resumed)
     assert resumed.ran[0] == "up --profile mi355x-tp8-throughput --name mi355x-tp8-throughput"
@@ -192,18 +192,18 @@ def test_server_stops_after_failure_and_restarts_on_resume(tmp_path: Path) -> No
 
 
 def test_keep_option_leaves_server_running(tmp_path: Path) -> None:
-    machine = FakeRunner(failing="smoke")
+    fake = FakeRunner(failing="smoke")
     with pytest.raises(DeployError):
-        run_steps(tmp_path, machine, keep=True)
-    assert not any(line.startswith("down") for line in machine.ran)
+        run_steps(tmp_path, fake, keep=True)
+    assert not any(line.startswith("down") for line in fake.ran)
 
 
 def test_interrupt_stops_the_server(tmp_path: Path) -> None:
-    machine = FakeRunner("smoke", interrupted=True)
+    fake = FakeRunner("smoke", interrupted=True)
     with pytest.raises(Interrupted, match="interrupted") as caught:
-        run_steps(tmp_path, machine)
+        run_steps(tmp_path, fake)
     assert caught.value.hint == "`mi355x-tp8` is stopped; repeat the command to continue"
-    assert machine.ran[-1] == "down mi355x-tp8"
+    assert fake.ran[-1] == "down mi355x-tp8"
 
 
 def test_stopped_server_is_not_stopped_again(tmp_path: Path) -> None:
@@ -297,12 +297,10 @@ def test_corrupt_state_file_never_loses_completed_steps(
             continue
         done = {key for key in json.loads(changed)["done"] if key in completed}
         assert {key for key in state.done if key in completed} == done
-        machine = FakeRunner()
-        runner = StepRunner(run=machine, might_exist=machine.servers.__contains__)
+        fake = FakeRunner()
+        runner = StepRunner(run=fake, might_exist=fake.servers.__contains__)
         reproduce(planned, state, runner, keep_failed=False)
-        assert not [
-            step for step in planned if step.id in done and step.stage == "bench" and step.argv in machine.argvs
-        ]
+        assert not [step for step in planned if step.id in done and step.stage == "bench" and step.argv in fake.argvs]
         assert done <= set(json.loads(file.read_text())["done"])
     assert 20 < rejected < 80
 
@@ -427,10 +425,10 @@ def test_started_evaluation_is_resumed(tmp_path: Path) -> None:
 
 
 def test_failed_evaluation_stops_server_and_is_repeated(tmp_path: Path) -> None:
-    machine = FakeRunner(failing="eval mi355x-tp4dp2-evals --suite gpqa", interrupted=True)
+    fake = FakeRunner(failing="eval mi355x-tp4dp2-evals --suite gpqa", interrupted=True)
     with pytest.raises(Interrupted):
-        run_steps(tmp_path, machine)
-    assert machine.ran[-1] == "down mi355x-tp4dp2-evals"
+        run_steps(tmp_path, fake)
+    assert fake.ran[-1] == "down mi355x-tp4dp2-evals"
     resumed = FakeRunner()
     run_steps(tmp_path, resumed)
     assert [line.split()[0] for line in resumed.ran] == ["up", "eval", "report", "down"]

@@ -1,7 +1,7 @@
 """Test the parsing of amd-smi and nvidia-smi output."""
 
 import pytest
-from machine_samples import survey_of
+from host_samples import survey_of
 
 from orchestrator.hosts.gpus.amd import read_amd
 from orchestrator.hosts.gpus.inventory import GIB, MIB, GpuInventory, holders
@@ -9,8 +9,8 @@ from orchestrator.hosts.gpus.nvidia import read_nvidia
 from orchestrator.hosts.survey import Section, Survey
 
 
-def amd(machine: str) -> GpuInventory:
-    inventory = read_amd(survey_of(machine))
+def amd(node: str) -> GpuInventory:
+    inventory = read_amd(survey_of(node))
     assert inventory is not None
     return inventory
 

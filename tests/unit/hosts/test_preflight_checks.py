@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from machine_samples import READY_DOCKER, docker_answering, runner_of, sections
+from host_samples import READY_DOCKER, docker_answering, runner_of, sections
 from plan_samples import plan_of
 
 from orchestrator.core.errors import CheckpointError, CheckpointNotFoundError, HostError, Problem
@@ -26,7 +26,7 @@ GIB = 1 << 30
 
 
 def report_of(
-    machine: str,
+    node: str,
     plan: Plan | None = None,
     *,
     spaces: tuple[DiskNeed, ...] = (),
@@ -38,7 +38,7 @@ def report_of(
     plan = plan or plan_of("mi355x-tp8")
     kind = runtime_class(plan.runtime)
     access = HostAccess(
-        runner=runner_of(sections(machine, **changed), docker=docker),
+        runner=runner_of(sections(node, **changed), docker=docker),
         environ=environ,
         spaces=spaces,
         checkpoint=checkpoint,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
-from machine_samples import runner_of, sections
+from host_samples import runner_of, sections
 
 from orchestrator.core.errors import HostError
 from orchestrator.core.subprocesses import CompletedProgram

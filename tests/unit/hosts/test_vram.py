@@ -6,7 +6,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
-from machine_samples import survey_of
+from host_samples import survey_of
 
 from orchestrator.core.errors import HostError
 from orchestrator.core.polling import poll_until
@@ -27,8 +27,8 @@ class Clock:
         self.now += seconds
 
 
-def inventories(*machines: str) -> Sequence[GpuInventory | None]:
-    return [read_amd(survey_of(machine)) for machine in machines]
+def inventories(*nodes: str) -> Sequence[GpuInventory | None]:
+    return [read_amd(survey_of(node)) for node in nodes]
 
 
 @pytest.fixture(autouse=True)

@@ -124,11 +124,11 @@ def test_invalid_python_is_rejected(tmp_path: Path) -> None:
 
 
 def test_left_out_text_must_exist_but_be_inactive(tmp_path: Path) -> None:
-    probe = {"file": "a.cuh", "defines": ["USE_ROCM"], "inactive_match": "^x"}
+    pattern = {"file": "a.cuh", "defines": ["USE_ROCM"], "inactive_match": "^x"}
 
     def match_in(text: str) -> str | None:
         (tmp_path / "a.cuh").write_text(text)
-        return match(tmp_path, probe)
+        return match(tmp_path, pattern)
 
     assert match_in("#ifndef USE_ROCM\nx\n#endif\n") == "a.cuh:2: x (left out)"
     assert match_in("#ifdef UNKNOWN\nx\n#endif\n") is None

@@ -75,9 +75,9 @@ def test_invalid_reference_in_patch_is_rejected(ledger: Path, old: str, new: str
     assert any(message in line for line in problems_of(ledger))
 
 
-def test_diff_without_present_probe_is_rejected(ledger: Path) -> None:
+def test_diff_without_present_pattern_is_rejected(ledger: Path) -> None:
     file = ledger / "patches/rocm-cuda-runtime-guard/patch.yaml"
     text = file.read_text()
     file.write_text(f"{text[: text.index('  present:')]}  present: []\n{text[text.index('apply:') :]}")
 
-    assert any("a diff needs a probe under `detect.present`" in line for line in problems_of(ledger))
+    assert any("a diff needs a pattern under `detect.present`" in line for line in problems_of(ledger))

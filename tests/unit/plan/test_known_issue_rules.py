@@ -183,7 +183,7 @@ def test_deepseek_v3_2_matches_indexer_but_not_glm_issues() -> None:
 
 
 def test_known_issue_ids_are_unique_and_tested() -> None:
-    tested_elsewhere = {
+    tested_in_other_files = {
         "topk-v2-without-header", "glm-mxfp4-unmapped", "rope-dimension-clobbered", "gfx950-block-fp8-miscompiled",
         "prefill-131072-out-of-memory", "mxfp4-without-gfx950", "nvfp4-on-rocm", "attention-fp8-by-rows",
         "custom-all-reduce-two-streams", "fusion-without-custom-all-reduce",
@@ -192,7 +192,7 @@ def test_known_issue_ids_are_unique_and_tested() -> None:
         "other-weights", "one-file-a-token",
     }  # fmt: skip
     assert len({issue.id for issue in ALL}) == len(ALL)
-    assert {issue.id for issue in ALL} == {name for name, _, _ in CASES} | tested_elsewhere
+    assert {issue.id for issue in ALL} == {name for name, _, _ in CASES} | tested_in_other_files
 
 
 @pytest.mark.parametrize("issue", ALL, ids=lambda issue: issue.id)

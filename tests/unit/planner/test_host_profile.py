@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from config_samples import write_public
-from machine_samples import survey_of
+from host_samples import survey_of
 
 from orchestrator.core.catalog import Catalog
 from orchestrator.core.errors import HostError, ProfileError, UsageError
@@ -50,11 +50,11 @@ def inventory(*gpus: tuple[str | None, str, int], vendor: str = "nvidia") -> Gpu
 
 
 @pytest.mark.parametrize(
-    ("machine", "hardware"),
+    ("node", "hardware"),
     [("mi355x-healthy", "mi355x"), ("mi300x-rocm-6.2", "mi300x"), ("h200-idle", "h200")],
 )
-def test_recorded_host_matches_its_hardware_entry(machine: str, hardware: str, home: Home) -> None:
-    (gpu_inventory,) = inventories(survey_of(machine))
+def test_recorded_host_matches_its_hardware_entry(node: str, hardware: str, home: Home) -> None:
+    (gpu_inventory,) = inventories(survey_of(node))
     assert match_hardware(gpu_inventory, Catalog.of(home)) == hardware
 
 

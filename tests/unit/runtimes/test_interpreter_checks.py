@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 
 import pytest
-from machine_samples import runner_of, sections
+from host_samples import runner_of, sections
 from plan_samples import plan_of
 
 from orchestrator.core.subprocesses import CompletedProgram
@@ -27,7 +27,7 @@ def findings(
     completed: CompletedProgram | None, *, nvcc: str = "/usr/local/cuda/bin/nvcc", **changed: str
 ) -> list[Finding]:
     """Return the findings for `h200-tiny` on a recorded H200 with this output of the interpreter (None: unbuilt)."""
-    machine, plan = runner_of(sections("h200-idle", **changed)), plan_of("h200-tiny", "hardware.gpus=1")
+    recorded, plan = runner_of(sections("h200-idle", **changed)), plan_of("h200-tiny", "hardware.gpus=1")
 
     def runner(argv: Sequence[str]) -> CompletedProgram:
         if argv[0] == "/opt/engine/python":
@@ -35,7 +35,7 @@ def findings(
             return completed
         if "nvcc" in argv[-1]:
             return CompletedProgram(argv=tuple(argv), code=0 if nvcc else 1, stdout=nvcc, stderr="")
-        return machine(argv)
+        return recorded(argv)
 
     access = HostAccess(
         runner=runner,

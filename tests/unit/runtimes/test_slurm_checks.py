@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
-from machine_samples import runner_of, sections
+from host_samples import runner_of, sections
 from plan_samples import plan_of
 
 from orchestrator.core.subprocesses import CompletedProgram
@@ -23,7 +23,7 @@ UNREACHABLE = "allocation failure: Unable to contact slurm controller (connect f
 
 def findings(*settings: str, profile: str = "mi355x-tp8", missing: str = "", **outputs: str) -> dict[str, Finding]:
     """Return the findings on a login node; `outputs` are the responses of sbatch by option of the job."""
-    machine, runtime = runner_of(sections("h200-idle")), runtime_class("slurm")
+    recorded, runtime = runner_of(sections("h200-idle")), runtime_class("slurm")
 
     def runner(argv: Sequence[str]) -> CompletedProgram:
         code, stdout, stderr = 0, "", ""
@@ -37,7 +37,7 @@ def findings(*settings: str, profile: str = "mi355x-tp8", missing: str = "", **o
         elif argv[-1].startswith("command -v"):
             code = int(argv[-1].endswith(missing or "-"))
         else:
-            return machine(argv)
+            return recorded(argv)
         return CompletedProgram(argv=tuple(argv), code=code, stdout=stdout, stderr=stderr)
 
     layout = () if profile == "mi355x-1p1d" else ("layout.tp=2", "flags.context-length=131072")

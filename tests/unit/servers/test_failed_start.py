@@ -364,11 +364,11 @@ def test_public_server_without_api_key_warns(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def stop_here(*_: object) -> None:
+    def stop(*_: object) -> None:
         raise HostError("stop here")
 
     monkeypatch.setenv("KEY", "k" * 20)
-    monkeypatch.setattr("orchestrator.servers.start.up.open_servers", stop_here)
+    monkeypatch.setattr("orchestrator.servers.start.up.open_servers", stop)
     with pytest.raises(HostError, match="stop here"):
         up.up(request_of(*overrides), Home(tmp_path))
     assert ("without an API key; anyone who can reach it can use it" in capsys.readouterr().err) is is_reported

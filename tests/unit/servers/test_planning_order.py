@@ -176,7 +176,7 @@ def test_missing_archive_is_rejected_before_host_inspection(home: Home, monkeypa
     assert up.up(request, home) is healthy
 
 
-def machine(**sections: str) -> Runner:
+def host_runner(**sections: str) -> Runner:
     """Return the runner of a host without GPUs, whose survey has these sections by their first word."""
 
     def run(argv: Sequence[str]) -> CompletedProgram:
@@ -207,14 +207,14 @@ def test_failed_preflight_stops_before_build_and_download(
     home: Home, monkeypatch: pytest.MonkeyPatch, profile: str, sections: dict[str, str], message: str
 ) -> None:
     """438 GB were once downloaded and an image built before a missing GPU, a full disk or a used port was reported."""
-    monkeypatch.setattr(host, "runner_for", lambda _: machine(**sections))
+    monkeypatch.setattr(host, "runner_for", lambda _: host_runner(**sections))
     assert message in preflight_problems(
         request_of("runtime=process", "engine.python=/usr/bin/python3", profile=profile), home
     )
 
 
 def test_disk_space_is_not_checked_without_download(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    full_disk = machine(disk="Filesystem 1024-blocks Used Available\n/dev/sda 9 8 1 89% /\n")
+    full_disk = host_runner(disk="Filesystem 1024-blocks Used Available\n/dev/sda 9 8 1 89% /\n")
     monkeypatch.setattr(host, "runner_for", lambda _: full_disk)
     settings = ("runtime=process", "engine.python=/usr/bin/python3")
     assert "weights" not in preflight_problems(request_of(*settings, profile="mi355x-tp8", stage=False), home)
@@ -233,7 +233,7 @@ def test_port_of_replaced_server_does_not_fail_preflight(home: Home, monkeypatch
     )
     monkeypatch.setattr(EmptyRuntime, "find", lambda *_: (server,))
     monkeypatch.setattr(up, "_replicated_server", lambda *_, **__: None)
-    used_port = machine(sockets="  0: 0100007F:753A 00000000:0000 0A 0:0 0:0 0 0 0 7 1\n")
+    used_port = host_runner(sockets="  0: 0100007F:753A 00000000:0000 0A 0:0 0:0 0 0 0 7 1\n")
     monkeypatch.setattr(host, "runner_for", lambda _: used_port)
     with pytest.raises(Reached):
         up.up(request_of(replace=True), home)

@@ -38,7 +38,7 @@ def split_hosts(args: Sequence[str]) -> tuple[list[str], list[str]]:
     return hosts, rest
 
 
-def several_hosts(hosts: Sequence[str]) -> bool:
+def is_multi_host(hosts: Sequence[str]) -> bool:
     """Return whether the values name several hosts, or a file of hosts. Raises UsageError for an invalid one."""
     if len(hosts) > 1 or any(host.startswith(FROM_FILE) for host in hosts):
         return True

@@ -1,4 +1,4 @@
-"""Recorded machines as surveys, and runners that print them like the real script."""
+"""Recorded hosts as surveys, and runners that print them like the real script."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,46 +22,46 @@ READY: Mapping[str, str] = {
 }
 
 
-def sections(machine: str, **changed: str) -> dict[str, str]:
-    """The recorded sections of a machine on an otherwise ready node; `numa_balancing="1"` changes one."""
-    files = {path.stem.replace("_", " "): path.read_text() for path in sorted((RECORDED / machine).iterdir())}
+def sections(node: str, **changed: str) -> dict[str, str]:
+    """The recorded sections of a node, otherwise ready; `numa_balancing="1"` changes one."""
+    files = {path.stem.replace("_", " "): path.read_text() for path in sorted((RECORDED / node).iterdir())}
     return {**READY, **files, **{name.replace("_", " "): text for name, text in changed.items()}}
 
 
-def survey_of(machine: str) -> Survey:
-    """Return the survey of a recorded machine."""
-    return Survey({name: Section(0, text) for name, text in sections(machine).items()})
+def survey_of(node: str) -> Survey:
+    """Return the survey of a recorded node."""
+    return Survey({name: Section(0, text) for name, text in sections(node).items()})
 
 
 def docker_answering(
-    code: int = 0, text: str = "27.5.1\n", *, there: bool = False, missing: str = "no such manifest"
+    code: int = 0, text: str = "27.5.1\n", *, exist: bool = False, missing: str = "no such manifest"
 ) -> Runner:
-    """Return a docker command with this answer about its daemon; all images exist in the registry if `there`."""
+    """Return a docker command with this answer about its daemon; all images exist in the registry if `exist`."""
 
     def run(argv: Sequence[str]) -> CompletedProgram:
         if "version" in argv or "--version" in argv:
             return CompletedProgram(
                 argv=tuple(argv), code=code, stdout=text if code == 0 else "", stderr=text if code else ""
             )
-        if there and "manifest" in argv:
+        if exist and "manifest" in argv:
             return CompletedProgram(argv=tuple(argv), code=0, stdout="{}", stderr="")
         return CompletedProgram(argv=tuple(argv), code=1, stdout="", stderr=missing)
 
     return run
 
 
-READY_DOCKER = docker_answering(there=True)
+READY_DOCKER = docker_answering(exist=True)
 
 
-def runner_of(machine: Mapping[str, str], *, docker: Runner = READY_DOCKER) -> Runner:
-    """Return a runner on that machine, which has only the survey and a docker command."""
+def runner_of(node: Mapping[str, str], *, docker: Runner = READY_DOCKER) -> Runner:
+    """Return a runner on that node, which has only the survey and a docker command."""
 
     def run(argv: Sequence[str]) -> CompletedProgram:
         if "docker" in argv[:3]:
             return docker(argv)
         if argv[0] != "sh":
             return CompletedProgram(argv=tuple(argv), code=127, stdout="", stderr="")
-        printed = "".join(f"\x1e{name}\n{text}\x1f0" for name, text in machine.items())
+        printed = "".join(f"\x1e{name}\n{text}\x1f0" for name, text in node.items())
         return CompletedProgram(argv=tuple(argv), code=0, stdout=printed, stderr="")
 
     return run

@@ -75,13 +75,13 @@ class RankScores:
     comparisons: tuple[LogprobRow, ...] = ()  # with the reference, or with the first rank
 
 
-def probe_rank(
+def score_rank(
     client: EngineClient, target: Target, texts: Texts, *, rank: int, label: str, progress: Progress
 ) -> RankScores:
     """Score all texts on one data-parallel rank. Raises NoResponseError, UnexpectedResponseError."""
-    prober = _RankProber(client=client, rank=rank, label=label, progress=progress)
-    single = tuple(prober.score((text,), description=f"{len(text)} tokens")[0] for text in texts)
-    variants = [prober.repeated, prober.batched, *([prober.cached] if target.prefix_cache else [])]
+    scorer = _RankScorer(client=client, rank=rank, label=label, progress=progress)
+    single = tuple(scorer.score((text,), description=f"{len(text)} tokens")[0] for text in texts)
+    variants = [scorer.repeated, scorer.batched, *([scorer.cached] if target.prefix_cache else [])]
     rows = tuple(row for variant in variants for row in variant(texts, single))
     return RankScores(label=label, single=single, rows=rows)
 
@@ -106,7 +106,7 @@ def identify(client: EngineClient, *, source: str | None) -> Identity:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _RankProber:
+class _RankScorer:
     """A client for one data-parallel rank, and its request variants."""
 
     client: EngineClient
