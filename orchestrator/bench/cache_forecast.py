@@ -36,30 +36,30 @@ def forecast_load(workload: Workload, source: SessionSource | None, endpoint: En
         prefix_tokens=workload.prefix_tokens,
         input_tokens=workload.input_tokens,
         output_tokens=workload.output_tokens,
-        replicas=_replicas(endpoint),
+        dp_ranks=_dp_ranks(endpoint),
         seed=workload.seed,
     )
     return forecast_cache(accesses, endpoint)
 
 
 def forecast_cache(accesses: Iterable[CacheAccess], endpoint: Endpoint) -> CacheForecast:
-    """Compute the forecast of a load in which each session stays on one replica."""
-    replicas, page, size = _replicas(endpoint), endpoint.facts.page_size or 1, endpoint.tier_tokens
-    rates = hit_rates(accesses, replicas=replicas, page=page)
+    """Compute the forecast of a load in which each session stays on one DP rank."""
+    dp_ranks, page, size = _dp_ranks(endpoint), endpoint.facts.page_size or 1, endpoint.tier_tokens
+    rates = hit_rates(accesses, caches=dp_ranks, page=page)
     sizes = sorted({rates.size_for(share) for share in _SHARES})
     return CacheForecast(
         prompt_tokens=rates.prompt_tokens,
         sampled_share=None if rates.sampled == 1 else rates.sampled,
         unlimited_share=rates.unlimited,
         sizes=tuple(CacheSize(tokens=tokens, share=rates.at(tokens)) for tokens in sizes),
-        replicas=replicas,
+        dp_ranks=dp_ranks,
         cache_tokens=size,
         share=None if size is None else rates.at(size),
     )
 
 
-def _replicas(endpoint: Endpoint) -> int:
-    return endpoint.facts.replicas * max(len(endpoint.replicas), 1)
+def _dp_ranks(endpoint: Endpoint) -> int:
+    return endpoint.facts.dp_ranks * max(len(endpoint.replicas), 1)
 
 
 def _session_accesses(
@@ -104,7 +104,7 @@ class PointForecasts:
             progress(f"{point.label}: computing the achievable hit rate", "")
             accesses = _session_accesses(self.workload, source, requests=load[0], drawn_share=load[1])
             compute = partial(
-                hit_rates, accesses, replicas=_replicas(self.endpoint), page=self.endpoint.facts.page_size or 1
+                hit_rates, accesses, caches=_dp_ranks(self.endpoint), page=self.endpoint.facts.page_size or 1
             )
             self._shares[load] = (await in_thread(compute)).at(size)
         return _with_achievable(point, self._shares[load])
@@ -119,8 +119,8 @@ def _with_achievable(point: Point, share: float | None) -> Point:
     return point if point.cache is None else replace(point, cache=replace(point.cache, achievable_share=share))
 
 
-def load_reuse(name: str, catalog: Catalog, *, page: int, replicas: int) -> LoadReuse:
-    """Return the reuse of a workload or trace in the cache of a replica; each session stays on one of the `replicas`.
+def load_reuse(name: str, catalog: Catalog, *, page: int, caches: int) -> LoadReuse:
+    """Return the reuse of a workload or trace in the cache of a DP rank; each session stays on one of the `caches`.
 
     Raises UsageError or ProfileError if it cannot be read."""
     workload = load_workload(name, catalog=catalog)
@@ -133,11 +133,11 @@ def load_reuse(name: str, catalog: Catalog, *, page: int, replicas: int) -> Load
             input_tokens=workload.input_tokens,
             output_tokens=workload.output_tokens,
             page=page,
-            replicas=replicas,
+            caches=caches,
         )
     accesses = cache_accesses(source.trees(), concurrency=workload.concurrency, max_delay_s=workload.max_think_time_s)
     return LoadReuse(
         workload=workload_name(name),
-        rates=hit_rates(accesses, page=page, replicas=replicas),
+        rates=hit_rates(accesses, page=page, caches=caches),
         output_share=source.totals.output_tokens / max(source.totals.input_tokens, 1),
     )

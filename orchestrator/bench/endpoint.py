@@ -36,8 +36,8 @@ class Endpoint:
     is_sglang: bool  # the endpoint has sglang's native API
     reports_cache: bool  # responses carry `cached_tokens`
     has_metrics: bool
-    cache_tokens: int | None = None  # cache size on the device, per replica
-    tier_tokens: int | None = None  # including host memory, per replica; None: unknown, or storage holds more
+    cache_tokens: int | None = None  # cache size on the device, per DP rank
+    tier_tokens: int | None = None  # including host memory, per DP rank; None: unknown, or storage holds more
     prompt_tokens: int | None = None  # longest prompt that the server accepts
     replicas: tuple[Connections, ...] = ()  # connections to the replicas, if the endpoint is a gateway
 
@@ -161,7 +161,7 @@ async def discover(
             facts,
             engine="sglang",
             engine_version=info.version,
-            replicas=info.replicas,
+            dp_ranks=info.dp_ranks,
             page_size=info.page_size,
             speculative=info.speculative,
         )
@@ -248,7 +248,7 @@ async def _vllm_facts(connections: Connections, facts: EndpointFacts, metrics: s
     return replace(
         facts,
         engine_version=version if isinstance(version, str) else None,
-        replicas=other_engines.read_ranks(metrics),
+        dp_ranks=other_engines.read_ranks(metrics),
         page_size=other_engines.read_block_size(metrics),
         speculative="algorithm not reported" if other_engines.speculates(metrics) else None,
     )

@@ -329,7 +329,7 @@ def forecast_text(forecast: CacheForecast) -> str:
     if forecast.sampled_share is not None:
         text += f", estimated from {share(forecast.sampled_share)} of the blocks"
     if needed:
-        text += f"; tokens of cache {'per replica ' if forecast.replicas > 1 else ''}needed: {needed}"
+        text += f"; tokens of cache {'per DP rank ' if forecast.dp_ranks > 1 else ''}needed: {needed}"
     if forecast.cache_tokens is None or forecast.share is None:
         return text
     text += f"; this server with {forecast.cache_tokens:,}: {share(forecast.share)}"

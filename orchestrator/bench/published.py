@@ -81,12 +81,12 @@ class EvalScore(StrictModel):
 
 
 class PublishedEval(StrictModel):
-    """Two published scores of one suite. `items` counts questions, `samples` counts answers (seeds × questions)."""
+    """Two published scores of one suite. `questions` counts questions, `samples` counts answers (seeds × questions)."""
 
     suite: str
     model: str
     title: str
-    items: int | None = None
+    questions: int | None = None
     samples: int | None = None
     baseline: EvalScore
     candidate: EvalScore

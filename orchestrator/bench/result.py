@@ -15,7 +15,7 @@ from orchestrator.core.errors import BenchError
 from orchestrator.core.validation import validation_problems
 from orchestrator.engine.other_engines import UNKNOWN
 
-RESULT_SCHEMA: Final = 3
+RESULT_SCHEMA: Final = 4
 RESULT_FILE: Final = "result.json"
 
 
@@ -225,7 +225,7 @@ class EndpointFacts:
     prompts_as: str = "token ids"  # token ids | text
     engine: str = UNKNOWN  # sglang | vllm | atom | unknown
     engine_version: str | None = None
-    replicas: Number = 1  # data-parallel replicas, each with its own prefix cache
+    dp_ranks: Number = 1  # each with its own prefix cache
     context_length: Count | None = None
     page_size: Count | None = None
     speculative: str | None = None  # algorithm and settings, if speculation is on
@@ -250,7 +250,7 @@ class ServerProvenance:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheSize:
-    """A cache of one replica in tokens, and the share of prompt tokens that it can hold."""
+    """The cache of one DP rank in tokens, and the share of prompt tokens that it can hold."""
 
     tokens: Count
     share: Share
@@ -260,14 +260,14 @@ class CacheSize:
 class CacheForecast:
     """The shares of prompt tokens that a prefix cache can have, from the load alone; see plan/reuse_distance.py.
 
-    Each replica has a cache of its own. `share` is that of this server, if its sessions stay on one replica each.
+    Each DP rank has a cache of its own. `share` is that of this server, if its sessions stay on one DP rank each.
     """
 
     prompt_tokens: Count
     unlimited_share: Share
     sizes: tuple[CacheSize, ...]  # ascending; the largest has all hits of an unlimited cache
-    replicas: Number
-    cache_tokens: Count | None = None  # cache size of a replica
+    dp_ranks: Number  # of all replicas
+    cache_tokens: Count | None = None  # cache size of a DP rank
     share: Share | None = None
     sampled_share: Share | None = None  # share of the blocks used for the estimate; None: all
 

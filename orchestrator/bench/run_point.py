@@ -62,9 +62,9 @@ class PointRunner:
     salt: str = ""  # varies the prompts between runs if the caches cannot be flushed
 
     async def warm_up(self, label: str) -> WarmUp:
-        """Flush the prefix caches, then send one request for each prefix to each replica.
+        """Flush the prefix caches, then send one request for each prefix to each DP rank.
 
-        Each replica has its own cache, so warm-up requests are pinned if the engine supports it; the server balances
+        Each DP rank has its own cache, so warm-up requests are pinned if the engine supports it; the server balances
         measured requests. Raises BenchError if a request fails or its length differs from the request.
         """
         if self.source is not None:
@@ -72,33 +72,33 @@ class PointRunner:
         flushed = await self.endpoint.flush_cache()
         seed = label if flushed else self.salt + label
         prefixes = await _collect_cooperatively(warmup_prompts(self.workload, seed, self.text))
-        replicas, pinned, ranks = self._replicas
-        self.progress(f"{label}: warm-up", f"{len(prefixes)} prefixes on {replicas} replica(s)")
+        count, pinned, ranks = self._dp_ranks
+        self.progress(f"{label}: warm-up", f"{len(prefixes)} prefixes on {count} DP rank(s)")
         planned = PlannedRequest(input_tokens=self.workload.input_tokens, output_tokens=self.workload.output_tokens)
         await self._warm(planned, [(prefix.fragments, rank) for prefix in prefixes for rank in ranks])
-        target = f"each of {replicas} replicas ({pinned})" if pinned else "the only known replica"
-        if replicas > 1 and not pinned:
-            target = f"one of {replicas} replicas, chosen by the server"
+        target = f"each of {count} DP ranks ({pinned})" if pinned else "the only known DP rank"
+        if count > 1 and not pinned:
+            target = f"one of {count} DP ranks, chosen by the server"
         state = "caches flushed" if flushed else f"caches cannot be flushed: prompts varied by `{self.salt}`"
         return WarmUp(label, seed, f"{state}, each of {len(prefixes)} prefixes sent once to {target}, full length")
 
     @property
-    def _replicas(self) -> tuple[int, str | None, list[int | None]]:
-        """The number of replicas, the field that pins a request to a replica, and the known ranks."""
-        replicas = self.endpoint.facts.replicas
-        pinned = self.endpoint.rank_field if replicas > 1 else None
-        return replicas, pinned, list(range(replicas)) if pinned else [None]
+    def _dp_ranks(self) -> tuple[int, str | None, list[int | None]]:
+        """The number of DP ranks, the field that pins a request to one, and the known ranks."""
+        count = self.endpoint.facts.dp_ranks
+        pinned = self.endpoint.rank_field if count > 1 else None
+        return count, pinned, list(range(count)) if pinned else [None]
 
     async def _warm_up_sessions(self, label: str, source: SessionSource) -> WarmUp:
-        """Send the shape of the first prompt, with other tokens, to each replica; then flush the prefix caches."""
+        """Send the shape of the first prompt, with other tokens, to each DP rank; then flush the prefix caches."""
         first = next(source.trees())[0]
-        replicas, pinned, ranks = self._replicas
-        self.progress(f"{label}: warm-up", f"1 prompt on {replicas} replica(s)")
+        count, pinned, ranks = self._dp_ranks
+        self.progress(f"{label}: warm-up", f"1 prompt on {count} DP rank(s)")
         ids = self._tokens(f"{self.salt}{label}/warm-up/", source).prompt(first, b"", 0)
         planned = PlannedRequest(input_tokens=first.input_tokens, output_tokens=first.output_tokens)
         await self._warm(planned, [((ids,), rank) for rank in ranks])
         flushed = await self.endpoint.flush_cache()
-        target = f"each of {replicas} replicas ({pinned})" if pinned else "the server"
+        target = f"each of {count} DP ranks ({pinned})" if pinned else "the server"
         emptied = "then caches flushed" if flushed else f"caches cannot be flushed: prompts varied by `{self.salt}`"
         count = self.workload.warmup_requests
         begin = f"measured after {count} requests of the load" if count else "measured from the first request"

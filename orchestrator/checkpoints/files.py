@@ -38,7 +38,7 @@ class LocalFiles:
                     if entry.is_file():  # not a dangling link
                         sizes[CheckpointFile(name)] = entry.stat().st_size
         except FileNotFoundError as error:
-            raise CheckpointNotFoundError("directory not found", location=self.location) from error
+            raise CheckpointNotFoundError("no directory found", location=self.location) from error
         except OSError as error:
             raise CheckpointError(f"cannot read the checkpoint: {error.strerror}", location=self.location) from error
 

@@ -22,7 +22,7 @@ from orchestrator.plan.plan import NAME
 from orchestrator.runs.run_dir import known_names, latest_run, latest_runs, note_request
 from orchestrator.servers.group import exit_problem
 from orchestrator.servers.logs import saved_log
-from orchestrator.servers.servers import dead_processes, open_servers
+from orchestrator.servers.servers import exited_processes, open_servers
 from orchestrator.servers.status import statuses
 
 OUTPUT: Final = JsonOutput(DiagnosisOutput)
@@ -85,7 +85,7 @@ def _log_of(subject: str, home: Home, host: str | None) -> Iterator[tuple[Iterat
                 server, state = found[0], found[0].state
                 ended = exit_problem(subject, state)
                 detail = "" if ended else state.detail
-                extra_lines = filter(None, [dead_processes(server), detail])
+                extra_lines = filter(None, [exited_processes(server), detail])
                 yield chain(server.logs(follow=False), extra_lines), ended.message if ended else ""
             elif (saved := saved_log(servers, subject)) is not None:
                 yield saved, ""

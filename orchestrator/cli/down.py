@@ -39,7 +39,7 @@ def command(
 ) -> None:
     """Stop a server and free its GPUs. Returns when its ports and GPU memory are free.
 
-    It waits for running and queued requests, aborts those left, and prints how many ended and were aborted.
+    Waits for running and queued requests, aborts the rest at the limit, and prints both counts.
     """
     if (name is None) != (all_ or all_homes):
         raise UsageError("no server name given", hint="`deploy status` lists servers; `--all` stops all")

@@ -68,11 +68,7 @@ def _run(command: Callable[[], object]) -> None:
     except DeployError as error:
         _exit_with(error)
     except UnsafeValueError as error:  # from a record, an index or a response that no caller expected to be invalid
-        _exit_with(
-            HostError(
-                str(error), hint="find out who wrote the file, or what runs on the host, that contains this value"
-            )
-        )
+        _exit_with(HostError(str(error), hint="check the file or the server that contains this value"))
     except Exception as error:
         if _is_interrupt(error):
             raise KeyboardInterrupt from error

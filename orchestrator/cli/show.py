@@ -114,7 +114,7 @@ def command(
 def _outlook(loaded: ResolvedProfile, planned: Capacity, workload: str | None, costs: str | None) -> TierOutlook | None:
     name = workload or loaded.profile.workload or DEFAULT_WORKLOAD
     reuse = load_reuse(
-        name, loaded.valid.catalog, page=planned.cache.page if planned.cache else 1, replicas=planned.replicas
+        name, loaded.valid.catalog, page=planned.cache.page if planned.cache else 1, caches=planned.dp_ranks
     )
     return tier_outlook(planned, reuse, PUBLISHED if costs is None else _costs(costs))
 

@@ -166,7 +166,7 @@ def profile_of_model(model: str, home: Home, *, gpus: int | None, host: str | No
     if profile.proposal is None:
         info(f"profile `{profile.name}`: {profile.path}")
     else:
-        info(table(["key", "value", "why"], profile.proposal.rows(), width=terminal_width()))
+        info(table(["key", "value", "reason"], profile.proposal.rows(), width=terminal_width()))
         info(f"wrote {profile.path}")
     if profile.similar:
         note(f"other profiles of this model on this hardware: {', '.join(profile.similar)}")

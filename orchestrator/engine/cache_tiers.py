@@ -18,7 +18,7 @@ _WRITE_BACK: Final = "write_back"
 class HostTier:
     """The tier of the KV cache in the host's memory. A field is None or 0 if only a start can tell it."""
 
-    tokens: int | None  # per replica
+    tokens: int | None  # per DP rank
     bytes: int  # all pools of one rank
     keeps_copies: bool  # whether it also holds the device's tokens
 

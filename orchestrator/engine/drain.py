@@ -79,7 +79,7 @@ def _requests_in(content: bytes) -> int:
         names = ("num_reqs",) if isinstance(data, list) else ("num_running_reqs", "num_waiting_reqs")
         return sum(int(rank[name]) for rank in ranks for name in names)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UnknownLoadError("its load has an unknown format") from error
+        raise UnknownLoadError("the response to the load request has an unknown format") from error
 
 
 class RequestTally:

@@ -52,7 +52,7 @@ def main(port: str, ranks: str, *words: str) -> str:
     except (OSError, http.client.HTTPException) as error:
         return f"no answer: {type(error).__name__}"
     if health != http.client.OK:
-        return f"{HEALTH} answers {health}"
+        return f"{HEALTH} returned HTTP {health}"
     end = time.monotonic() + SAMPLE_LIMIT
     with ExitStack() as opened:
         connections = []

@@ -89,7 +89,7 @@ class HealthClient:
         try:
             served = read_models(read_object(content, path=MODELS))
         except UnexpectedResponseError as error:
-            raise NoResponseError(f"`{MODELS}` answers {status} and names no model") from error
+            raise NoResponseError(f"`{MODELS}` returned HTTP {status} and names no model") from error
         if self.model not in served:
             raise NoResponseError(f"another server responds; it does not serve `{self.model}`")
 

@@ -153,7 +153,7 @@ class KvCacheSpec:
     layers: int
     draft_layers: int
     counted_drafts: int  # draft layers that sglang counts for the size of the cache
-    ranks: int  # GPUs that share the heads of one replica
+    ranks: int  # GPUs that share the heads of one DP rank
     element: int  # bytes of a value
     raw: bool  # sparse attention stores fp8 values without scales
     version: str
@@ -227,7 +227,7 @@ class ActivationSpec:
     graph_batch: int | None  # requests; 0 for no graphs
     prefill_graphs: bool
     latent: bool
-    dp_attention: int  # data-parallel replicas of attention, 0 for none
+    dp_attention: int  # DP ranks of the attention, 0 for none
 
     @property
     def chunk_tokens(self) -> int:

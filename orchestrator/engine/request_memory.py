@@ -61,7 +61,7 @@ class StateOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RequestMemory:
-    """Per-request memory on one GPU of a replica; `requests` is the maximum number of running requests."""
+    """Per-request memory on one GPU of a DP rank; `requests` is the maximum number of running requests."""
 
     per_request: int  # bytes of a state, or of a request
     slots: int

@@ -19,7 +19,7 @@ from orchestrator.engine.endpoints import CHAT_COMPLETIONS, COMPLETIONS, GENERAT
 Json = Mapping[str, Any]  # an unchecked JSON object of a response
 MAX_RESPONSE_BYTES: Final = 2 << 20  # per document, which takes up to 30 times as much memory when parsed
 MAX_COUNT: Final = 1 << 53  # larger integers are not exact in JSON (RFC 8259, 6)
-_MAX_REPLICAS: Final = 1024
+_MAX_DP_RANKS: Final = 1024
 _MAX_PAGE: Final = 1 << 16  # tokens
 _MAX_TOKEN_ID: Final = (1 << 31) - 1
 _MAX_SHOWN: Final = 40  # characters of a value in a message
@@ -90,11 +90,11 @@ class ServerInfo:
 
     version: str
     page_size: int  # tokens
-    replicas: int  # data-parallel
+    dp_ranks: int
     reports_cache: bool  # responses have `cached_tokens`
     speculative: str | None  # algorithm, steps, top-k, draft tokens
-    cache_tokens: int | None = None  # cache size on the device, per replica
-    tier_tokens: int | None = None  # including host memory, per replica; None: unknown, or storage holds more
+    cache_tokens: int | None = None  # cache size on the device, per DP rank
+    tier_tokens: int | None = None  # including host memory, per DP rank; None: unknown, or storage holds more
     prompt_tokens: int | None = None  # longest prompt that the server accepts
     role: str = ""  # prefill or decode, if disaggregated
     tiers: tuple[str, ...] = ()  # tiers of the KV cache below the device, named as in `cached_by_source`
@@ -189,18 +189,18 @@ def read_server_info(data: Json) -> ServerInfo | None:
         return None
     page = number(data, "page_size")
     # Since 0.5.22 data-parallel attention has its own field, and `dp_size` is 1 (server_args.py, `resolved_dict`).
-    replicas = (optional_number(data, "dp_size") or 1) * (optional_number(data, "attn_dp_size") or 1)
+    dp_ranks = (optional_number(data, "dp_size") or 1) * (optional_number(data, "attn_dp_size") or 1)
     if not 1 <= page <= _MAX_PAGE:
         raise UnexpectedResponseError(f"`page_size` in `{SERVER_INFO}` is {page}")
-    if replicas > _MAX_REPLICAS:
-        raise UnexpectedResponseError(f"`dp_size` in `{SERVER_INFO}` is {replicas}, more than {_MAX_REPLICAS}")
+    if dp_ranks > _MAX_DP_RANKS:
+        raise UnexpectedResponseError(f"`dp_size` in `{SERVER_INFO}` is {dp_ranks}, more than {_MAX_DP_RANKS}")
     speculates = bool(data.get("speculative_algorithm"))
     cache, tiers = optional_number(data, "max_total_num_tokens"), reported_tiers(data)
     limit = optional_number(data, "max_req_input_len")  # 0.5.14, managers/utils.py:155: a prompt is shorter
     return ServerInfo(
         version=name(data, "version"),
         page_size=page,
-        replicas=replicas,
+        dp_ranks=dp_ranks,
         reports_cache=data.get("enable_cache_report") is True,
         speculative=" ".join(setting(data.get(f"speculative_{item}")) for item in _SPECULATIVE) if speculates else None,
         cache_tokens=cache,

@@ -75,11 +75,11 @@ class ServingFacts:
     """The meaning of a server's options. None means that the engine chooses the value at startup."""
 
     context: int  # tokens
-    running_set: int | None  # limit of concurrent requests in a replica, set by an option
+    running_set: int | None  # limit of concurrent requests in a DP rank, set by an option
     running_default: int | None  # the engine's default limit; None: only memory limits them
     prefill_chunk: int | None  # tokens; None also without chunking
     prefill_batch: int | None  # maximum tokens of a prefill batch
-    cache_tokens: int | None  # limit of tokens in a replica's KV cache, set by an option
+    cache_tokens: int | None  # limit of tokens in a DP rank's KV cache, set by an option
     kv_dtype: str | None
     dtype: str | None
     page: int  # tokens
@@ -113,7 +113,7 @@ class ServingFacts:
 
     @property
     def running(self) -> int | None:
-        """The limit of concurrent requests in a replica; None if only memory limits them."""
+        """The limit of concurrent requests in a DP rank; None if only memory limits them."""
         return self.running_set or self.running_default
 
 

@@ -19,7 +19,7 @@ from orchestrator.bench.result_files import read_result_text
 from orchestrator.core.errors import BenchError
 from orchestrator.core.safe_paths import FileName
 
-EVAL_RESULT_SCHEMA: Final = 2
+EVAL_RESULT_SCHEMA: Final = 3
 BASELINE_DIR: Final = "baseline"  # directory of the baseline results
 
 
@@ -54,7 +54,7 @@ class EvalResult:
     model: str
     harness: str  # name and version
     command: str
-    items: tuple[AnsweredQuestion, ...]
+    answered: tuple[AnsweredQuestion, ...]
     limit: int | None = None  # number of questions; None for all
     max_tokens: int | None = None  # maximum length of an answer; None if unknown
 
@@ -63,7 +63,7 @@ class EvalResult:
         """For each question, whether each answer was correct."""
         correct = defaultdict[QuestionKey, list[bool]](list)
         counts = defaultdict[tuple[int | None, str, str], int](int)
-        for item in self.items:
+        for item in self.answered:
             counts[item.seed, item.group, item.id] += 1
             nth = counts[item.seed, item.group, item.id]
             correct[QuestionKey(group=item.group, id=item.id, nth=nth)].append(item.correct)
@@ -83,7 +83,7 @@ class EvalResult:
         return shares
 
     @property
-    def effective_items(self) -> float:
+    def effective_answers(self) -> float:
         """The effective sample size: the equivalent number of independent answers; groups have equal weight.
 
         Several answers to one question are not independent, so the variance between questions counts (clustered
@@ -97,14 +97,14 @@ class EvalResult:
     @property
     def by_seed(self) -> Mapping[int, float]:
         """The score of each seed; empty without seeds."""
-        seeds = sorted({item.seed for item in self.items if item.seed is not None})
-        return {seed: fmean(item.correct for item in self.items if item.seed == seed) for seed in seeds}
+        seeds = sorted({item.seed for item in self.answered if item.seed is not None})
+        return {seed: fmean(item.correct for item in self.answered if item.seed == seed) for seed in seeds}
 
     @property
     def is_deterministic(self) -> bool:
         """Whether all seeds gave identical answers, which means that the server did not sample."""
         answers = defaultdict[str, set[str]](set)
-        for item in self.items:
+        for item in self.answered:
             answers[item.id].add(item.answer)
         return len(self.by_seed) > 1 and all(len(texts) == 1 and "" not in texts for texts in answers.values())
 
@@ -126,7 +126,7 @@ def load_eval_result(file: Path) -> EvalResult:
     """Load a result. Raises BenchError if the file is unreadable, damaged, or of another schema version."""
     text, location = read_result_text(file, "eval result"), str(file)
     result = parse_strict(_ADAPTER, text, description="result of `deploy eval`", location=location)
-    if result.schema_version != EVAL_RESULT_SCHEMA or not result.items:
+    if result.schema_version != EVAL_RESULT_SCHEMA or not result.answered:
         raise BenchError(
             "the eval result has another schema version, or is empty", location=location, hint="run `deploy eval` again"
         )

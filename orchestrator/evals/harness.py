@@ -120,7 +120,7 @@ def read_eval_result(work: Path, request: EvalRequest, *, task: str) -> EvalResu
     results = sorted((work / "out").rglob("results_*.json"))
     if not samples or not results:
         raise BenchError("lm-eval wrote no answers", location=str(work), hint="check its output above")
-    items = read_items(
+    answered = read_answers(
         samples[-1].read_text(encoding="utf-8"),
         metric=request.suite.metric,
         filter_=request.suite.filter,
@@ -135,13 +135,13 @@ def read_eval_result(work: Path, request: EvalRequest, *, task: str) -> EvalResu
         model=request.model,
         harness=f"lm-eval {version}",
         command=request.command,
-        items=items,
+        answered=answered,
         limit=request.limit,
         max_tokens=request.suite.max_tokens,
     )
 
 
-def read_items(samples: str, *, metric: str, filter_: str, seed: int | None = None) -> tuple[AnsweredQuestion, ...]:
+def read_answers(samples: str, *, metric: str, filter_: str, seed: int | None = None) -> tuple[AnsweredQuestion, ...]:
     """Parse a samples file of the harness, which has one JSON object per answered question, in order.
 
     `doc_hash` identifies a question by its text and its order of choices. Raises BenchError for another format or
@@ -149,7 +149,7 @@ def read_items(samples: str, *, metric: str, filter_: str, seed: int | None = No
     """
     try:
         rows = [parse_json(line) for line in samples.splitlines() if line.strip()]
-        items = tuple(
+        answered = tuple(
             AnsweredQuestion(id=row["doc_hash"], correct=row[metric] > 0.5, seed=seed, answer=_digest(row, seed))
             for row in rows
             if row["filter"] == filter_
@@ -158,9 +158,9 @@ def read_items(samples: str, *, metric: str, filter_: str, seed: int | None = No
         raise BenchError(
             "the answers of lm-eval have an unknown format", hint="`pip install lm-eval==0.4.13`"
         ) from error
-    if not items:
+    if not answered:
         raise BenchError(f"lm-eval scored no answer with `{filter_}`", hint="`pip install lm-eval==0.4.13`")
-    return items
+    return answered
 
 
 def _digest(row: dict[str, object], seed: int | None) -> str:

@@ -55,9 +55,9 @@ class SuiteScore:
         return ScoreOutput(
             suite=result.suite,
             score=result.score,
-            items=len(result.items),
+            answers=len(result.answered),
             questions=len(result.answers),
-            effective_items=result.effective_items,
+            effective_answers=result.effective_answers,
             interval=score_interval(result),
             seeds={str(seed): score for seed, score in result.by_seed.items()},
             metric=result.metric,
@@ -84,9 +84,9 @@ class ScoreOutput:
 
     suite: str
     score: float
-    items: int
+    answers: int
     questions: int
-    effective_items: float
+    effective_answers: float
     interval: Interval
     seeds: dict[str, float]
     metric: str
@@ -112,13 +112,13 @@ def _describe_sample(result: EvalResult) -> str:
     """Describe the number of questions and seeds, and the confidence interval."""
     scores = list(result.by_seed.values())
     if len(scores) < 2:
-        return f"{len(result.items)} items"
+        return f"{len(result.answered)} questions"
     unit, repeats = ("task", "trials") if result.suite == tau2.NAME else ("question", "seeds")
     interval = score_interval(result)
     return (
         f"{len(result.answers)} {unit}s x {len(scores)} {repeats} ({', '.join(f'{score:.3f}' for score in scores)}; "
         f"spread {stdev(scores):.3f}), 95 % interval {interval.low:.3f} to {interval.high:.3f}, "
-        f"clustered by {unit}: effective sample size {result.effective_items:.0f}"
+        f"clustered by {unit}: effective sample size {result.effective_answers:.0f}"
     )
 
 
@@ -141,7 +141,7 @@ def published_eval(line: PublishedEval) -> EvalRow:
     judgment = None
     if line.samples is not None:
         sizes = (line.samples, line.samples)
-        judgment = compare_independent(baseline=line.baseline.score, candidate=line.candidate.score, items=sizes)
+        judgment = compare_independent(baseline=line.baseline.score, candidate=line.candidate.score, sizes=sizes)
     return EvalRow(
         title=line.title,
         measured=False,
@@ -161,11 +161,11 @@ def _compare_with_published(line: PublishedEval, score: EvalScore, result: EvalR
     """
     if line.samples is None:
         return None
-    effective_share = (line.items or line.samples) / line.samples
+    effective_share = (line.questions or line.samples) / line.samples
     if effective_share < 1 and len(result.by_seed) > 1:
-        effective_share = result.effective_items / len(result.items)
-    sizes = (line.samples * effective_share, result.effective_items)
-    return compare_independent(baseline=score.score, candidate=result.score, items=sizes)
+        effective_share = result.effective_answers / len(result.answered)
+    sizes = (line.samples * effective_share, result.effective_answers)
+    return compare_independent(baseline=score.score, candidate=result.score, sizes=sizes)
 
 
 def measured_evals(

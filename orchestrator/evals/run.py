@@ -153,7 +153,9 @@ def _score_tau2(request: EvalOptions, simulations: Path, baseline: EvalResult | 
         baseline = tau2.read_simulations(simulations, request.baseline, "", require_name=True).result
     runs = tau2.read_simulations(simulations, request.target, request.command, require_name=reads_both)
     if runs.skipped:
-        message = f"skipped {runs.skipped} of {runs.skipped + len(runs.result.items)} tau2 simulations that never ran"
+        message = (
+            f"skipped {runs.skipped} of {runs.skipped + len(runs.result.answered)} tau2 simulations that never ran"
+        )
         warn(message, hint="run them with `tau2 run --auto-resume`")
     file = save_eval_result(runs.result, request.output)
     return SuiteScore(result=runs.result, file=file, baseline=baseline, baseline_name=request.baseline)
@@ -187,13 +189,13 @@ def score_suite(
     suite, file = options.resolved_suite, folder / eval_result_file(options.suite)
     result = _earlier_result(file, options)
     for seed in suite.seeds(options.seeds or 1):
-        if result is not None and any(item.seed == seed for item in result.items):
+        if result is not None and any(item.seed == seed for item in result.answered):
             continue
         notify(f"{suite.name}{f', seed {seed}' if seed is not None else ''}: {target.provenance.name or target.url}")
         try:
             answered = run_eval(target, options, home=home, notify=notify, seed=seed)
         except KeyboardInterrupt as error:
-            saved = f"the {len(result.items):,} answers in `{file}` are saved; " if result else ""
+            saved = f"the {len(result.answered):,} answers in `{file}` are saved; " if result else ""
             running = left_running(target.provenance.name or target.url)
             command = resume_command(options.command, options.output)
             raise Interrupted("interrupted", hint=f"{saved}{running}; `{command}` continues") from error
@@ -233,7 +235,7 @@ def merge_seeds(before: EvalResult, after: EvalResult, *, location: str) -> Eval
         if old != new:
             message = f"the {name} changed from `{old}` to `{new}`"
             raise BenchError(message, location=location, hint="choose another `--output`")
-    return replace(after, items=(*before.items, *after.items))
+    return replace(after, answered=(*before.answered, *after.answered))
 
 
 def load_baseline(baseline: str, suite: str) -> EvalResult | None:
@@ -300,14 +302,14 @@ def require_gsm8k(target: BenchTarget, *, minimum: float, name: str, folder: Pat
     Raises SmokeError if the score is below `minimum`, and the errors of `run_eval`.
     """
     command = f"deploy up --min-gsm8k {minimum:g}"
-    limit = next(line.items for line in published_evals() if line.suite == "gsm8k")
+    limit = next(line.questions for line in published_evals() if line.suite == "gsm8k")
     options = EvalOptions(target=name, suite="gsm8k", limit=limit, command=command, output=folder)
     result = run_eval(target, options, home=home, notify=info)
     try:
         save_eval_result(result, folder)
     except BenchError as error:
         warn(str(error))
-    info(f"{name}: {result.score:.3f} of {len(result.items)} GSM8K questions correct")
+    info(f"{name}: {result.score:.3f} of {len(result.answered)} GSM8K questions correct")
     if result.score < minimum:
         message = f"{name} has a GSM8K score of {result.score:.3f}; `--min-gsm8k` is {minimum:g}"
         raise SmokeError(message, hint=f"the wrong answers are in `{folder}`")
@@ -333,5 +335,5 @@ def save_eval_result(result: EvalResult, directory: Path) -> Path:
         raise BenchError(
             f"cannot write the result: {error.strerror}",
             location=str(error.filename),
-            details=f"{result.suite}: {result.score:.4f} of {len(result.items):,} answers",
+            details=f"{result.suite}: {result.score:.4f} of {len(result.answered):,} answers",
         ) from error

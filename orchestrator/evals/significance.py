@@ -29,13 +29,13 @@ class Interval:
 class SignificanceTest:
     """The test of a difference of two scores.
 
-    `items` is the effective sample size. `detectable` is the smallest difference that two samples of this size detect
-    with 80 % power. `items_needed` is the sample size that would detect the observed difference; None if it is 0.
+    `answers` is the effective sample size. `detectable` is the smallest difference that two samples of this size detect
+    with 80 % power. `answers_needed` is the sample size that would detect the observed difference; None if it is 0.
     """
 
     baseline: float
     candidate: float
-    items: int
+    answers: int
     difference: float
     interval: Interval
     p_value: float | None  # from the paired test; None for different questions
@@ -43,7 +43,7 @@ class SignificanceTest:
     gained: int | None
     significant: bool
     detectable: float
-    items_needed: int | None
+    answers_needed: int | None
     method: str
     test: str = "exact McNemar"  # name of the test
 
@@ -54,23 +54,25 @@ class SignificanceTest:
         tested = f"{span}, {self.test} p = {self.p_value:.3g}" if self.p_value is not None else span
         if self.significant:
             return f"{'better' if self.difference > 0 else 'worse'}: {tested}"
-        needed = f"; this difference needs about {self.items_needed:,} questions per side" if self.items_needed else ""
-        text = f"{self.items} items detect {self.detectable:.3f} or more{needed}"
+        needed = (
+            f"; this difference needs about {self.answers_needed:,} questions per side" if self.answers_needed else ""
+        )
+        text = f"{self.answers} answers detect {self.detectable:.3f} or more{needed}"
         return f"not significant at this sample size: {tested}; {text}"
 
 
-def wilson(share: float, items: float) -> Interval:
-    """Return the Wilson score interval of a share; `share * items` need not be an integer (Wilson 1927)."""
+def wilson(share: float, size: float) -> Interval:
+    """Return the Wilson score interval of a share; `share * size` need not be an integer (Wilson 1927)."""
     z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
-    shrink = 1 + z * z / items
-    middle = (share + z * z / (2 * items)) / shrink
-    half = z / shrink * math.sqrt(share * (1 - share) / items + z * z / (4 * items * items))
+    shrink = 1 + z * z / size
+    middle = (share + z * z / (2 * size)) / shrink
+    half = z / shrink * math.sqrt(share * (1 - share) / size + z * z / (4 * size * size))
     return Interval(low=max(0.0, middle - half), high=min(1.0, middle + half))
 
 
-def independent_interval(*, baseline: float, candidate: float, items: tuple[float, float]) -> Interval:
+def independent_interval(*, baseline: float, candidate: float, sizes: tuple[float, float]) -> Interval:
     """Return the interval of the difference of two independent shares (Newcombe 1998, Stat Med 17:873, method 10)."""
-    base, cand = wilson(baseline, items[0]), wilson(candidate, items[1])
+    base, cand = wilson(baseline, sizes[0]), wilson(candidate, sizes[1])
     difference = candidate - baseline
     return Interval(
         low=difference - math.hypot(candidate - cand.low, base.high - baseline),
@@ -80,7 +82,7 @@ def independent_interval(*, baseline: float, candidate: float, items: tuple[floa
 
 def score_interval(result: EvalResult) -> Interval:
     """Return the Wilson interval of a score at its effective sample size."""
-    return wilson(result.score, result.effective_items)
+    return wilson(result.score, result.effective_answers)
 
 
 def paired_interval(groups: Sequence[Sequence[Fraction]]) -> Interval:
@@ -127,9 +129,9 @@ def sign_flip(groups: Sequence[Sequence[Fraction]]) -> float:
     return min(1.0, float(Fraction(2 * tail, 1 << len(sizes))))
 
 
-def minimum_detectable_difference(share: float, items: float) -> float:
+def minimum_detectable_difference(share: float, size: float) -> float:
     """Return the smallest difference from `share` that two samples detect at 5 % with 80 % power (normal theory)."""
-    return _power_z() * math.sqrt(2 * share * (1 - share) / items)
+    return _power_z() * math.sqrt(2 * share * (1 - share) / size)
 
 
 def required_sample_size(share: float, difference: float) -> int | None:
@@ -143,14 +145,14 @@ def _power_z() -> float:
     return NormalDist().inv_cdf((1 + CONFIDENCE) / 2) + NormalDist().inv_cdf(POWER)
 
 
-def compare_independent(*, baseline: float, candidate: float, items: tuple[float, float]) -> SignificanceTest:
-    """Compare two scores as independent samples; `items` are the sizes of baseline and candidate."""
-    interval = independent_interval(baseline=baseline, candidate=candidate, items=items)
-    middle, fewer = (baseline + candidate) / 2, min(items)
+def compare_independent(*, baseline: float, candidate: float, sizes: tuple[float, float]) -> SignificanceTest:
+    """Compare two scores as independent samples; `sizes` are those of baseline and candidate."""
+    interval = independent_interval(baseline=baseline, candidate=candidate, sizes=sizes)
+    middle, fewer = (baseline + candidate) / 2, min(sizes)
     return SignificanceTest(
         baseline=baseline,
         candidate=candidate,
-        items=round(fewer),
+        answers=round(fewer),
         difference=candidate - baseline,
         interval=interval,
         p_value=None,
@@ -158,7 +160,7 @@ def compare_independent(*, baseline: float, candidate: float, items: tuple[float
         gained=None,
         significant=not interval.low <= 0 <= interval.high,
         detectable=minimum_detectable_difference(middle, fewer),
-        items_needed=required_sample_size(middle, candidate - baseline),
+        answers_needed=required_sample_size(middle, candidate - baseline),
         method="independent samples, Newcombe's interval",
     )
 
@@ -166,8 +168,8 @@ def compare_independent(*, baseline: float, candidate: float, items: tuple[float
 def compare_results(baseline: EvalResult, candidate: EvalResult) -> SignificanceTest:
     """Compare two results: paired if questions and number of answers match, else as independent samples."""
     before, after = baseline.answers, candidate.answers
-    sizes = (baseline.effective_items, candidate.effective_items)
-    independent = compare_independent(baseline=baseline.score, candidate=candidate.score, items=sizes)
+    sizes = (baseline.effective_answers, candidate.effective_answers)
+    independent = compare_independent(baseline=baseline.score, candidate=candidate.score, sizes=sizes)
     if before.keys() != after.keys() or any(len(before[question]) != len(after[question]) for question in before):
         return independent
     changes: dict[str, list[Fraction]] = {}
@@ -175,7 +177,7 @@ def compare_results(baseline: EvalResult, candidate: EvalResult) -> Significance
         change = Fraction(sum(after[question]) - sum(answers), len(answers))
         changes.setdefault(question.group, []).append(change)
     groups = tuple(changes.values())
-    exact = len(before) == len(baseline.items) and len(groups) == 1
+    exact = len(before) == len(baseline.answered) and len(groups) == 1
     p_value, flat = sign_flip(groups), [change for group in groups for change in group]
     return replace(
         independent,
@@ -184,7 +186,7 @@ def compare_results(baseline: EvalResult, candidate: EvalResult) -> Significance
         lost=sum(change < 0 for change in flat),
         gained=sum(change > 0 for change in flat),
         significant=p_value < 1 - CONFIDENCE,
-        method="the same items, exact McNemar test, Agresti-Min interval"
+        method="the same questions, exact McNemar test, Agresti-Min interval"
         if exact
         else "the same questions, clustered by question: sign-flip test, Agresti-Min interval",
         test="exact McNemar" if exact else "sign-flip",

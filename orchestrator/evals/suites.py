@@ -155,9 +155,9 @@ def suite_run(suite: str, published: Sequence[PublishedEval]) -> SuiteRun:
     """Return a suite as published, else all its questions once. Raises UsageError for an unknown suite."""
     definition = find_suite(suite)
     line = next((line for line in published if line.suite == suite), None)
-    items = line.items if line and line.items else definition.size
-    seeds = line.samples // items if line and line.samples else 1
-    return SuiteRun(suite=definition, limit=items if items < definition.size else None, seeds=seeds)
+    questions = line.questions if line and line.questions else definition.size
+    seeds = line.samples // questions if line and line.samples else 1
+    return SuiteRun(suite=definition, limit=questions if questions < definition.size else None, seeds=seeds)
 
 
 def suite_runs(suite: str, *, limit: int | None, seeds: int | None, max_tokens: int | None) -> tuple[SuiteRun, ...]:

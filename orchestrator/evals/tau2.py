@@ -128,7 +128,7 @@ def read_simulations(folder: Path, name: str, command: str, *, require_name: boo
         model=(info.agent_info.llm or "unknown").partition("/")[2] or (info.agent_info.llm or "unknown"),
         harness=f"tau2-bench {info.git_commit[:7]}",
         command=command,
-        items=tuple(
+        answered=tuple(
             AnsweredQuestion(id=item.task_id, correct=_succeeded(item), seed=item.trial, group=domain)
             for domain, item in sorted(completed, key=lambda pair: (pair[0], pair[1].task_id, pair[1].trial or 0))
         ),

@@ -338,5 +338,5 @@ def _compared(
         hint = "measure again on an idle network; then compare link, firmware and PCIe of these NICs"
         return info_if(not slower + only, warn, check, "; ".join([first, *only]), needed, hint if slower else _RECORD)
     if sample:
-        return info(check, text, f"no baseline; {sample.value:g} {unit} elsewhere ({sample.source})")
+        return info(check, text, f"no baseline; a published result is {sample.value:g} {unit} ({sample.source})")
     return info(check, text, "no baseline: `--save-baseline FILE` records it")

@@ -27,13 +27,13 @@ def ensure_base(docker: DockerCli, engine: Engine) -> str:
         pull(docker, reference, "base image", hint=_PIN_HINT)
     _warn_of_moved_tag(docker, engine)
     if (base := image_id(docker, reference)) is None:
-        message = f"base image `{reference}` was pulled but is missing on this docker host"
-        raise BuildError(message, hint="repeat the command; something else removed the image")
+        message = f"base image `{reference}` was pulled but is missing on this Docker host"
+        raise BuildError(message, hint="repeat the command: another program removed the image")
     return base
 
 
 def image_id(docker: DockerCli, reference: str) -> str | None:
-    """Return the id of an image on the docker host; None if the image does not exist."""
+    """Return the id of an image on the Docker host; None if the image does not exist."""
     result = docker.run("image", "inspect", "--format", "{{.Id}}", reference)
     return result.stdout.strip() if result.ok else None
 
@@ -44,7 +44,7 @@ def pull(docker: DockerCli, reference: str, kind: str, *, hint: str) -> None:
     `kind` is the kind of image in messages; `hint` is the hint if the registry does not have the image. Raises
     BuildError if the pull fails.
     """
-    info(f"{kind} `{reference}` is missing on this docker host; pulling it")
+    info(f"{kind} `{reference}` is missing on this Docker host; pulling it")
     code, lines = docker.follow(["pull", reference], str, stage="pull")
     if code == 0:
         return
@@ -57,7 +57,7 @@ def pull(docker: DockerCli, reference: str, kind: str, *, hint: str) -> None:
 
 
 def known_digests(docker: DockerCli, reference: str) -> tuple[str, ...]:
-    """Return the registry digests of an image on the docker host, `name@sha256:…`; empty if it was built there."""
+    """Return the registry digests of an image on the Docker host, `name@sha256:…`; empty if it was built there."""
     result = docker.run("image", "inspect", "--format", "{{json .RepoDigests}}", reference)
     return tuple(parse_json(result.stdout) or ()) if result.ok else ()
 

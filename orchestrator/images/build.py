@@ -53,7 +53,7 @@ class BuildOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltImage:
-    """An existing image: built by this call, or found on the docker host."""
+    """An existing image: built by this call, or found on the Docker host."""
 
     tag: str
     image_id: str
@@ -113,7 +113,7 @@ def ensure_image(docker: DockerCli, engine: Engine, context: BuildContext, optio
 
 
 def existing_image(docker: DockerCli, reference: str) -> BuiltImage:
-    """Return an image on the docker host with its receipt. Raises BuildError if the image or its receipt is missing."""
+    """Return an image on the Docker host with its receipt. Raises BuildError if the image or its receipt is missing."""
     return BuiltImage(
         tag=reference,
         image_id=image_id(docker, reference) or "",

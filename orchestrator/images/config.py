@@ -57,7 +57,7 @@ def local_config(reference: str) -> ImageConfig | None:
 
 
 def docker_config(docker: DockerCli, reference: str) -> ImageConfig | None:
-    """Return the configuration of an image on the docker host; None if the image does not exist."""
+    """Return the configuration of an image on the Docker host; None if the image does not exist."""
     return _parse_inspect(reference, docker.run("image", "inspect", reference))
 
 

@@ -32,7 +32,7 @@ class ImageFacts:
 
 
 def read_facts(docker: DockerCli, image: str) -> ImageFacts:
-    """Read the packages of an image on the docker host. Raises BuildError if it has no Python or no sglang."""
+    """Read the packages of an image on the Docker host. Raises BuildError if it has no Python or no sglang."""
     applier, reader = program_paths()
     result = python_in(docker, image, inline_modules(_PROGRAM, reader, applier))
     if not result.ok:

@@ -33,7 +33,7 @@ _REBUILD_HINT: Final = "rebuild the image with this version of `deploy`: `deploy
 
 @dataclass(frozen=True, kw_only=True)
 class PrebuiltImage:
-    """A prebuilt image on the docker host; its containers are started from `reference`."""
+    """A prebuilt image on the Docker host; its containers are started from `reference`."""
 
     reference: str  # name@sha256:…; the local image id if no registry has the image
     receipt: ImageReceipt
@@ -61,7 +61,7 @@ def pull_prebuilt(docker: DockerCli, image: str) -> str:
     """Pull an image if necessary and return its immutable reference, `name@sha256:…`.
 
     A tag is pulled each time, because it may have moved; if the pull fails, an existing local image is used with a
-    warning. An image that was built on the docker host is referenced by its id. Raises BuildError if the pull fails and
+    warning. An image that was built on the Docker host is referenced by its id. Raises BuildError if the pull fails and
     there is no local image.
     """
     local = _reference(docker, image)
@@ -72,7 +72,7 @@ def pull_prebuilt(docker: DockerCli, image: str) -> str:
     except BuildError as error:
         if local is None:
             raise
-        warn(f"{error.message}; using the image of that name on this docker host", hint=error.hint)
+        warn(f"{error.message}; using the image of that name on this Docker host", hint=error.hint)
     return _reference(docker, image) or image
 
 
@@ -93,7 +93,7 @@ def _reference(docker: DockerCli, image: str) -> str | None:
 
 
 def find_local(docker: DockerCli, image: str) -> PrebuiltImage | None:
-    """Return a prebuilt image on the docker host from its labels, unverified; None if there is no such image."""
+    """Return a prebuilt image on the Docker host from its labels, unverified; None if there is no such image."""
     reference = _reference(docker, image)
     if reference is None:
         return None

@@ -86,13 +86,13 @@ def parse_receipt(text: str | bytes) -> ImageReceipt:
 
 
 def labels(docker: DockerCli, image: str) -> dict[str, str] | None:
-    """Return the labels of an image on the docker host; None if the image does not exist."""
+    """Return the labels of an image on the Docker host; None if the image does not exist."""
     result = docker.run("image", "inspect", "--format", "{{json .Config.Labels}}", image)
     return (parse_json(result.stdout) or {}) if result.ok else None
 
 
 def read_receipt(docker: DockerCli, image: str) -> ImageReceipt:
-    """Read the receipt of an image on the docker host. Raises BuildError if the image or its receipt is missing."""
+    """Read the receipt of an image on the Docker host. Raises BuildError if the image or its receipt is missing."""
     image_labels = labels(docker, image)
     if image_labels is None:
         raise BuildError(f"no image `{image}` found on this Docker host", hint=f"`docker pull {image}`")
@@ -102,7 +102,7 @@ def read_receipt(docker: DockerCli, image: str) -> ImageReceipt:
 def require_receipt(labels: Mapping[str, str], image: str) -> ImageReceipt:
     """Return the receipt in the labels of an image. Raises BuildError if it is missing or malformed."""
     if (receipt := receipt_in(labels, image)) is None:
-        raise BuildError(f"`{image}` has no receipt", hint="only images built by `deploy build` have one")
+        raise BuildError(f"`{image}` has no receipt", hint="`deploy build PROFILE` builds an image with a receipt")
     return receipt
 
 

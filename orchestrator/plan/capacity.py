@@ -1,4 +1,4 @@
-"""Estimates of a replica's capacity before a start: memory per GPU, KV-cache tokens, and concurrent requests.
+"""Estimates of a DP rank's capacity before a start: memory per GPU, KV-cache tokens, and concurrent requests.
 
 The inputs are the model, the layout and the flags; `orchestrator.engine.memory` cites each rule of sglang. Sizes are in
 bytes.
@@ -50,14 +50,14 @@ class Load(StrictModel):
 
 @dataclass(frozen=True, kw_only=True)
 class LoadFit:
-    """The number of concurrent requests of a load that fit into one replica's cache."""
+    """The number of concurrent requests of a load that fit into one DP rank's cache."""
 
     load: str
     tokens: int  # of one request, without its shared prefix
     shared_tokens: int  # of all prefixes together
     num_prefixes: int
     concurrent: int | None  # None: the size of the cache is unknown
-    running: int | None  # the profile's limit of running requests per replica; None: not set
+    running: int | None  # the profile's limit of running requests per DP rank; None: not set
     fits: bool  # True also where the size of the cache is unknown
 
     def needed(self, requests: int) -> int:
@@ -68,7 +68,7 @@ class LoadFit:
 
 @dataclass(frozen=True, kw_only=True)
 class KvCache:
-    """One replica's cache on one GPU, in pages of `page` tokens. A field is None if only a start determines it."""
+    """One DP rank's cache on one GPU, in pages of `page` tokens. A field is None if only a start determines it."""
 
     kind: str
     page: int
@@ -107,13 +107,13 @@ class Capacity:
     Values that cannot be computed are None; `unknown` lists the reasons.
     """
 
-    replicas: int
-    gpus: int  # of one replica
+    dp_ranks: int  # of all replicas
+    gpus: int  # of one DP rank
     memory: Memory | None  # None on a CPU, whose memory other programs share
     cache: KvCache | None
     load_fit: LoadFit | None
     context: int
-    max_tokens: int | None  # the profile's limit for a replica's cache
+    max_tokens: int | None  # the profile's limit for a DP rank's cache
     unknown: tuple[str, ...]
     host: HostTier | None = None  # None: no tier in the host's memory
 
@@ -136,7 +136,7 @@ class Capacity:
 
 
 def capacity_of(profile: Profile, facts: ServingFacts, load: Load | None) -> Capacity:
-    """Compute the capacity of each replica of a profile; `facts` holds the meaning of its flags."""
+    """Compute the capacity of each DP rank of a profile; `facts` holds the meaning of its flags."""
     layout, model = profile.layout, profile.model
     tp, dp = layout.tp.value, layout.dp.value
     memory = None if profile.hardware.vendor == "cpu" else _memory(profile, facts, ranks=tp * facts.stages)
@@ -148,7 +148,7 @@ def capacity_of(profile: Profile, facts: ServingFacts, load: Load | None) -> Cap
     if facts.drafts is not None and facts.drafts.separate_model:
         unknown.append("the size of the draft model is unknown: the weights do not include it")
     capacity = Capacity(
-        replicas=dp * profile.replicas,
+        dp_ranks=dp * profile.replicas,
         gpus=(tp // dp if layout.dp_attention.value and tp % dp == 0 else tp) * facts.stages,
         memory=memory,
         cache=cache,
@@ -305,7 +305,7 @@ def _load_fit(profile: Profile, facts: ServingFacts, load: Load, cache: KvCache)
 
 
 def context_shortage(capacity: Capacity, location: Callable[[str, str], str]) -> Iterator[Problem]:
-    """Yield a problem if the cache of a replica is smaller than the context: sglang rejects longer requests.
+    """Yield a problem if the cache of a DP rank is smaller than the context: sglang rejects longer requests.
 
     `location` gives `file:line` of a key. Source: sglang 0.5.16, srt/managers/tp_worker.py, max_req_len.
     """
@@ -317,7 +317,7 @@ def context_shortage(capacity: Capacity, location: Callable[[str, str], str]) ->
     key = Meaning.CACHE_TOKENS if capped else Meaning.CONTEXT
     raised = f"`flags.{Meaning.CACHE_TOKENS}`" if capped else f"`{Meaning.MEMORY_FRACTION}` or `layout.tp`"
     yield Problem(
-        f"the cache of a replica holds {tokens:,} tokens, less than one request of the context of {capacity.context:,}",
+        f"the cache of a DP rank holds {tokens:,} tokens, less than one request of the context of {capacity.context:,}",
         location("flags", key),
         f"raise {raised}, or set `flags.{Meaning.CONTEXT}` to {tokens:,} or less",
     )
@@ -330,9 +330,9 @@ def capacity_warnings(capacity: Capacity, role: str = "") -> Iterator[PlanWarnin
     if fit is not None and cache is not None and not fit.fits:
         running, fitting = fit.running or 1, fit.concurrent or 0
         hint = f"raise `{layout}.tp` or `flags.{Meaning.CACHE_TOKENS}`, or use an 8-bit `{Meaning.CACHE_TYPE}`"
-        requirement = f"{fit.needed(running):,} tokens of cache; a replica has {cache.tokens:,}"
+        requirement = f"{fit.needed(running):,} tokens of cache; a DP rank has {cache.tokens:,}"
         if cache.requests is not None and cache.requests.requests == fitting:  # tokens may be left
-            requirement = f"a state of linear attention each; a replica has room for {fitting:,}"
+            requirement = f"a state of linear attention each; a DP rank has room for {fitting:,}"
             hint = f"raise `{Meaning.STATE_RATIO}` or `{Meaning.MEMORY_FRACTION}`, or draft fewer tokens"
         yield PlanWarning(
             id="capacity-requests",

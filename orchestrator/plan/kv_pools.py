@@ -1,4 +1,4 @@
-"""The sizes of a replica's pools on one GPU for each kind of attention: cached tokens, and states of requests."""
+"""The sizes of a DP rank's pools on one GPU for each kind of attention: cached tokens, and states of requests."""
 
 import math
 
@@ -100,7 +100,7 @@ def unsized(profile: Profile, facts: ServingFacts) -> str:
 
 
 def attention_ranks(profile: Profile) -> int:
-    """Return the number of GPUs that share a replica's attention heads."""
+    """Return the number of GPUs that share a DP rank's attention heads."""
     tp, dp = profile.layout.tp.value, profile.layout.dp.value
     return tp // dp if profile.layout.dp_attention.value and tp % dp == 0 else tp
 

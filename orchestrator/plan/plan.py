@@ -167,7 +167,7 @@ class Engine:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The parallelism of a replica. Without dp-attention each of the `dp` workers has its own `tp` GPUs."""
+    """The parallelism of a replica. Without dp-attention each of the `dp` ranks has its own `tp` GPUs."""
 
     tp: int
     dp: int

@@ -32,12 +32,12 @@ class LayoutAttempt:
 
 
 def layouts(gpus: int) -> Iterator[int]:
-    """Yield the possible numbers of GPUs per replica on a node with `gpus`, smallest first."""
+    """Yield the possible numbers of GPUs per DP rank on a node with `gpus`, smallest first."""
     yield from (count for count in range(1, max(gpus, 1) + 1) if max(gpus, 1) % count == 0)
 
 
 def shortfall(attempt: LayoutAttempt, context: int) -> str:
-    """Return why a request of `context` tokens does not fit into a replica; "" if it does, or if that is unknown."""
+    """Return why a request of `context` tokens does not fit into a DP rank; "" if it does, or if that is unknown."""
     if attempt.problems:
         return "; ".join(problem.message for problem in attempt.problems)
     cache, memory, fit = (

@@ -65,19 +65,19 @@ class HitRates:
 
 
 def hit_rates(
-    accesses: Iterable[CacheAccess], *, replicas: int = 1, page: int = 1, max_blocks: int = MAX_BLOCKS
+    accesses: Iterable[CacheAccess], *, caches: int = 1, page: int = 1, max_blocks: int = MAX_BLOCKS
 ) -> HitRates:
-    """Compute the hit rates of accesses in order of arrival; sizes are of one replica's cache.
+    """Compute the hit rates of accesses in order of arrival; sizes are of one cache.
 
-    Each session stays on one replica; other requests go to any replica, warm-up requests to each in turn.
+    Each session stays with one cache; other requests go to any, warm-up requests to each in turn.
     """
-    stacks = [_Stack(page=page, max_blocks=max_blocks) for _ in range(replicas)]
-    replica_of: dict[str | int, int] = {}
+    stacks = [_Stack(page=page, max_blocks=max_blocks) for _ in range(caches)]
+    cache_of: dict[str | int, int] = {}
     for turn, access in enumerate(accesses):
-        replica = (hash((turn, replicas)) if access.counted else turn) % replicas
-        if access.session is not None and replicas > 1:
-            replica = replica_of.setdefault(access.session, len(replica_of) % replicas)
-        stacks[replica].access(access)
+        cache = (hash((turn, caches)) if access.counted else turn) % caches
+        if access.session is not None and caches > 1:
+            cache = cache_of.setdefault(access.session, len(cache_of) % caches)
+        stacks[cache].access(access)
     total = sum(stack.prompt_tokens for stack in stacks)
     distances = defaultdict[int, float](float)
     for stack in stacks:
@@ -94,14 +94,14 @@ def shared_prefix_accesses(
     prefix_tokens: int,
     input_tokens: int,
     output_tokens: int,
-    replicas: int = 1,
+    caches: int = 1,
     seed: int = 1,
 ) -> Iterator[CacheAccess]:
-    """Yield the accesses of uniformly random shared prefixes, after one warm-up request for each on each replica."""
-    warmup = num_prefixes * replicas
+    """Yield the accesses of uniformly random shared prefixes, after one warm-up request for each in each cache."""
+    warmup = num_prefixes * caches
     for index in range(warmup + requests):
         draw = int.from_bytes(hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8).digest())
-        prefix = index // replicas if index < warmup else draw % num_prefixes
+        prefix = index // caches if index < warmup else draw % num_prefixes
         yield CacheAccess(
             prompt=((prefix, prefix_tokens), (None, input_tokens - prefix_tokens)),
             cached_after=((prefix, prefix_tokens), (None, input_tokens - prefix_tokens + output_tokens)),

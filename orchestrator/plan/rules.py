@@ -84,7 +84,7 @@ class RuleContext(PlanningContext):
 
     @cached_property
     def capacity(self) -> Capacity:
-        """The capacity of a replica."""
+        """The capacity of a DP rank."""
         return capacity_of(self.profile, self.serving, self.load)
 
     @cached_property
@@ -188,7 +188,7 @@ def weights_fit(context: RuleContext) -> Iterator[Problem]:
 
 
 def cache_holds_a_context(context: RuleContext) -> Iterator[Problem]:
-    """Check that one request of the profile's context fits into a replica's cache."""
+    """Check that one request of the profile's context fits into a DP rank's cache."""
     if context.serving.context > context.profile.model.context_length:
         return  # `flag_values_are_valid` reports it
     yield from context_shortage(context.capacity, context.location)

@@ -109,7 +109,7 @@ def prefix_reuse(
     input_tokens: int,
     output_tokens: int,
     page: int,
-    replicas: int = 1,
+    caches: int = 1,
 ) -> LoadReuse:
     """Simulate the reuse of shared prefixes, with a sample if there are many."""
     prefixes = min(num_prefixes, _PREFIXES)
@@ -119,11 +119,11 @@ def prefix_reuse(
         prefix_tokens=prefix_tokens,
         input_tokens=input_tokens,
         output_tokens=output_tokens,
-        replicas=replicas,
+        caches=caches,
     )
     return LoadReuse(
         workload=workload,
-        rates=hit_rates(accesses, page=page, replicas=replicas),
+        rates=hit_rates(accesses, page=page, caches=caches),
         output_share=output_tokens / input_tokens,
         scale=num_prefixes / prefixes,
     )

@@ -1,4 +1,4 @@
-"""`deploy show --capacity`: a replica's estimated capacity, as a table or as one line of a dry run."""
+"""`deploy show --capacity`: a DP rank's estimated capacity, as a table or as one line of a dry run."""
 
 from collections.abc import Iterator
 
@@ -52,7 +52,7 @@ def _words(capacity: Capacity) -> Iterator[str]:
         cache_bytes = memory.cache_bytes - capacity.spare_bytes
         yield f"{gb(memory.weights_bytes)} of weights and {gb(cache_bytes)} of cache per GPU"
     if cache and cache.tokens is not None:
-        yield f"{cache.tokens:,} tokens per replica ({cache.token_bytes:,.0f} B each, {cache.kind})"
+        yield f"{cache.tokens:,} tokens per DP rank ({cache.token_bytes:,.0f} B each, {cache.kind})"
     if served and served.concurrent is not None:
         yield f"{served.concurrent:,} concurrent requests of `{served.load}`"
     if cache and cache.tokens is not None:
@@ -82,7 +82,7 @@ def _memory(capacity: Capacity) -> Iterator[tuple[str, str, str]]:
         gb(capacity.reserved_bytes),
         f"activations and graphs may need {gb(memory.activation_bytes)}",
     )
-    yield "largest safe fraction", f"{memory.safe_fraction:g}", "leaves that reserve; an estimate"
+    yield "largest safe fraction", f"{memory.safe_fraction:g}", "keeps that reserve free (estimate)"
 
 
 def _cache(capacity: Capacity) -> Iterator[tuple[str, str, str]]:
@@ -91,10 +91,10 @@ def _cache(capacity: Capacity) -> Iterator[tuple[str, str, str]]:
         return
     yield "one token per GPU", f"{cache.token_bytes:,.0f} B", _token_from(cache)
     if cache.tokens is None:
-        yield "tokens per replica", "unknown", f"`{Meaning.CACHE_TOKENS}` sets them"
+        yield "tokens per DP rank", "unknown", f"`{Meaning.CACHE_TOKENS}` sets them"
         return
-    replicas = "one replica" if capacity.replicas == 1 else f"{capacity.replicas} replicas of {capacity.gpus} GPUs"
-    yield "tokens per replica", f"{cache.tokens:,}", f"pages of {cache.page}; {replicas}"
+    ranks = "one DP rank" if capacity.dp_ranks == 1 else f"{capacity.dp_ranks} DP ranks of {capacity.gpus} GPUs"
+    yield "tokens per DP rank", f"{cache.tokens:,}", f"pages of {cache.page}; {ranks}"
     if cache.windows is not None:
         text = f"{cache.windows.layers} layers keep a request's last {cache.windows.window:,}"
         ratio = f"`{Meaning.WINDOW_RATIO}` {cache.windows.ratio:g}"
@@ -102,7 +102,7 @@ def _cache(capacity: Capacity) -> Iterator[tuple[str, str, str]]:
     if cache.requests is not None:
         text = f"{cache.requests.per_request / 1e6:.1f} MB each, {gb(cache.requests.bytes)} in all"
         yield "requests with a state", f"{cache.requests.requests:,}", f"{text}; no token is counted in it"
-    yield "concurrent longest contexts", f"{cache.full_contexts:g}", "in a replica"
+    yield "concurrent longest contexts", f"{cache.full_contexts:g}", "in a DP rank"
 
 
 def _tiers(capacity: Capacity, storage: str | None) -> Iterator[tuple[str, str, str]]:
@@ -110,7 +110,7 @@ def _tiers(capacity: Capacity, storage: str | None) -> Iterator[tuple[str, str, 
         return
     copies = "; the device's tokens are among them" if host.keeps_copies else ""
     tokens = "unknown" if host.tokens is None else f"{host.tokens:,}"
-    size = f"{gb(host.bytes)} for each rank, {gb(host.bytes * capacity.gpus)} for a replica"
+    size = f"{gb(host.bytes)} for each GPU, {gb(host.bytes * capacity.gpus)} for a DP rank"
     yield "tokens in host memory", tokens, f"{size if host.bytes else 'only a start shows the size'}{copies}"
     if storage:
         yield "tokens in storage", "as many as fit", f"`{storage}`, which other servers may share"
@@ -135,7 +135,7 @@ def _token_from(cache: KvCache) -> str:
     )
     windows = cache.windows
     share = f", those with windows for {windows.ratio:g} of the tokens" if windows else ""
-    return f"{cache.kind}, all layers and those that draft{share}{pool_text}"
+    return f"{cache.kind}, all layers, including MTP{share}{pool_text}"
 
 
 def _served(served: LoadFit | None) -> Iterator[tuple[str, str, str]]:

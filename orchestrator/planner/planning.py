@@ -71,11 +71,11 @@ class LoadedProfile:
 
     @property
     def capacity(self) -> Capacity:
-        """The capacity of each replica."""
+        """The capacity of each DP rank."""
         return self.capacity_for(self.load)
 
     def capacity_for(self, load: Load | None) -> Capacity:
-        """Return the capacity of each replica for requests of these lengths."""
+        """Return the capacity of each DP rank for requests of these lengths."""
         return capacity_of(self.profile, profile_serving(self.profile), load)
 
     @cached_property

@@ -217,8 +217,8 @@ def layout_name(result: BenchResult) -> str:
     layout = (result.run.provenance.plan or {}).get("layout")
     tp, dp = (layout.get("tp"), layout.get("dp")) if isinstance(layout, dict) else (None, None)
     if not (isinstance(tp, int) and isinstance(dp, int)):
-        replicas = result.run.endpoint.replicas
-        return f"DP{replicas}" if replicas > 1 else UNKNOWN_LAYOUT
+        dp_ranks = result.run.endpoint.dp_ranks
+        return f"DP{dp_ranks}" if dp_ranks > 1 else UNKNOWN_LAYOUT
     return f"TP{tp}×DP{dp}" if dp != 1 else f"TP{tp}"
 
 

@@ -169,7 +169,7 @@ def _endpoint(result: BenchResult) -> dict[str, object]:
         "endpoint": {
             "model": facts.served_model,
             "engine": engine_name(result),
-            "replicas": facts.replicas,
+            "dp_ranks": facts.dp_ranks,
             "context_length": facts.context_length,
             "page_size": facts.page_size,
             "speculative": facts.speculative,

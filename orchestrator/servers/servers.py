@@ -185,8 +185,8 @@ def note_gateway(run: RunDir, seconds: float) -> None:
     run.save_state(PROCESSES_FILE, {"processes": [], "ready_seconds": round(seconds, 1)})
 
 
-def dead_processes(server: Server) -> str:
-    """Return the dead processes of a ready server, as `rank DP1 has ended`; "" if none is known to be dead.
+def exited_processes(server: Server) -> str:
+    """Return the dead processes of a ready server, as `rank DP1 has exited`; "" if none is known to be dead.
 
     The process table shows a death sooner than sglang does. sglang notices a dead data-parallel rank only at the next
     health request, after 20 s, and a dead tensor-parallel rank only when the others wait for it.
@@ -201,7 +201,7 @@ def dead_processes(server: Server) -> str:
     dead = [str(process) for process in recorded if process not in running]
     if not running and (restarted := _started_again(server.current_state(), server.run)):
         return restarted
-    return f"{', '.join(dead)} {'has' if len(dead) == 1 else 'have'} ended while the server runs" if dead else ""
+    return f"{', '.join(dead)} {'has' if len(dead) == 1 else 'have'} exited while the server runs" if dead else ""
 
 
 def _started_again(state: ServerState, run: RunDir) -> str:
@@ -244,7 +244,7 @@ def _missing_servers(server: Server) -> Iterator[str]:
         elif (state := replica.current_state()).status is not Status.RUNNING:
             reason = "it was stopped" if state.status is Status.NOT_FOUND else state.exit_reason
             yield f"{label} is not running: {reason}"
-        elif dead := dead_processes(replica):
+        elif dead := exited_processes(replica):
             yield f"{label}: {dead}"
 
 

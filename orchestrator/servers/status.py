@@ -11,7 +11,7 @@ from orchestrator.core.errors import HostError, SmokeError
 from orchestrator.runs.run_dir import SMOKE_FILE, STARTUP, RunDir, version_error
 from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.servers.group import RESTART_HINT, Server, run_dir_of
-from orchestrator.servers.servers import PROCESSES_FILE, Servers, dead_processes
+from orchestrator.servers.servers import PROCESSES_FILE, Servers, exited_processes
 
 _MAX_PARALLEL = 16
 _MIN_STAGE_SECONDS = 0.1  # seconds; shorter stages are not shown
@@ -104,7 +104,7 @@ def _status(server: Server, gateway: Server | None, *, ask: bool) -> ServerStatu
     state, runs = server.state, server.state.status is Status.RUNNING
     probed = ask and runs
     was_checked = probed or (server.replicas and runs)  # the state of replicas is known from the listing
-    problem = dead_processes(server) if was_checked else ""
+    problem = exited_processes(server) if was_checked else ""
     unrouted = _unrouted(server, gateway) if probed else ""
     problem = problem or unrouted
     health = "unhealthy" if problem else _health(server) if probed else ""

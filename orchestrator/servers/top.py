@@ -24,7 +24,7 @@ from orchestrator.kernels.plan_coverage import needs_table
 from orchestrator.kernels.triton import TritonReader, uses_triton_configs
 from orchestrator.plan.plan import Plan
 from orchestrator.runtimes import runtime_class
-from orchestrator.servers.servers import Servers, dead_processes
+from orchestrator.servers.servers import Servers, exited_processes
 from orchestrator.servers.start.host import resolve_host_ref, runner_for
 
 WINDOW_S: Final = 60.0
@@ -242,7 +242,7 @@ class TopView:
     def sample(self) -> Frame:
         """Take a sample of the server. Raises StartError if it is not running."""
         state, moment = self._server.require_running(), datetime.now().astimezone()
-        problem = dead_processes(self._server) or self._count()
+        problem = exited_processes(self._server) or self._count()
         misses = self._misses()
         self._note(moment, problem=problem, restarts=state.restarts, misses=misses or 0)
         first, last = (self._counters[0], self._counters[-1]) if self._counters else (None, None)

@@ -380,7 +380,7 @@ def _rejects(client: SmokeClient, requests: dict[str, tuple[str, bytes]]) -> Che
     if wrong:
         return failed("; ".join(wrong))
     if (health := client.server.health(tries=2)) != 200:  # before the requests below: see `EngineClient.health`
-        return failed(f"`{endpoints.HEALTH}` answers {health} afterwards")
+        return failed(f"`{endpoints.HEALTH}` returned HTTP {health} afterwards")
     for rank in range(client.target.dp):
         client.usage(PROMPT, tokens=1, rank=rank)
     text = f"{len(statuses)} requests answered {', '.join(map(str, sorted(set(statuses.values()))))}; still serving"

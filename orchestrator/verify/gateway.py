@@ -59,19 +59,21 @@ def _is_ok(url: str, path: str, limits: Timeouts) -> bool:
         return False
 
 
-def wait_for_gateway(url: str, *, servers: int, state: Callable[[], ServerState]) -> None:
+def wait_for_gateway(url: str, *, name: str, servers: int, state: Callable[[], ServerState]) -> None:
     """Wait until the gateway counts `servers` healthy workers; the time while it is pending does not count.
 
     Raises NotReadyError if the gateway exits, is unschedulable or exceeds a timeout.
     """
     poll_until(lambda now: now.status is not Status.PENDING or now.unschedulable, state, timeout=inf, interval=_POLL)
 
+    log_hint = f"`deploy logs {name}` shows its log"
+
     def probe(ask: Callable[[str], int]) -> int:
         now = state()
         if now.unschedulable:
             raise NotReadyError(f"the gateway cannot start: {now.detail}", hint="change its node or its resources")
         if now.status not in {Status.RUNNING, Status.PENDING}:
-            raise NotReadyError(f"the gateway exited: {now.exit_summary}", hint="see its log: `deploy logs`")
+            raise NotReadyError(f"the gateway exited: {now.exit_summary}", hint=log_hint)
         return ask(url)
 
     def show(healthy: int) -> None:
@@ -79,8 +81,7 @@ def wait_for_gateway(url: str, *, servers: int, state: Callable[[], ServerState]
 
     with Progress() as progress:
         if not poll_until(bool, partial(probe, is_alive), timeout=_STARTS, interval=_POLL, on_tick=show):
-            hint = "see its log: `deploy logs`"
-            raise NotReadyError(f"the gateway does not answer within {_STARTS:.0f} s", hint=hint)
+            raise NotReadyError(f"the gateway does not answer within {_STARTS:.0f} s", hint=log_hint)
         count = partial(probe, count_workers)
         healthy = poll_until(lambda number: number == servers, count, timeout=_TIMEOUT, interval=_POLL, on_tick=show)
     if healthy != servers:

@@ -173,7 +173,7 @@ class _Wait:
         activity = self.reader.text
         reason = f" ({state.detail})" if state.detail else ""
         if state.restarts:
-            raise self._error(f"the server died while {activity} and was restarted{reason}")
+            raise self._error(f"the server exited while {activity} and was restarted{reason}")
         if state.status is Status.NOT_FOUND:
             raise self._error(f"the server was removed by another program while {activity}")
         if state.status not in {Status.RUNNING, Status.PENDING}:

@@ -47,7 +47,7 @@ class Inputs:
     request_s: float = 80 * 1000 / 2626
     drain_bound_s: float = 300.0  # `timeouts.termination_grace` of mi355x-tp4dp2
     default_drain_bound_s: float = 120.0  # of other profiles
-    cached_tokens: float = 2_713_536  # on the GPUs of a replica of mi355x-tp4dp2 (`deploy show --capacity`)
+    cached_tokens: float = 2_713_536  # on the GPUs of a DP rank of mi355x-tp4dp2 (`deploy show --capacity`)
     prefill_s_per_token: float = 71e-6  # GLM-5.2 on 4 MI355X (ROCm/ATOM, recipes/Agentic-GLM-5.2.md)
     kv_bytes_per_token: int = 55_932  # fp8, GLM-5.2 with MTP (`deploy show mi355x-tp4dp2 --capacity`)
     image_gb: float = 75.3  # unpacked (sglang #22037)
@@ -345,7 +345,7 @@ def print_formulas(inputs: Inputs, nodes: int) -> None:
         ("image and weights from one origin (h)", f"{nodes * copy_gb / inputs.link_gb_s / 3600:.1f}"),
         ("the same from peers (min)", f"{copy_gb / min(inputs.link_gb_s, inputs.disk_gb_s) / 60:.1f}"),
         ("start: restart, nothing compiled, weights over NFS (s)", starts(inputs)),
-        ("prefill to fill the lost cache of a replica (s)", f"{inputs.cached_tokens * inputs.prefill_s_per_token:.0f}"),
+        ("prefill to fill the lost cache of a DP rank (s)", f"{inputs.cached_tokens * inputs.prefill_s_per_token:.0f}"),
         ("the same from a cache tier on NVMe (GB, s)", f"{cached_gb:.0f}, {cached_gb / inputs.disk_gb_s:.0f}"),
         ("requests aborted by faults, of a million", f"{aborted_by_faults(inputs):.1f}"),
     )

@@ -19,7 +19,7 @@ LAYOUTS = {"dp2": (SMALL, "layout.tp=1", "layout.dp=2"), "tp2": (SMALL, "layout.
 LADDER = "8,16,32,64,96,128"  # requests per second, beyond the knee of both layouts
 REQUESTS = 600
 SHARED = f"""
-description: many shared prefixes, larger than the cache of one replica
+description: many shared prefixes, larger than the cache of one DP rank
 input_tokens: 4000
 output_tokens: 64
 cache_hit_rate: 0.9
@@ -58,7 +58,7 @@ def test_dead_rank_is_diagnosed_in_each_layout(deploy: GpuCommandLine, results: 
     os.kill(pid, signal.SIGKILL)
     rank = title.removeprefix("sglang::scheduler_").replace("_", " ")
     result = deploy.run("status", layout)
-    assert f"rank {rank} has ended" in result.text
+    assert f"rank {rank} has exited" in result.text
     assert "unhealthy" in result.text
     assert result.seconds < 10
     smoke = deploy.run("smoke", layout)

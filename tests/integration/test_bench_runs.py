@@ -72,7 +72,7 @@ def test_warmup_targets_every_rank_but_load_is_unpinned(tmp_path: Path) -> None:
     result = bench(script, tmp_path)
     assert sorted(rank for rank in script.pinned if rank is not None) == [0, 0, 1, 1]
     assert script.pinned[5:] == [None] * 30  # after the check for token ids and the warm-up
-    assert "each of 2 replicas" in result.run.warmup
+    assert "each of 2 DP ranks" in result.run.warmup
 
 
 def test_vllm_warmup_targets_every_rank_by_header(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_vllm_warmup_targets_every_rank_by_header(tmp_path: Path) -> None:
     result = bench(script, tmp_path, engine="vllm")
     assert sorted(rank for rank in script.pinned if rank is not None) == [0, 0, 1, 1]
     assert script.pinned[5:] == [None] * 30  # after the check for token ids and the warm-up
-    assert "each of 2 replicas (X-data-parallel-rank)" in result.run.warmup
+    assert "each of 2 DP ranks (X-data-parallel-rank)" in result.run.warmup
     assert b"routed_dp_rank" not in b"".join(script.bodies)
 
 

@@ -121,12 +121,12 @@ def test_two_host_server_lifecycle_with_hung_and_killed_ranks(
     # Each rank is killed: the server ends, the status names the rank, and all ranks start again.
     docker("kill", RANK_1)
     wait_for(lambda: status(deploy, first)["status"] == "exited")
-    assert f"rank 1 on {second} ended first: killed by SIGKILL" in status(deploy, first)["detail"]
+    assert f"rank 1 on {second} exited first: killed by SIGKILL" in status(deploy, first)["detail"]
     restarted = deploy.run("restart", NAME)
     assert restarted.returncode == 0, restarted.stderr
     os.kill(scheduler_pid(RANK_0), signal.SIGKILL)
     # Rank 1, which has lost rank 0, may end before it.
-    wait_for(lambda: f"rank 0 on {first} ended first: " in status(deploy, first)["detail"])
+    wait_for(lambda: f"rank 0 on {first} exited first: " in status(deploy, first)["detail"])
     with deploy.running("watch", NAME, "--json") as watch:
         assert [json.loads(watch.line())["event"] for _ in range(2)] == ["died", "restarted"]
         assert watch.end(signal.SIGINT)[0] == 130
@@ -171,11 +171,11 @@ def test_watch_restarts_dead_remote_rank_and_rollback_works(
         assert json.loads(watch.line())["event"] == "watching"
         docker("kill", RANK_1)  # rank 0 still runs
         report = status(deploy, first)
-        assert (report["status"], report["detail"]) == ("exited", f"rank 1 on {second} ended first: killed by SIGKILL")
+        assert (report["status"], report["detail"]) == ("exited", f"rank 1 on {second} exited first: killed by SIGKILL")
         docker("kill", RANK_0)  # sglang's rank 0 would end by itself
         while (event := json.loads(watch.line()))["event"] == "unhealthy":
             pass
-        assert (event["event"], f"rank 1 on {second} ended first: " in event["detail"]) == ("died", True), event
+        assert (event["event"], f"rank 1 on {second} exited first: " in event["detail"]) == ("died", True), event
         assert json.loads(watch.line())["event"] == "restarted"
         assert watch.end(signal.SIGINT)[0] == 130
     assert (run / "rank-1/server.log").is_file()
@@ -231,7 +231,7 @@ def test_failed_rank_is_reported_and_cleaned_up(
         docker("kill", RANK_1)
         code, _, output = command.wait()
     assert code == 7
-    assert f"rank 1 on {hosts[1]} ended first: killed by SIGKILL" in output
+    assert f"rank 1 on {hosts[1]} exited first: killed by SIGKILL" in output
     assert has_no_containers()
 
 

@@ -169,10 +169,10 @@ def test_real_server_is_compared_with_baseline_per_question(
         ) as result_of,
     ):
         (outcome, file), (before, _), drawn = result_of("real"), result_of("adder"), result_of("seeds")
-    assert (list(drawn.by_seed), len(drawn.answers), len(drawn.items)) == ([1234, 1235], 6, 12)
+    assert (list(drawn.by_seed), len(drawn.answers), len(drawn.answered)) == ([1234, 1235], 6, 12)
     assert not drawn.is_deterministic
     assert load_eval_result(tmp_path / "out" / "eval-gpqa-diamond.json") == drawn
-    assert (outcome.model, outcome.score, len(outcome.items)) == ("tiny", 0.0, 6)
+    assert (outcome.model, outcome.score, len(outcome.answered)) == ("tiny", 0.0, 6)
     assert load_eval_result(file) == outcome
     comparison = compare_with_baseline(outcome, before, location="adder")
     assert (comparison.lost, comparison.gained, comparison.significant) == (6, 0, True)
@@ -202,7 +202,7 @@ def test_hostile_answers_are_discarded_and_damaged_dataset_fails(
         outcome = result_of("hostile")
         with pytest.raises(BenchError) as caught:
             result_of("damaged")
-    assert [item.correct for item in outcome.items] == [True] * 5
+    assert [item.correct for item in outcome.answered] == [True] * 5
     assert lines
     assert "OWNED" not in eval_result_to_json(outcome) + "\n".join(lines)
     assert "exit code 1" in caught.value.message

@@ -135,7 +135,7 @@ def test_equal_nodes_pass_and_are_saved_as_baseline(trees: tuple[Path, Path], tm
     assert findings["gid"].value == "index 3 on n0; index 3 on n1"
     assert (
         findings["ib_write_bw"].needed
-        == "no baseline; 280 Gb/s elsewhere (ROCm/cvs dddd9143, ibperf_config.json: a sample)"
+        == "no baseline; a published result is 280 Gb/s (ROCm/cvs dddd9143, ibperf_config.json: a sample)"
     )
     (tmp_path / "site.json").write_text(values.model_dump_json())
     site = read_model(tmp_path / "site.json", FabricBaseline, "site.json")

@@ -118,7 +118,7 @@ def test_profile_image_is_pulled_and_its_rows_used(
     try:
         built = build_table(f"{repository}:1", Home(tmp_path / "home"))
         assert built.returncode == 0, built.stderr
-        assert f"base image `{repository}:1` is missing on this docker host; pulling it" in built.stderr
+        assert f"base image `{repository}:1` is missing on this Docker host; pulling it" in built.stderr
         assert "2 image" in built.stderr
         assert {row.key.token for row in read_tables([Path(built.stdout.strip())])} == {16, 32}
     finally:

@@ -262,7 +262,7 @@ def test_crash_loop_counts_as_exited_server(
     wait_for(lambda: end_deleted_pods(cluster, namespace) and starting.over)
     code, _, errors = starting.wait()
     assert code == 7
-    assert "died while" in errors
+    assert "exited while" in errors
 
 
 def test_lifecycle_of_pending_server_keeps_key_secret(

@@ -50,7 +50,7 @@ def test_vllm_is_smoke_tested_benchmarked_and_compared(tiny_model: Path, tmp_pat
     for name in ("one", "two"):
         result = load_result(tmp_path / name)
         facts, [point] = result.run.endpoint, result.points
-        assert (facts.engine, facts.engine_version, facts.page_size, facts.replicas) == ("vllm", VERSION, 128, 2)
+        assert (facts.engine, facts.engine_version, facts.page_size, facts.dp_ranks) == ("vllm", VERSION, 128, 2)
         assert point.succeeded == 20
         cached = metrics.cache_hit_rate(point)
         assert cached is not None

@@ -24,7 +24,7 @@ from orchestrator.evals.logprobs.run import LogprobOptions, LogprobSide, measure
 from orchestrator.kernels.disk.store import Store
 from orchestrator.runtimes.base import Status
 from orchestrator.servers.group import Server
-from orchestrator.servers.servers import dead_processes, record_processes
+from orchestrator.servers.servers import exited_processes, record_processes
 from orchestrator.verify.smoke import smoke_test
 from orchestrator.verify.target import target_of
 
@@ -109,7 +109,7 @@ def test_every_rank_is_checked_and_dead_rank_reported(dp_server: CpuServer, tmp_
     os.kill(second, signal.SIGCONT)
     assert run_liveness_probe(dp_server, tmp_path) == (0, "")
     os.kill(second, signal.SIGKILL)  # sglang 0.5.14 does not notice it: it logs nothing and keeps running
-    wait_for(lambda: dead_processes(server) == "rank DP1 has ended while the server runs")
+    wait_for(lambda: exited_processes(server) == "rank DP1 has exited while the server runs")
     dead = smoke_test(target, faults=None, timeout=4).failures
     assert any("within 4 s" in check.evidence for check in dead), dead
     code, output = run_liveness_probe(dp_server, tmp_path)

@@ -110,7 +110,7 @@ def test_two_node_server_lifecycle_with_hung_and_killed_ranks(deploy: CommandLin
     os.kill(main_process(second), signal.SIGKILL)
     wait_for(lambda: status(deploy)["status"] == "exited")
     wait_for(lambda: not slurm_cluster.queue())
-    assert status(deploy)["detail"] == "rank 1 on n1 ended first: killed by SIGKILL"
+    assert status(deploy)["detail"] == "rank 1 on n1 exited first: killed by SIGKILL"
     assert not server_processes(first.markers) + server_processes(second.markers)
     assert deploy.run("restart", NAME).returncode == 0
     assert deploy.run("status", NAME).returncode == 0
@@ -121,7 +121,7 @@ def test_two_node_server_lifecycle_with_hung_and_killed_ranks(deploy: CommandLin
     os.kill(scheduler(rank_record(run, 0)), signal.SIGKILL)
     wait_for(lambda: status(deploy)["status"] == "exited")
     wait_for(lambda: not slurm_cluster.queue())
-    named = "rank 0 on n0 ended first: killed by SIGKILL"
+    named = "rank 0 on n0 exited first: killed by SIGKILL"
     assert status(deploy)["detail"] == named
     assert named in deploy.run("diagnose", NAME).stdout
     with deploy.running("watch", NAME, "--json") as watch:

@@ -123,7 +123,7 @@ def test_role_on_both_nodes_ends_and_restarts_as_one_job(roles: Roles) -> None:
     wait_for(lambda: roles.deploy.run("status", NAME).returncode == 8)
     wait_for(lambda: f"{NAME}-decode-1" not in roles.jobs())
     stderr = roles.deploy.run("status", NAME).stderr
-    assert "decode 1 of 1 is not running: rank 1 on n1 ended first: killed by SIGKILL" in stderr, stderr
+    assert "decode 1 of 1 is not running: rank 1 on n1 exited first: killed by SIGKILL" in stderr, stderr
     with roles.deploy.running("watch", NAME, "--json") as watch:
         assert [json.loads(watch.line())["event"] for _ in range(3)] == ["unhealthy", "died", "restarted"]
         assert watch.end(signal.SIGINT)[0] == 130

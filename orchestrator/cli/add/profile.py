@@ -75,6 +75,6 @@ def command(
         capacity = proposal.valid.capacity_for(proposal.valid.displayed_load)
         OUTPUT.show(ProfileOutput(profile=proposal.name, choices=proposal.choices, capacity=capacity, path=path))
     else:
-        print_data(table(["key", "value", "why"], proposal.rows(), width=terminal_width()))
+        print_data(table(["key", "value", "reason"], proposal.rows(), width=terminal_width()))
         info(f"wrote {path}")
         info(f"next: `deploy up {proposal.name} --dry-run`")

@@ -304,7 +304,7 @@ def _measure(sweep: Sweep, suggestion: Suggestion, ladder: _Ladder, folder: Path
 def _evaluate(sweep: Sweep, result: BenchResult, ladder: _Ladder, trial: SweepTrial) -> SweepTrial:
     """Add the values or the outcome of a measurement to a trial.
 
-    Raises BenchError if the server died, NoObjectiveError if no trial can provide the objective.
+    Raises BenchError if the server exited, NoObjectiveError if no trial can provide the objective.
     """
     if ladder.stopped:
         point = result.points[-1]
@@ -314,7 +314,7 @@ def _evaluate(sweep: Sweep, result: BenchResult, ladder: _Ladder, trial: SweepTr
     if result.end_reason is EndReason.ENDPOINT_DIED:
         example = next((failure.example for failure in result.points[-1].failures), "during the warm-up")
         hint = f"`deploy diagnose {sweep.server}` names the cause"
-        raise BenchError(f"the server died under load: {example}", hint=hint)
+        raise BenchError(f"the server exited under load: {example}", hint=hint)
     goal, values = sweep.goal, sweep.goal.values(result)
     if cause := goal.client_lag(result):  # first, because a late client's values do not reflect the server
         return replace(

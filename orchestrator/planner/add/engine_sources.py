@@ -143,11 +143,11 @@ class _Image:
         facts, digest = self.facts, self.name.partition("@")[2] or self.config.digest
         package = facts.sglang.root
         values: list[tuple[str, Data, str]] = [
-            ("source", "the image on the docker host", ""),
+            ("source", "the image on the Docker host", ""),
             ("version", self.version, f"{package}/_version.py"),
             ("platform", facts.platform, facts.platform_evidence),
             ("image", self.image, "as requested"),
-            ("image_digest", digest or None, "the registry's, as recorded on the docker host"),
+            ("image_digest", digest or None, "the registry's, as recorded on the Docker host"),
             ("source_dir", package, "location of sglang in its Python"),
         ]
         if facts.aiter is not None:

@@ -128,7 +128,7 @@ def write_proposal(proposal: Proposal, home: Home) -> Path:
 
 
 def propose_profile(request: ProfileRequest, home: Home, *, name: str | None, replace_it: bool = False) -> Proposal:
-    """Propose a profile with the smallest sufficient `tp` and as many replicas as fit on the node.
+    """Propose a profile with the smallest sufficient `tp` and as many DP ranks as fit on the node.
 
     Raises UsageError for a used or invalid name; ProfileError for a missing catalog entry, and for a model that does
     not fit, with the numbers of each layout.
@@ -303,7 +303,7 @@ def _is_own(like: LoadedProfile, section: str, name: str) -> bool:
 
 
 def _try(draft: _Draft, profile: Profile, tp: int) -> tuple[_Draft, LayoutAttempt]:
-    """Set `tp`, replicas and memory flags for `tp` GPUs per replica; return the draft and the result."""
+    """Set `tp`, `dp` and memory flags for `tp` GPUs per DP rank; return the draft and the result."""
     dp = max(profile.hardware.gpus // tp, 1)
     draft.set("layout", "tp", tp, "the fewest GPUs with enough memory")
     if dp > 1:
@@ -337,7 +337,7 @@ def _try(draft: _Draft, profile: Profile, tp: int) -> tuple[_Draft, LayoutAttemp
 
 def _many(profile: Profile, tp: int, dp: int) -> str:
     gpus = f"{tp} GPU{'s' * (tp > 1)}"
-    return f", {dp} replicas of {gpus}" if dp > 1 else f", {gpus}" * bool(profile.hardware.gpus)
+    return f", {dp} DP ranks of {gpus}" if dp > 1 else f", {gpus}" * bool(profile.hardware.gpus)
 
 
 def _explain(draft: _Draft, attempts: Sequence[LayoutAttempt], context: int, capacity: Capacity | None) -> None:

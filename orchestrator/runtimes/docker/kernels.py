@@ -99,7 +99,8 @@ class KernelVolumes:
                     container.remove(force=True)
         except (docker.errors.APIError, docker.errors.ImageNotFound) as error:
             message = f"cannot read the cache volumes of `{self.spec.image}`"
-            raise HostError(message, details=str(error), hint="is the image on this docker host?") from error
+            hint = f"`docker image inspect {self.spec.image}` shows whether the image exists"
+            raise HostError(message, details=str(error), hint=hint) from error
 
 
 def _kernels(tar: tarfile.TarFile, folder: KernelFolder) -> Iterator[KernelFile]:

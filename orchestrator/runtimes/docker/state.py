@@ -48,7 +48,7 @@ def state_of_ranks(ranks: Sequence[tuple[str, ServerState]], log: Callable[[int]
     rank, after = failed_rank(ended, {rank for rank in ended.keys() - removed if lost_another_rank(log(rank))})
     name, state = named[rank]
     reason = "its container was removed" if rank in removed else f"{state.detail}{after}"
-    detail = "; ".join([f"{name} ended first: {reason}", *alive])
+    detail = "; ".join([f"{name} exited first: {reason}", *alive])
     return replace(state, status=Status.EXITED, started_at=first.started_at, detail=detail)
 
 

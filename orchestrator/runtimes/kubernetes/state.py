@@ -231,7 +231,7 @@ def _failed(pod: Seen) -> str:
     """Return why a pod has ended (core/v1 PodStatus): `was evicted from node-a: the node was low on memory`."""
     status, node = pod.get("status", {}), pod.get("spec", {}).get("nodeName", "no node")
     reason = status.get("reason") or status.get("phase", "")
-    message = f"was evicted from {node}" if reason == "Evicted" else f"ended on {node} ({reason})"
+    message = f"was evicted from {node}" if reason == "Evicted" else f"exited on {node} ({reason})"
     return _one_line(": ".join(filter(None, [message, status.get("message", "")])))
 
 

@@ -101,7 +101,7 @@ def _failed_rank(run_dir: Path, first: Record | None) -> str:
         return ""
     rank, reason = failed_rank({rank: ended_at for rank, (_, _, ended_at) in ended.items()}, lost)
     record, code, _ = ended[rank]
-    return f"rank {rank} on {urlsplit(record.url).hostname} ended first: {describe_exit(code)}{reason}"
+    return f"rank {rank} on {urlsplit(record.url).hostname} exited first: {describe_exit(code)}{reason}"
 
 
 def saved_state(run_dir: Path) -> ServerState | None:

@@ -86,7 +86,7 @@ def main() -> int:
         with os.fdopen(listen, "rb") as pipe:
             word = pipe.read()
         if word != STARTED:
-            write(sys.stderr, word.decode(errors="replace") or "the supervisor died")
+            write(sys.stderr, word.decode(errors="replace") or "the supervisor exited")
         return 0 if word == STARTED else 1
     os.close(listen)
     os.setsid()

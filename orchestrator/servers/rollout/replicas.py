@@ -85,7 +85,7 @@ class ReplicatedStart:
             secrets[CONTROL_KEY] = make_control_key(self.run.path, self.home)
         unit = start_unit(self.backend, gateway, name=self.start.name, run_dir=self.run.path, secrets=secrets)
         count = len(self._servers)
-        wait_for_gateway(unit.url, servers=count, state=unit.current_state)
+        wait_for_gateway(unit.url, name=self.start.name, servers=count, state=unit.current_state)
         if CONTROL_KEY in secrets:
             require_own_gateway(unit.url, secrets[CONTROL_KEY])
         note_gateway(self.run, self._seconds)

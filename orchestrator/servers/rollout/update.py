@@ -35,7 +35,7 @@ from orchestrator.servers.rollout.gateway_workers import (
     count_other_models,
     open_gateway_workers,
 )
-from orchestrator.servers.servers import Servers, dead_processes, note_gateway
+from orchestrator.servers.servers import Servers, exited_processes, note_gateway
 from orchestrator.servers.soaks import save_report
 from orchestrator.servers.start.host import require_ready_host, wait_until_released
 from orchestrator.servers.start.launch import open_run_dir, stop_after_failure
@@ -164,7 +164,7 @@ class _RollingUpdate:
         return (
             server is not None
             and server.current_state().status is Status.RUNNING
-            and not dead_processes(server)
+            and not exited_processes(server)
             and self.workers.is_routed(self._address(number), server)
         )
 

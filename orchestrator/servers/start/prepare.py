@@ -54,7 +54,7 @@ def ensure_checkpoint(plan: Plan, host_ref: HostRef, *, stage: bool) -> None:
 def _ensure_remote(plan: Plan, host_ref: HostRef, *, stage: bool) -> None:
     remote = str(host_ref.remote)
     if plan.model.checkpoint.source == "generated":
-        warn(f"the checkpoint of `{plan.model.name}` on {remote} is not checked; it is generated on that host")
+        warn(f"the checkpoint of `{plan.model.name}` is generated on {remote}, and not checked")
         return
     mirror = mirror_path(plan.model, host_ref)
     verified = ensure_staged_remote(plan, remote_directory(plan), remote, allowed=stage, mirror=mirror)

@@ -34,7 +34,7 @@ from orchestrator.runs.run_dir import FIRST_SAMPLE, RunDir, read_plan
 from orchestrator.runtimes.base import ServerState, Status
 from orchestrator.servers.group import RESTART_HINT, Server, run_dir_of
 from orchestrator.servers.rollout.gateway_workers import count_other_models
-from orchestrator.servers.servers import Servers, dead_processes, record_processes
+from orchestrator.servers.servers import Servers, exited_processes, record_processes
 from orchestrator.servers.soaks import knee_requests, memory_gauges, save_report
 from orchestrator.verify.gateway import count_workers, gateway_checks, generates
 from orchestrator.verify.pair import Pair, pair_checks, role_report
@@ -82,7 +82,7 @@ def await_healthy(server: Server, *, deadline: float) -> None:
 
     def probe() -> tuple[int, str]:
         state = server.current_state()
-        if failure := state.exit_summary if state.status is not Status.RUNNING else dead_processes(server):
+        if failure := state.exit_summary if state.status is not Status.RUNNING else exited_processes(server):
             return 0, failure
         timeout = max(began + deadline - time.monotonic(), _MIN_TIMEOUT)
         return _healthy_replicas(server, tries=1, timeout=timeout), ""
@@ -151,7 +151,7 @@ def _wait_until_routed(server: Server, state: Callable[[], ServerState], limit: 
         )
     if ended:
         hint = f"`deploy diagnose {server.name}` names the cause"
-        raise NotReadyError(f"the server ended during its {FIRST_SAMPLE}: {ended}", hint=hint)
+        raise NotReadyError(f"the server exited during its {FIRST_SAMPLE}: {ended}", hint=hint)
     if not ready:
         hint = f"`deploy logs {server.name}` shows what its ranks do; raise `timeouts.progress_deadline` or `--timeout`"
         raise NotReadyError(f"a rank has not answered its {FIRST_SAMPLE} after {limit:g} s", hint=hint)
@@ -256,7 +256,7 @@ def smoke_server(servers: Servers, name: str, *, strict_kernels: bool, soak: flo
     server = servers.open(name)
     run, plan = servers.require_run(server), server.require_plan()
     server.require_running()
-    if dead := dead_processes(server):
+    if dead := exited_processes(server):
         raise SmokeError(f"`{name}` failed its smoke test: {dead}", hint=RESTART_HINT.format(name=name))
     knee = knee_requests(run)
     report = run_smoke_test(server, plan=plan, key=server.key, soak=soak, knee=knee)

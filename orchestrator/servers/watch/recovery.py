@@ -30,7 +30,7 @@ from orchestrator.servers.group import Server, api_key
 from orchestrator.servers.servers import (
     PROCESSES_FILE,
     Servers,
-    dead_processes,
+    exited_processes,
     open_servers,
     requested,
     requested_host,
@@ -64,7 +64,7 @@ def snapshot_of(servers: Servers, name: str, host: str | None = None) -> ServerS
         processes=tuple(filter(is_identity, (unit.runtime_id for unit in server.units))) if server else (),
         status=state.status,
         exit_reason="" if runs or server is None else state.exit_summary,
-        dead=dead_processes(server) if runs and server else "",
+        dead=exited_processes(server) if runs and server else "",
         restarts=state.restarts,
         busy=is_locked(servers.home, name),
         wanted=is_wanted(run, server),

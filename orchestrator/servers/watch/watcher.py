@@ -269,7 +269,7 @@ class Watcher:
         if snapshot.dead and snapshot.dead == self._dead:
             return snapshot.dead
         if snapshot.restarts > self._known_restarts and any(rank.problem for rank in self._ranks):
-            return "the server died, and its runtime restarted it"
+            return "the server exited, and its runtime restarted it"
         for rank in self._ranks:
             if rank.problem and now - rank.stalled_since >= snapshot.unhealthy_after:
                 lacking = "no output" if self._output_stalled and rank.number != GATEWAY else "no progress"

@@ -26,11 +26,11 @@ from orchestrator.core.url import Address
 from orchestrator.plan.reuse_distance import CacheAccess, hit_rates
 
 
-def endpoint(*, cache_tokens: int | None, replicas: int = 1, page: int = 1) -> Endpoint:
+def endpoint(*, cache_tokens: int | None, dp_ranks: int = 1, page: int = 1) -> Endpoint:
     address = Address.from_url("http://127.0.0.1:1")
     return Endpoint(
         connections=Connections(address, key=None, clock=lambda: 0.0),
-        facts=EndpointFacts(url=address.url, api="completions", served_model="m", replicas=replicas, page_size=page),
+        facts=EndpointFacts(url=address.url, api="completions", served_model="m", dp_ranks=dp_ranks, page_size=page),
         is_sglang=True,
         reports_cache=True,
         has_metrics=True,
@@ -63,8 +63,8 @@ def test_only_whole_pages_count_as_hits() -> None:
     assert forecast.unlimited_share == pytest.approx(12 * 64 / 1000)
 
 
-def test_prefix_forecast_assumes_every_replica_is_warm() -> None:
-    forecast = forecast_load(PREFIXES, None, endpoint(cache_tokens=100_000, replicas=3))
+def test_prefix_forecast_assumes_every_dp_rank_is_warm() -> None:
+    forecast = forecast_load(PREFIXES, None, endpoint(cache_tokens=100_000, dp_ranks=3))
     assert forecast is not None
     assert forecast.share == pytest.approx(0.8, abs=0.01)
     assert forecast_load(PREFIXES.model_copy(update={"cache_hit_rate": 0.0}), None, endpoint(cache_tokens=9)) is None

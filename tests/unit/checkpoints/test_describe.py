@@ -415,7 +415,7 @@ def test_incomplete_checkpoint_is_rejected(damage: Callable[[Path], object], mes
 
 
 def test_missing_directory_is_not_a_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointNotFoundError, match="directory not found"):
+    with pytest.raises(CheckpointNotFoundError, match="no directory found"):
         local_summary(tmp_path / "removed")
 
 

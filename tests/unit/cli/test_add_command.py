@@ -34,7 +34,7 @@ def test_json_output_lists_facts_and_choices(tmp_path: Path) -> None:
         "from": "config.json: `sliding_attention` in layer_types",
     } in report["facts"]
     report = json.loads(deploy("add profile --model gpt-oss-120b --hardware h200 --json").stdout)
-    assert report["capacity"]["replicas"] == 8
+    assert report["capacity"]["dp_ranks"] == 8
     assert any(choice["key"] == "layout.tp" and choice["value"] == "1" for choice in report["choices"])
 
 

@@ -34,14 +34,14 @@ from orchestrator.planner.planning import load
 from orchestrator.servers.targets import url_target
 
 RESULT = EvalResult(
-    schema_version=2,
+    schema_version=3,
     suite="gsm8k",
     task="gsm8k",
     metric="exact_match,flexible-extract",
     model="tiny",
     harness="lm-eval 0.4.13",
     command="deploy eval tiny",
-    items=(AnsweredQuestion(id="1", correct=True), AnsweredQuestion(id="2", correct=False)),
+    answered=(AnsweredQuestion(id="1", correct=True), AnsweredQuestion(id="2", correct=False)),
 )
 TARGET = url_target("http://127.0.0.1:1")
 
@@ -100,7 +100,7 @@ def test_baseline_server_is_evaluated_with_same_options(
         return (
             RESULT
             if target.url.endswith(":1")
-            else replace(RESULT, items=(AnsweredQuestion(id="1", correct=True),) * 2)
+            else replace(RESULT, answered=(AnsweredQuestion(id="1", correct=True),) * 2)
         )
 
     monkeypatch.setattr("orchestrator.evals.run.run_eval", ask)
@@ -139,7 +139,7 @@ class FakeHarness:
             for index, answer in enumerate(answers)
         )
         suite = options.resolved_suite
-        return replace(RESULT, suite=suite.name, items=items, limit=options.limit, max_tokens=suite.max_tokens)
+        return replace(RESULT, suite=suite.name, answered=items, limit=options.limit, max_tokens=suite.max_tokens)
 
 
 def gpqa(tmp_path: Path, **options: object) -> None:
@@ -194,7 +194,7 @@ def test_resumed_evaluation_rejects_changed_model(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("orchestrator.evals.run.run_eval", lambda *a, **k: replace(harness(*a, **k), model="other"))
     with pytest.raises(BenchError, match="the model changed from `tiny` to `other`"):
         gpqa(tmp_path, seeds=2, resume=True)
-    assert len(load_eval_result(tmp_path / "out" / "eval-gpqa-diamond.json").items) == 3
+    assert len(load_eval_result(tmp_path / "out" / "eval-gpqa-diamond.json").answered) == 3
 
 
 @pytest.mark.parametrize(("model", "published"), [("zai-org/GLM-5.2-FP8", True), ("glm-5.2", True), ("tiny", False)])

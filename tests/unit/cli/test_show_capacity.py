@@ -20,8 +20,8 @@ def test_capacity_is_shown_as_table(capsys: pytest.CaptureFixture[str]) -> None:
     show(profile="mi355x-tp4dp2", capacity=True)
     rows = {line.split("  ")[0]: line for line in capsys.readouterr().out.splitlines()}
     assert rows["cache per GPU"].split("  ")[-1].strip() == "0.85 x 307.4 GB - 109.5 GB"
-    assert "2,713,536" in rows["tokens per replica"]
-    assert "2 replicas of 4 GPUs" in rows["tokens per replica"]
+    assert "2,713,536" in rows["tokens per DP rank"]
+    assert "2 DP ranks of 4 GPUs" in rows["tokens per DP rank"]
     assert "at most 80 run" in rows["concurrent requests"]
 
 
@@ -38,7 +38,7 @@ def test_cache_tier_is_evaluated_against_workload(capsys: pytest.CaptureFixture[
     show(profile="mi355x-tp4dp2-tiers", capacity=True)
     rows = dict(re.split(r"  +", line, maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert rows["tokens in host memory"].startswith("3,955,696")
-    assert "885.0 GB for a replica" in rows["tokens in host memory"]
+    assert "885.0 GB for a DP rank" in rows["tokens in host memory"]
     assert "`wafer-20k-1k`" in rows["reuse distance"]
     assert rows["the cache tier helps"].startswith("no")
     assert "60 to retrieve, 150 to store, 71 to compute; published" in rows["saved per prompt token"]
@@ -109,7 +109,7 @@ def test_dry_run_prints_capacity_in_one_line(
     (line,) = [line for line in stderr.splitlines() if "capacity of" in line]
     assert line == (
         "note: capacity of `h200-glm-mtp`: 8.1 GB of weights and 118.9 GB of cache per GPU; "
-        "4,465,676 tokens per replica (26,624 B each, bfloat16); 2,393 concurrent requests of `random-4k-256`; "
+        "4,465,676 tokens per DP rank (26,624 B each, bfloat16); 2,393 concurrent requests of `random-4k-256`; "
         "the longest context (32,768 tokens) fits 136.3 times; "
         "`mem-fraction-static` 0.85, at most 0.92"
     )

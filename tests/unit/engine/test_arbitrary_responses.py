@@ -49,13 +49,13 @@ READERS: tuple[Callable[[bytes], object], ...] = (
 
 
 @pytest.mark.parametrize(
-    ("sizes", "replicas"),
+    ("sizes", "dp_ranks"),
     [({}, 1), ({"dp_size": 8}, 8), ({"dp_size": 1, "attn_dp_size": 8}, 8), ({"dp_size": 2, "attn_dp_size": None}, 2)],
 )
-def test_dp_size_is_read_under_both_names(sizes: dict[str, int], replicas: int) -> None:
+def test_dp_size_is_read_under_both_names(sizes: dict[str, int], dp_ranks: int) -> None:
     info = read_server_info({"version": "0.5.22", "page_size": 1, **sizes})
     assert info is not None
-    assert info.replicas == replicas
+    assert info.dp_ranks == dp_ranks
 
 
 class FragmentedBody(httpx.SyncByteStream):

@@ -9,7 +9,7 @@ from orchestrator.bench.result_files import load_result
 from orchestrator.core.errors import BenchError, UsageError
 from orchestrator.core.secrets import Secret
 from orchestrator.evals.eval_result import eval_result_file, eval_result_to_json, load_eval_result
-from orchestrator.evals.harness import EvalRequest, argv, local_task, read_eval_result, read_items
+from orchestrator.evals.harness import EvalRequest, argv, local_task, read_answers, read_eval_result
 from orchestrator.evals.suites import find_suite
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -64,7 +64,7 @@ def test_each_recorded_answer_is_read_once(suite: str, file: str) -> None:
     """The harness writes each question once per filter; only one filter is the score."""
     suite_ = find_suite(suite)
     text = (RECORDED / file).read_text()
-    items = read_items(text, metric=suite_.metric, filter_=suite_.filter)
+    items = read_answers(text, metric=suite_.metric, filter_=suite_.filter)
     assert len(text.splitlines()) == 2 * len(items) == 6
     assert sorted(item.correct for item in items) == [False, True, True]
     assert len({item.id for item in items}) == 3
@@ -72,7 +72,7 @@ def test_each_recorded_answer_is_read_once(suite: str, file: str) -> None:
 
 def test_an_unknown_filter_is_an_error() -> None:
     with pytest.raises(BenchError, match="scored no answer"):
-        read_items((RECORDED / "samples_gsm8k.jsonl").read_text(), metric="exact_match", filter_="none")
+        read_answers((RECORDED / "samples_gsm8k.jsonl").read_text(), metric="exact_match", filter_="none")
 
 
 def test_eval_result_is_read_from_harness_output(tmp_path: Path) -> None:

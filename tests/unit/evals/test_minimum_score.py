@@ -31,7 +31,7 @@ def evaluated_suites(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int | N
             "harness": "test",
             "command": "deploy",
         }
-        return EvalResult(schema_version=2, suite=options.suite, items=items, **scores)
+        return EvalResult(schema_version=3, suite=options.suite, answered=items, **scores)
 
     monkeypatch.setattr(run, "run_eval", run_eval)
     return suites

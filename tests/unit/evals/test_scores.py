@@ -28,8 +28,8 @@ def result_of(answers: str, *, prefix: str = "q") -> EvalResult:
         AnsweredQuestion(id=f"{prefix}{index}", correct=answer == "+") for index, answer in enumerate(answers)
     )
     return EvalResult(
-        schema_version=2, suite="gsm8k", task="gsm8k", metric="exact_match", model="m", harness="h", command="c",
-        items=items,
+        schema_version=3, suite="gsm8k", task="gsm8k", metric="exact_match", model="m", harness="h", command="c",
+        answered=items,
     )  # fmt: skip
 
 
@@ -41,7 +41,7 @@ def test_wilson_interval_matches_newcombe() -> None:
 
 def test_independent_interval_matches_newcombe() -> None:
     """Newcombe 1998, Stat Med 17:873, table II (a), method 10: 56/70 against 48/80 gives 0.0524 to 0.3339."""
-    interval = independent_interval(baseline=48 / 80, candidate=56 / 70, items=(80, 70))
+    interval = independent_interval(baseline=48 / 80, candidate=56 / 70, sizes=(80, 70))
     assert (round(interval.low, 4), round(interval.high, 4)) == (0.0524, 0.3339)
 
 
@@ -106,12 +106,12 @@ def test_published_score_differences_are_not_significant(suite: str) -> None:
     line = next(line for line in load_published("wafer-glm52").evals if line.suite == suite)
     assert line.samples is not None
     judgment = compare_independent(
-        baseline=line.baseline.score, candidate=line.candidate.score, items=(line.samples, line.samples)
+        baseline=line.baseline.score, candidate=line.candidate.score, sizes=(line.samples, line.samples)
     )
     assert not judgment.significant
     assert judgment.detectable > 0.05  # the published differences are 0.010 and 0.019
-    assert judgment.items_needed is not None
-    assert judgment.items_needed > 3000  # GSM8K has 1,319 questions, GPQA-Diamond 198
+    assert judgment.answers_needed is not None
+    assert judgment.answers_needed > 3000  # GSM8K has 1,319 questions, GPQA-Diamond 198
     assert judgment.sentence.startswith("not significant at this sample size")
 
 
@@ -136,10 +136,10 @@ def test_duplicate_questions_are_paired_in_order() -> None:
     result = EvalResult(
         **{
             **vars(repeated),
-            "items": tuple(AnsweredQuestion(id="same", correct=item.correct) for item in repeated.items),
+            "answered": tuple(AnsweredQuestion(id="same", correct=item.correct) for item in repeated.answered),
         }
     )
-    assert compare_results(result, result).items == 4
+    assert compare_results(result, result).answers == 4
 
 
 def seeded(*answers: str, group: str = "") -> tuple[AnsweredQuestion, ...]:
@@ -152,21 +152,21 @@ def seeded(*answers: str, group: str = "") -> tuple[AnsweredQuestion, ...]:
 
 
 def result_of_items(*items: AnsweredQuestion) -> EvalResult:
-    return replace(result_of("+"), items=items)
+    return replace(result_of("+"), answered=items)
 
 
 def test_effective_sample_size_reflects_seed_variation() -> None:
     """p = 3/4: with shares 1, 1, 1, 0 the variance is 3/16 and n = 4; with 1, 1, 1/2, 1/2 it is 1/16 and n = 12."""
     alike, other = result_of_items(*seeded("+++-", "+++-")), result_of_items(*seeded("+++-", "++-+"))
     assert (alike.score, other.score) == (0.75, 0.75)
-    assert (alike.effective_items, other.effective_items) == (pytest.approx(4), pytest.approx(12))
-    assert score_interval(alike) == wilson(0.75, alike.effective_items)
+    assert (alike.effective_answers, other.effective_answers) == (pytest.approx(4), pytest.approx(12))
+    assert score_interval(alike) == wilson(0.75, alike.effective_answers)
     assert other.by_seed == {0: 0.75, 1: 0.75}
 
 
 def test_single_seed_effective_size_is_question_count() -> None:
-    assert result_of("+" * 190 + "-" * 10).effective_items == pytest.approx(200)
-    assert result_of("+" * 200).effective_items == 200
+    assert result_of("+" * 190 + "-" * 10).effective_answers == pytest.approx(200)
+    assert result_of("+" * 200).effective_answers == 200
 
 
 def test_seeds_are_clustered_by_question() -> None:

@@ -34,11 +34,11 @@ def write_run(folder: Path, name: str, domain: str, **changes: object) -> Path:
 def test_score_equals_pass_1_printed_by_tau2() -> None:
     """tau2 printed `Pass^1 0.250` for 40 simulations of 10 tasks."""
     result = read_simulations(RECORDED, "glm", "deploy eval glm").result
-    assert (result.score, len(result.items), len(result.answers)) == (0.25, 40, 10)
+    assert (result.score, len(result.answered), len(result.answers)) == (0.25, 40, 10)
     assert (result.model, result.task) == ("glm-5.2", "mock; user hosted_vllm/user")
     interval = score_interval(result)
     assert interval.low < 0.25 < interval.high
-    assert 10 <= result.effective_items < 40, "four trials of a task do not count as four tasks"
+    assert 10 <= result.effective_answers < 40, "four trials of a task do not count as four tasks"
 
 
 def test_domains_count_equally_and_names_are_separate(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_infrastructure_errors_are_skipped_like_tau2(tmp_path: Path) -> None:
     del data["simulations"][0]["reward_info"]
     (tmp_path / "results.json").write_text(json.dumps(data))
     runs = read_simulations(tmp_path, "glm", "")
-    assert (runs.skipped, len(runs.result.items)) == (1, 39)
+    assert (runs.skipped, len(runs.result.answered)) == (1, 39)
 
 
 def test_simulation_without_reward_counts_as_failed(tmp_path: Path) -> None:

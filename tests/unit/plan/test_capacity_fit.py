@@ -36,7 +36,7 @@ def warnings(profile: str, *overrides: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("run", range(5))
 def test_computed_capacity_matches_server_log(run: int) -> None:
-    """sglang 0.5.16 on H200: weights and cache are in GiB per GPU, tokens are those of a replica."""
+    """sglang 0.5.16 on H200: weights and cache are in GiB per GPU, tokens are those of a DP rank."""
     words, *lines = LOGGED[run].splitlines()
     profile, *overrides = words.removeprefix("# ").split()
     text = "\n".join(lines)
@@ -146,7 +146,7 @@ def test_requests_fit_even_if_not_all_prefixes_do() -> None:
 def test_excess_concurrent_requests_produce_a_warning() -> None:
     assert warnings("mi355x-tp4dp2") == {}
     assert warnings("mi355x-tp4dp2", "flags.max-running-requests=512") == {
-        "capacity-requests": "512 concurrent requests of `wafer-20k-1k` need 4,748,800 tokens of cache; a replica has "
+        "capacity-requests": "512 concurrent requests of `wafer-20k-1k` need 4,748,800 tokens of cache; a DP rank has "
         "2,713,536: 288 fit, the others wait"
     }
     many = ("flags.max-total-tokens=4096", "flags.context-length=4096", "flags.max-running-requests=50")
@@ -177,7 +177,7 @@ def test_warning_names_linear_attention_states_as_limit() -> None:
     """The cache has three million free tokens; a larger `tp` or a smaller cache type would not help."""
     plan = load("mi355x-glm-5.3-flash-tp1x8", overrides=("flags.max-running-requests=64",)).plan
     (warning,) = (item for item in plan.warnings if item.id == "capacity-requests")
-    assert "need a state of linear attention each; a replica has room for 30: 30 fit" in warning.summary
+    assert "need a state of linear attention each; a DP rank has room for 30: 30 fit" in warning.summary
     assert "raise `mamba-full-memory-ratio`" in warning.hint
     assert "kv-cache-dtype" not in warning.hint
 
@@ -185,7 +185,7 @@ def test_warning_names_linear_attention_states_as_limit() -> None:
 def test_cache_smaller_than_workload_request_produces_a_warning() -> None:
     short = ("flags.max-total-tokens=500", "flags.context-length=500")
     assert warnings("cpu-tiny", *short) == {
-        "capacity-requests": "a request of `smoke-tiny` needs 524 tokens of cache; a replica has 500: none fits",
+        "capacity-requests": "a request of `smoke-tiny` needs 524 tokens of cache; a DP rank has 500: none fits",
     }
     plan = load("cpu-tiny", overrides=short).plan
     assert "raise `layout.tp` or `flags.max-total-tokens`" in plan.warnings[0].hint

@@ -79,15 +79,15 @@ def test_reuse_distances_of_three_prompts() -> None:
     assert result.size_for(1.0) == 25
 
 
-def test_replicas_share_the_sessions() -> None:
-    """Three sessions with growing prompts take turns on two replicas."""
+def test_caches_share_the_sessions() -> None:
+    """Three sessions with growing prompts take turns on two caches."""
     prompts = [
         (tuple((100 * session + n, 10) for n in range(turn + 1)), session) for turn in range(6) for session in range(3)
     ]
     turns = [CacheAccess(prompt=prompt, cached_after=prompt, session=session) for prompt, session in prompts]
-    one, two = (hit_rates(turns, replicas=replicas) for replicas in (1, 2))
+    one, two = (hit_rates(turns, caches=caches) for caches in (1, 2))
     assert one.unlimited == pytest.approx(two.unlimited) == pytest.approx(15 * 3 / 63, abs=0.05)
-    assert two.size_for(1.0) < one.size_for(1.0)  # a replica has fewer sessions to hold
+    assert two.size_for(1.0) < one.size_for(1.0)  # a cache has fewer sessions to hold
 
 
 def zipf(count: int) -> Iterable[CacheAccess]:

@@ -192,8 +192,8 @@ def test_published_score_is_shown_with_its_error() -> None:
 def test_evaluation_without_baseline_is_compared_with_published_scores() -> None:
     items = tuple(AnsweredQuestion(id=str(index), correct=index % 20 != 0) for index in range(1319))
     outcome = EvalResult(
-        schema_version=2, suite="gsm8k", task="gsm8k", metric="exact_match", model="glm-5.2", harness="lm-eval 0.4.13",
-        command="deploy eval", items=items,
+        schema_version=3, suite="gsm8k", task="gsm8k", metric="exact_match", model="glm-5.2", harness="lm-eval 0.4.13",
+        command="deploy eval", answered=items,
     )  # fmt: skip
     rows = report(tp4dp2(), evals=((None, outcome),)).evals[-2:]
     assert [row.baseline_label for row in rows] == ["FP8, published", "MXFP4, published"]
@@ -202,13 +202,13 @@ def test_evaluation_without_baseline_is_compared_with_published_scores() -> None
     for row in rows:
         assert row.measured
         assert row.judgment is not None
-        assert row.judgment.items == 200
+        assert row.judgment.answers == 200
 
 
 def test_tau2_result_has_no_verdict_against_published_scores() -> None:
     outcome = EvalResult(
-        schema_version=2, suite="tau2", task="airline", metric="pass^1", model="glm-5.2", harness="tau2-bench a2c0247",
-        command="deploy eval", items=(AnsweredQuestion(id="1", correct=True, seed=0, group="airline"),),
+        schema_version=3, suite="tau2", task="airline", metric="pass^1", model="glm-5.2", harness="tau2-bench a2c0247",
+        command="deploy eval", answered=(AnsweredQuestion(id="1", correct=True, seed=0, group="airline"),),
     )  # fmt: skip
     rows = report(tp4dp2(), evals=((None, outcome),)).evals[-2:]
     assert [(row.baseline, row.judgment) for row in rows] == [(0.819, None), (0.834, None)]

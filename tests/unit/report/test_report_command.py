@@ -51,8 +51,8 @@ def test_report_accepts_directories_and_files(results: Path, capsys: pytest.Capt
 def save_score(folder: Path, model: str, *, wrong: int, suite: str = "gsm8k") -> None:
     items = tuple(AnsweredQuestion(id=str(index), correct=index >= wrong) for index in range(40))
     outcome = EvalResult(
-        schema_version=2, suite=suite, task=suite, metric="exact_match", model=model, harness="lm-eval 0.4.13",
-        command="deploy eval", items=items,
+        schema_version=3, suite=suite, task=suite, metric="exact_match", model=model, harness="lm-eval 0.4.13",
+        command="deploy eval", answered=items,
     )  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     (folder / eval_result_file(suite)).write_text(eval_result_to_json(outcome))

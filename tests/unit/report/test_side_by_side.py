@@ -265,8 +265,8 @@ def test_endpoint_of_another_engine_is_compared(tmp_path: Path) -> None:
     assert values_by_key["Layout"] == ("TP1", "")
 
 
-def test_replica_count_and_engine_version_are_shown(tmp_path: Path) -> None:
-    text = comparison_text(report_of(tmp_path, a=of_vllm(run(), replicas=2), b=of_vllm(run(), "0.33.0", replicas=2)))
+def test_dp_rank_count_and_engine_version_are_shown(tmp_path: Path) -> None:
+    text = comparison_text(report_of(tmp_path, a=of_vllm(run(), dp_ranks=2), b=of_vllm(run(), "0.33.0", dp_ranks=2)))
 
     assert "A: a (DP2 on unknown hardware), own" in text
     assert re.search(r"endpoint.engine +vllm 0.32.0 +vllm 0.33.0\n", text)
@@ -281,7 +281,7 @@ def test_cached_tokens_reported_by_one_side_are_named(tmp_path: Path) -> None:
 
 
 def test_endpoint_of_another_engine_gets_no_sglang_advice(tmp_path: Path) -> None:
-    theirs = of_vllm(run(plan="two", tok_s=2200.0), replicas=2)
+    theirs = of_vllm(run(plan="two", tok_s=2200.0), dp_ranks=2)
     theirs = replace(
         theirs, run=replace(theirs.run, provenance=ServerProvenance(gpu="mi300x", gpus=8, layout="TP4×DP2"))
     )

@@ -92,15 +92,15 @@ def exited(time: str, detail: str) -> ServerState:
         ((RUNNING, RUNNING), Status.RUNNING, ""),
         ((RUNNING, PAUSED), Status.RUNNING, "rank 1 on b: paused"),
         ((RUNNING, UNREACHABLE), Status.RUNNING, "rank 1 on b: cannot connect"),  # rank 0 may serve: its health decides
-        ((RUNNING, exited("T2", "killed")), Status.EXITED, "rank 1 on b ended first: killed"),
-        ((exited("T3", "killed"), exited("T2", "exit code 1")), Status.EXITED, "rank 1 on b ended first: exit code 1"),
-        ((exited("T2", "killed"), exited("T3", "exit code 3")), Status.EXITED, "rank 0 on a ended first: killed"),
+        ((RUNNING, exited("T2", "killed")), Status.EXITED, "rank 1 on b exited first: killed"),
+        ((exited("T3", "killed"), exited("T2", "exit code 1")), Status.EXITED, "rank 1 on b exited first: exit code 1"),
+        ((exited("T2", "killed"), exited("T3", "exit code 3")), Status.EXITED, "rank 0 on a exited first: killed"),
         (
             (exited("T2", "killed"), UNREACHABLE),
             Status.EXITED,
-            "rank 0 on a ended first: killed; rank 1 on b: cannot connect",
+            "rank 0 on a exited first: killed; rank 1 on b: cannot connect",
         ),
-        ((RUNNING, NOT_FOUND), Status.EXITED, "rank 1 on b ended first: its container was removed"),
+        ((RUNNING, NOT_FOUND), Status.EXITED, "rank 1 on b exited first: its container was removed"),
     ],
 )
 def test_server_is_exited_when_any_rank_exits(
@@ -117,6 +117,6 @@ def test_rank_that_lost_its_peer_is_not_the_cause(lost: int) -> None:
     ends = [exited("T2" if rank == lost else "T3", "killed") for rank in (0, 1)]
     ranks = list(zip("ab", ends, strict=True))
     failed = 1 - lost
-    assert state_of_ranks(ranks, logs.__getitem__).detail == f"rank {failed} on {'ab'[failed]} ended first: killed"
+    assert state_of_ranks(ranks, logs.__getitem__).detail == f"rank {failed} on {'ab'[failed]} exited first: killed"
     both = state_of_ranks(ranks, lambda _: [LOST_PEER])
-    assert both.detail == f"rank {lost} on {'ab'[lost]} ended first: killed, after another rank had failed"
+    assert both.detail == f"rank {lost} on {'ab'[lost]} exited first: killed, after another rank had failed"

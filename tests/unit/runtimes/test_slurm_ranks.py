@@ -86,18 +86,18 @@ LOST = "gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:36
 @pytest.mark.parametrize(
     ("ends", "losers", "detail"),
     [
-        ((("16", 137), ("10", 137), ("15", 137)), (0, 2), "rank 1 on n1 ended first: killed by SIGKILL"),
-        ((("16", 137), ("15", 137), ("10", 3)), (0, 1), "rank 2 on n2 ended first: exit code 3"),
-        ((("16", 137), ("10", 137), ("15", 137)), (), "rank 1 on n1 ended first: killed by SIGKILL"),
-        ((("16", 137), ("10", 137), ("10", 3)), (1, 2), "rank 0 on n0 ended first: killed by SIGKILL"),
-        ((("10", 137), ("10", 137), None), (1,), "rank 0 on n0 ended first: killed by SIGKILL"),
-        ((("10", 1), None, None), (), "rank 0 on n0 ended first: exit code 1"),
-        ((("10", 137), ("10", 137), ("10", 137)), (), "rank 0 on n0 ended first: killed by SIGKILL"),
+        ((("16", 137), ("10", 137), ("15", 137)), (0, 2), "rank 1 on n1 exited first: killed by SIGKILL"),
+        ((("16", 137), ("15", 137), ("10", 3)), (0, 1), "rank 2 on n2 exited first: exit code 3"),
+        ((("16", 137), ("10", 137), ("15", 137)), (), "rank 1 on n1 exited first: killed by SIGKILL"),
+        ((("16", 137), ("10", 137), ("10", 3)), (1, 2), "rank 0 on n0 exited first: killed by SIGKILL"),
+        ((("10", 137), ("10", 137), None), (1,), "rank 0 on n0 exited first: killed by SIGKILL"),
+        ((("10", 1), None, None), (), "rank 0 on n0 exited first: exit code 1"),
+        ((("10", 137), ("10", 137), ("10", 137)), (), "rank 0 on n0 exited first: killed by SIGKILL"),
         ((("16", 137), ("15", 3), ("16", 3)), (), "killed by SIGKILL"),  # as in every orderly stop
         (
             (("16", 137), ("10", 137), None),  # the node of rank 2 was lost
             (0, 1),
-            "rank 1 on n1 ended first: killed by SIGKILL, after another rank had failed",
+            "rank 1 on n1 exited first: killed by SIGKILL, after another rank had failed",
         ),
     ],
 )

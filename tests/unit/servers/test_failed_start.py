@@ -220,7 +220,7 @@ def test_smoke_report_is_returned_when_saving_fails(
     runtime.start(name="tiny", run_dir=run_dir)
     (run_dir / "plan.json").write_text(json.dumps(plan.to_dict()))
     report = SmokeReport(url="http://127.0.0.1:1", served_name="tiny", checks=())
-    monkeypatch.setattr(verify, "dead_processes", lambda *_: "")
+    monkeypatch.setattr(verify, "exited_processes", lambda *_: "")
     monkeypatch.setattr(verify, "run_smoke_test", lambda *_, **__: report)
     monkeypatch.setattr("orchestrator.runs.run_dir.atomic_write_all", full_disk)
     servers = Servers(Home(tmp_path), {"process": runtime})  # type: ignore[dict-item]

@@ -78,5 +78,5 @@ def test_missing_first_sample_fails_with_hint(timeout: float | None, waited: str
 
 
 def test_restart_during_first_sample_fails(handle: Unit) -> None:
-    with pytest.raises(NotReadyError, match="ended during its first sampled request: restarted 1 times"):
+    with pytest.raises(NotReadyError, match="exited during its first sampled request: restarted 1 times"):
         wait(handle, Cluster([False, True], [RUNNING, RESTARTED]))

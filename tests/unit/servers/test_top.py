@@ -135,7 +135,7 @@ def test_state_changes_are_events(server: Scripted, tmp_path: Path) -> None:
     unhealthy = view.sample()
     assert "UNHEALTHY: http://x/metrics: no response within 5 s" in unhealthy.to_text()
     server.processes = ("sglang::scheduler_TP0",)
-    assert view.sample().problem == "rank TP1 has ended while the server runs"
+    assert view.sample().problem == "rank TP1 has exited while the server runs"
     view.sample()
     server.processes = ("sglang::scheduler_TP0", "sglang::scheduler_TP1")
     server.counters, server.restarts = exported(output=1), 1
@@ -144,7 +144,7 @@ def test_state_changes_are_events(server: Scripted, tmp_path: Path) -> None:
     assert frame.kernel_misses == 2
     assert [event.message for event in frame.events] == [
         "http://x/metrics: no response within 5 s",
-        "rank TP1 has ended while the server runs",
+        "rank TP1 has exited while the server runs",
         "recovered",
         "restarted (1 in all)",
         "2 more MoE keys without a tuned kernel",

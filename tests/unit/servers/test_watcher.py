@@ -111,7 +111,7 @@ def test_dead_process_is_confirmed_before_restart() -> None:
     watcher = world.watcher()
     world.pass_by(watcher, 5)
     died = world.now
-    world.snapshot, world.answers_after = replace(HEALTHY, dead="rank DP1 has ended"), [0.1, None]
+    world.snapshot, world.answers_after = replace(HEALTHY, dead="rank DP1 has exited"), [0.1, None]
     world.pass_by(watcher, 100)
     assert world.kinds == ["watching", "unhealthy", "died", "restarted"]
     assert [kind for _, kind in world.alerted] == ["died", "restarted"]

@@ -186,7 +186,7 @@ def test_restarted_server_ends_the_wait_immediately(second: int) -> None:
     """Also before the first poll."""
     server = Server(log={0: LOADING})
     server.restarts_at = second
-    with pytest.raises(NotReadyError, match=r"died while .* and was restarted \(OOMKilled\)$"):
+    with pytest.raises(NotReadyError, match=r"exited while .* and was restarted \(OOMKilled\)$"):
         server.wait(deadline=3600)
     assert server.second < second + 0.5
 

@@ -12,7 +12,7 @@ from orchestrator.engine.launch import process_names
 from orchestrator.planner.planning import load
 from orchestrator.runtimes.base import ServerState, Status, Unit
 from orchestrator.servers.group import Server
-from orchestrator.servers.servers import Servers, dead_processes, record_processes
+from orchestrator.servers.servers import Servers, exited_processes, record_processes
 from orchestrator.servers.start.verify import smoke_server
 from orchestrator.servers.status import require_healthy, statuses
 
@@ -72,7 +72,7 @@ def server(table: Table, unit: Unit) -> Server:
 
 def dead_after(handle: Unit, *, ready: tuple[str, ...], running: tuple[str, ...]) -> str:
     record_processes(server(Table(ready), handle), 12.34)
-    return dead_processes(server(Table(running), handle))
+    return exited_processes(server(Table(running), handle))
 
 
 def test_sglang_process_titles_are_translated() -> None:
@@ -84,8 +84,8 @@ def test_sglang_process_titles_are_translated() -> None:
     ("dead", "message"),
     [
         ((), ""),
-        (("sglang::scheduler_DP1",), "rank DP1 has ended while the server runs"),
-        (("sglang::scheduler_DP0", "sglang::detokenizer"), "detokenizer, rank DP0 have ended while the server runs"),
+        (("sglang::scheduler_DP1",), "rank DP1 has exited while the server runs"),
+        (("sglang::scheduler_DP0", "sglang::detokenizer"), "detokenizer, rank DP0 have exited while the server runs"),
     ],
 )
 def test_processes_dead_since_ready_are_named(handle: Unit, dead: tuple[str, ...], message: str) -> None:
@@ -93,7 +93,7 @@ def test_processes_dead_since_ready_are_named(handle: Unit, dead: tuple[str, ...
 
 
 def test_unknown_processes_are_not_reported_dead(handle: Unit) -> None:
-    assert dead_processes(server(Table(READY[:1]), handle)) == ""  # never ready: nothing was recorded
+    assert exited_processes(server(Table(READY[:1]), handle)) == ""  # never ready: nothing was recorded
     assert dead_after(handle, ready=READY, running=()) == ""  # no process table
     assert dead_after(handle, ready=READY[:1], running=READY) == ""
 
@@ -115,24 +115,24 @@ def test_dead_rank_is_reported_without_querying_server(
 
     results = statuses(servers, "two", check_health=True)
     assert [(server.health, server.detail) for server in results] == [
-        ("unhealthy", "rank DP1 has ended while the server runs")
+        ("unhealthy", "rank DP1 has exited while the server runs")
     ]
-    with pytest.raises(SmokeError, match="`two` is running but unhealthy: rank DP1 has ended"):
+    with pytest.raises(SmokeError, match="`two` is running but unhealthy: rank DP1 has exited"):
         require_healthy(servers, results, explicit=True)
-    with pytest.raises(SmokeError, match="`two` failed its smoke test: rank DP1 has ended"):
+    with pytest.raises(SmokeError, match="`two` failed its smoke test: rank DP1 has exited"):
         smoke_server(servers, "two", strict_kernels=False)
 
 
-def test_restarted_server_has_no_dead_processes(handle: Unit, run_dir: Path) -> None:
+def test_restarted_server_has_no_exited_processes(handle: Unit, run_dir: Path) -> None:
     """A new pod does not have all processes of the previous pod yet."""
     runtime = OneServer(READY[:1], handle)
     record_processes(server(Table(READY), handle), 12.34)
     recorded = datetime.fromtimestamp((run_dir / "processes.json").stat().st_mtime, UTC)
     runtime.started = (recorded + timedelta(seconds=1)).isoformat()
-    message = dead_processes(server(runtime, handle))
+    message = exited_processes(server(runtime, handle))
     assert message.startswith("restarted 0 s ago, not ready yet")
     runtime.started = (recorded - timedelta(seconds=1)).isoformat()
-    assert "rank DP0, rank DP1 have ended while the server runs" in dead_processes(server(runtime, handle))
+    assert "rank DP0, rank DP1 have exited while the server runs" in exited_processes(server(runtime, handle))
 
 
 def test_partly_healthy_replicas_are_reported(
