@@ -186,7 +186,7 @@ def note_gateway(run: RunDir, seconds: float) -> None:
 
 
 def exited_processes(server: Server) -> str:
-    """Return the dead processes of a ready server, as `rank DP1 has exited`; "" if none is known to be dead.
+    """Return the exited processes of a ready server, as `rank DP1 has exited`; "" if none is known to have exited.
 
     The process table shows a death sooner than sglang does. sglang notices a dead data-parallel rank only at the next
     health request, after 20 s, and a dead tensor-parallel rank only when the others wait for it.
@@ -234,7 +234,7 @@ def replicas_on_other_plan(server: Server, plan: Plan) -> str:
 
 
 def _missing_servers(server: Server) -> Iterator[str]:
-    """Yield the dead replicas of a gateway, and the dead processes of running replicas."""
+    """Yield the exited replicas of a gateway, and the exited processes of running replicas."""
     by_name = {Path(replica.run_dir).name: replica for replica in server.replicas}
     plan = server.plan
     for number, name in enumerate(plan.server_names if plan else sorted(by_name), start=1):

@@ -1,4 +1,4 @@
-"""Dead processes of a server, detected from the process table."""
+"""Exited processes of a server, detected from the process table."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
