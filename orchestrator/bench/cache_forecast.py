@@ -36,7 +36,7 @@ def forecast_load(workload: Workload, source: SessionSource | None, endpoint: En
         prefix_tokens=workload.prefix_tokens,
         input_tokens=workload.input_tokens,
         output_tokens=workload.output_tokens,
-        dp_ranks=_dp_ranks(endpoint),
+        caches=_dp_ranks(endpoint),
         seed=workload.seed,
     )
     return forecast_cache(accesses, endpoint)

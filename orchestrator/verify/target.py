@@ -126,7 +126,7 @@ def target_from_server_info(server: EngineClient, *, url: str, api_key: Secret |
         url=url,
         served_name=model[0],
         context_length=model[1],
-        dp=info.replicas,
+        dp=info.dp_ranks,
         speculative=info.speculative is not None,
         prefix_cache=True,
         cache_report=info.reports_cache,
