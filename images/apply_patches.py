@@ -122,7 +122,8 @@ def patched_texts(root: Path, diff: str, *, reverse: bool = False) -> dict[Path,
     """Return the new text of each file that a diff changes; with `reverse`, the text before the diff was applied.
 
     A hunk must match exactly and in exactly one place; there is no fuzz. A file that has moved within the sources is
-    found by its name. CRLF line ends are kept. Raises SourceError for a hunk without a match or a path outside.
+    found by its name. CRLF line ends are kept. Raises SourceError for a hunk without a match
+    or a path outside the sources.
     """
     texts: dict[Path, str] = {}
     for name, hunks in parse_diff(diff):

@@ -1,4 +1,4 @@
-"""The text of source files as probes search it: preprocessed C++, normalized Python. Imported by apply_patches.py.
+"""The text of source files as patterns search it: preprocessed C++, normalized Python. Imported by apply_patches.py.
 
 Runs with the image's own Python (3.10 or newer) and the standard library only.
 """
@@ -45,7 +45,7 @@ class SourceError(Exception):
 
 
 class Reading(NamedTuple):
-    """The text of a file for a probe, in three variants with equal line numbers."""
+    """The text of a file for a pattern, in three variants with equal line numbers."""
 
     text: str
     certain: str  # lines that are compiled whatever else is defined
@@ -54,7 +54,7 @@ class Reading(NamedTuple):
 
 
 def find(root: Path, name: str) -> Path | None:
-    """Return the file of a probe: a path below `root`, or for a bare name the only file of that name below `root`."""
+    """Return the file of a pattern: a path below `root`, or for a bare name the only file of that name below `root`."""
     candidates = [root / name] if "/" in name else sorted(root.rglob(name), reverse=True)
     files = {candidate.resolve(): candidate for candidate in candidates if candidate.is_file()}
     if len(files) > 1:
@@ -76,14 +76,14 @@ def encoded(text: str) -> bytes:
 
 
 def sought(probe: dict[str, Any]) -> str:
-    """Return a readable description of what a probe searches for."""
+    """Return a readable description of what a pattern searches for."""
     suffix = f", given {', '.join(probe['defines'])}" if probe.get("defines") else ""
     inactive_match = f"{probe['inactive_match']} (left out)" if probe.get("inactive_match") else ""
     return " and ".join(part for part in (probe.get("match"), inactive_match) if part) + suffix
 
 
 def match(root: Path, probe: dict[str, Any]) -> str | None:
-    """Return `path:line: text` of the match of a probe; None if the probe does not match.
+    """Return `path:line: text` of the match of a pattern; None if the pattern does not match.
 
     `match` must occur in lines that are certainly compiled. `inactive_match` must occur in the file, but not in lines
     that may be compiled.
@@ -114,7 +114,7 @@ def _quoted(root: Path, path: Path, text: str, seen: Reading, hit: "re.Match[str
 
 
 def read(path: Path, defines: "list[str] | None") -> Reading:
-    """Read a file for a probe: preprocessed if the probe defines macros, else normalized Python, else plain text."""
+    """Read a file for a pattern: preprocessed if it defines macros, else normalized Python, else plain text."""
     text = decoded(path).replace("\r\n", "\n")
     try:
         if defines is not None:

@@ -45,7 +45,7 @@ class IssueKind(StrEnum):
     CHANGED_WORKLOAD = "changed-workload"  # requests or duration were overridden on the command line
     # Only a comparison finds the next four; a result never has them.
     ANOTHER_WORKLOAD = "another-workload"
-    ANOTHER_HOST = "another-host"
+    ANOTHER_HARDWARE = "another-hardware"
     UNKNOWN_HARDWARE = "unknown-hardware"
     ABLATION = "ablation"
 

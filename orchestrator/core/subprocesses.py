@@ -46,7 +46,7 @@ class ProgramMissingError(HostError):
 
     def __init__(self, program: str) -> None:
         """Create an error for `program`, the first word of an argv."""
-        super().__init__(f"no program `{program}` found on this host", hint=f"install `{program}`")
+        super().__init__(f"no program `{program}` found on this host", hint=f"install `{program}`, or correct its path")
 
 
 def quote(argv: Sequence[str]) -> str:

@@ -186,7 +186,7 @@ def mismatch_reasons(result: BenchResult, published: Published) -> Iterator[tupl
         yield IssueKind.UNKNOWN_HARDWARE, "the result has no hardware"
     elif system_name(result) not in systems:
         names = " and ".join(sorted(systems))
-        yield IssueKind.ANOTHER_HOST, f"measured on {system_name(result)}, published for {names}"
+        yield IssueKind.ANOTHER_HARDWARE, f"measured on {system_name(result)}, published for {names}"
 
 
 def _is_of(result: BenchResult, *workloads: str) -> bool:

@@ -84,7 +84,7 @@ def test_interrupted_reproduction_is_resumed(publication: Publication, tmp_path:
     assert_no_server_is_left(deploy, publication.port)
     (comparison,) = json.loads((results / "report.json").read_text())["comparisons"]
     assert [row["rate_rps"] for row in comparison["rows"]] == [4.0, 5.0]
-    assert {"another-workload", "another-host"} <= {reason["kind"] for reason in comparison["reasons"]}
+    assert {"another-workload", "another-hardware"} <= {reason["kind"] for reason in comparison["reasons"]}
     assert "NOT COMPARABLE" in second.stderr
     assert "not comparable" in (results / "report.html").read_text().lower()
 

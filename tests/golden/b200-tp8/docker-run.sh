@@ -20,12 +20,12 @@ docker run --detach --init --name deploy-b200-tp8 \
   --log-opt max-file=8 \
   --publish 127.0.0.1:30000:30000 \
   --mount type=bind,source="$DEPLOY_HOME"/models/glm-5.2-nvfp4,target=/models/glm-5.2-nvfp4,readonly \
-  --mount type=volume,source=deploy-cache-9ffb3f3d9f9f-sm100-jit,target=/root/.cache \
-  --mount type=volume,source=deploy-cache-9ffb3f3d9f9f-sm100-triton,target=/root/.triton \
+  --mount type=volume,source=deploy-cache-d5ef1ce1900a-sm100-jit,target=/root/.cache \
+  --mount type=volume,source=deploy-cache-d5ef1ce1900a-sm100-triton,target=/root/.triton \
   --env PYTHONUNBUFFERED=1 \
   --env SGLANG_TIMEOUT_KEEP_ALIVE=900 \
   --env TORCH_CUDA_ARCH_LIST=10.0 \
-  deploy/b200-tp8:17e4ee4ef92a \
+  deploy/b200-tp8:9f4d2c8df494 \
   sh -c 'used() {
   for d in /sys/class/drm/card[0-9]*/device; do
     [ ! -r "$d/mem_info_vram_used" ] || echo $(cat "$d/mem_info_vram_used" "$d/mem_info_vram_total")

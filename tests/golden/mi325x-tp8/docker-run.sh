@@ -24,19 +24,19 @@ docker run --detach --init --name deploy-mi325x-tp8 \
   --log-opt max-file=8 \
   --publish 127.0.0.1:30000:30000 \
   --mount type=bind,source="$DEPLOY_HOME"/models/glm-5.2-fp8,target=/models/glm-5.2-fp8,readonly \
-  --mount type=volume,source=deploy-cache-fe2287cfebb6-gfx942-aiter,target=/sgl-workspace/aiter/aiter/jit \
-  --mount type=volume,source=deploy-cache-fe2287cfebb6-gfx942-flydsl,target=/root/.flydsl \
-  --mount type=volume,source=deploy-cache-fe2287cfebb6-gfx942-jit,target=/root/.cache \
-  --mount type=volume,source=deploy-cache-fe2287cfebb6-gfx942-miopen,target=/root/.config/miopen \
-  --mount type=volume,source=deploy-cache-fe2287cfebb6-gfx942-templates,target=/root/.aiter \
-  --mount type=volume,source=deploy-cache-fe2287cfebb6-gfx942-triton,target=/root/.triton \
+  --mount type=volume,source=deploy-cache-dd489f3ef1e3-gfx942-aiter,target=/sgl-workspace/aiter/aiter/jit \
+  --mount type=volume,source=deploy-cache-dd489f3ef1e3-gfx942-flydsl,target=/root/.flydsl \
+  --mount type=volume,source=deploy-cache-dd489f3ef1e3-gfx942-jit,target=/root/.cache \
+  --mount type=volume,source=deploy-cache-dd489f3ef1e3-gfx942-miopen,target=/root/.config/miopen \
+  --mount type=volume,source=deploy-cache-dd489f3ef1e3-gfx942-templates,target=/root/.aiter \
+  --mount type=volume,source=deploy-cache-dd489f3ef1e3-gfx942-triton,target=/root/.triton \
   --env PYTHONUNBUFFERED=1 \
   --env ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=0 \
   --env SGLANG_DSA_FUSE_TOPK=false \
   --env SGLANG_OPT_USE_TOPK_V2=false \
   --env SGLANG_TIMEOUT_KEEP_ALIVE=900 \
   --env SGLANG_USE_AITER=1 \
-  deploy/mi325x-tp8:dda14bbe5363 \
+  deploy/mi325x-tp8:7856c9730663 \
   sh -c 'used() {
   for d in /sys/class/drm/card[0-9]*/device; do
     [ ! -r "$d/mem_info_vram_used" ] || echo $(cat "$d/mem_info_vram_used" "$d/mem_info_vram_total")

@@ -105,7 +105,7 @@ def test_result_of_other_or_unknown_hardware_is_not_comparable() -> None:
     result = tp4dp2()
     cpu = replace(result.run.provenance, gpu="cpu", gpus=0)
     unknown = replace(result.run.provenance, gpu=None)
-    for provenance, kind in ((cpu, "another-host"), (unknown, "unknown-hardware")):
+    for provenance, kind in ((cpu, "another-hardware"), (unknown, "unknown-hardware")):
         comparison = compared(replace(result, run=replace(result.run, provenance=provenance)))
         assert [reason.kind for reason in comparison.reasons] == [kind]
 

@@ -128,7 +128,7 @@ def test_published_results_appear_only_for_matching_runs(tmp_path: Path) -> None
     assert report_of(tmp_path / "none", tp4dp2(), published="none").published is None
     requested = report_of(tmp_path / "requested", own(1.0), published="wafer-glm52")
     assert requested.published is not None
-    assert [reason.kind for reason in requested.comparisons[0].reasons] == ["another-workload", "another-host"]
+    assert [reason.kind for reason in requested.comparisons[0].reasons] == ["another-workload", "another-hardware"]
     assert requested.title == "owl on 1×L40S"
     assert requested.headline[0] == "The result must not be compared with the publication."
     assert requested.headline[1].startswith("TP1 on 1×L40S, owl-burst: sustains at least 1 request a second")
