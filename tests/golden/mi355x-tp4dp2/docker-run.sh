@@ -24,18 +24,18 @@ docker run --detach --init --name deploy-mi355x-tp4dp2 \
   --log-opt max-file=8 \
   --publish 127.0.0.1:30000:30000 \
   --mount type=bind,source="$DEPLOY_HOME"/models/glm-5.2-mxfp4,target=/models/glm-5.2-mxfp4,readonly \
-  --mount type=volume,source=deploy-cache-44c1ba51b82c-gfx950-aiter,target=/sgl-workspace/aiter/aiter/jit \
-  --mount type=volume,source=deploy-cache-44c1ba51b82c-gfx950-flydsl,target=/root/.flydsl \
-  --mount type=volume,source=deploy-cache-44c1ba51b82c-gfx950-jit,target=/root/.cache \
-  --mount type=volume,source=deploy-cache-44c1ba51b82c-gfx950-miopen,target=/root/.config/miopen \
-  --mount type=volume,source=deploy-cache-44c1ba51b82c-gfx950-templates,target=/root/.aiter \
-  --mount type=volume,source=deploy-cache-44c1ba51b82c-gfx950-triton,target=/root/.triton \
+  --mount type=volume,source=deploy-cache-204a2c649198-gfx950-aiter,target=/sgl-workspace/aiter/aiter/jit \
+  --mount type=volume,source=deploy-cache-204a2c649198-gfx950-flydsl,target=/root/.flydsl \
+  --mount type=volume,source=deploy-cache-204a2c649198-gfx950-jit,target=/root/.cache \
+  --mount type=volume,source=deploy-cache-204a2c649198-gfx950-miopen,target=/root/.config/miopen \
+  --mount type=volume,source=deploy-cache-204a2c649198-gfx950-templates,target=/root/.aiter \
+  --mount type=volume,source=deploy-cache-204a2c649198-gfx950-triton,target=/root/.triton \
   --env PYTHONUNBUFFERED=1 \
   --env ROCM_QUICK_REDUCE_CAST_BF16_TO_FP16=0 \
   --env SAFETENSORS_FAST_GPU=1 \
   --env SGLANG_TIMEOUT_KEEP_ALIVE=900 \
   --env SGLANG_USE_AITER=1 \
-  deploy/mi355x-tp4dp2:75ad46b89163 \
+  deploy/mi355x-tp4dp2:a61923b9de92 \
   sh -c 'used() {
   for d in /sys/class/drm/card[0-9]*/device; do
     [ ! -r "$d/mem_info_vram_used" ] || echo $(cat "$d/mem_info_vram_used" "$d/mem_info_vram_total")

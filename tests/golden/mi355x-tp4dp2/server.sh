@@ -1,5 +1,5 @@
 #!/bin/sh
-# mi355x-tp4dp2: GLM-5.2 MXFP4 on 8x MI355X, two replicas of four GPUs, for aggregate throughput; never run by this project
+# mi355x-tp4dp2: GLM-5.2 MXFP4 on 8x MI355X, two DP ranks of four GPUs, for aggregate throughput; never run by this project
 #
 # recipe     --chunked-prefill-size 32768           sglang cookbook GLM-5.2.mdx, balanced cell
 # inferred   --cuda-graph-max-bs-decode 80
