@@ -105,16 +105,16 @@ def _gateway_url_finds_roles_and_role_url_is_rejected(disaggregated: Disaggregat
         assert "a decode server rejects requests that do not come from its gateway" in rejected.stderr
 
 
-def _killed_decode_server_is_detected_and_restarted_alone(disaggregated: DisaggregatedServer) -> None:
-    [prefill] = [server for server in disaggregated.server.replicas if server.role == "prefill"]
+def _killed_prefill_server_is_detected_and_restarted_alone(disaggregated: DisaggregatedServer) -> None:
+    [decode] = [server for server in disaggregated.server.replicas if server.role == "decode"]
     statuses: list[int] = []
     with load(disaggregated.url, "no-key", statuses, clients=1):
         wait_for(lambda: statuses[-1:] == [200])
-        disaggregated.kill("decode")
+        disaggregated.kill("prefill")
         assert httpx.get(f"{disaggregated.url}/health", timeout=10, trust_env=False).status_code == 200
         status = disaggregated.deploy.run("status", NAME)
         assert status.returncode != 0
-        assert "decode 1 of 1 is not running: killed by SIGKILL" in status.stderr
+        assert "prefill 1 of 1 is not running: killed by SIGKILL" in status.stderr
         with disaggregated.deploy.running("watch", NAME) as watching:
             while "restarted" not in (line := watching.line()):
                 assert line
@@ -122,7 +122,7 @@ def _killed_decode_server_is_detected_and_restarted_alone(disaggregated: Disaggr
             watching.end(signal.SIGINT)
         wait_for(lambda: statuses[-1:] == [200])
     assert disaggregated.deploy.run("status", NAME).returncode == 0
-    assert prefill.runtime_id in {server.runtime_id for server in disaggregated.server.replicas}
+    assert decode.runtime_id in {server.runtime_id for server in disaggregated.server.replicas}
 
 
 def _second_decode_server_is_added_and_removed(disaggregated: DisaggregatedServer) -> None:
@@ -156,4 +156,4 @@ def test_disaggregated_roles_answer_and_restart_separately(disaggregated: Disagg
     _answers_equal_those_of_a_single_server(disaggregated)
     _gateway_url_finds_roles_and_role_url_is_rejected(disaggregated)
     _second_decode_server_is_added_and_removed(disaggregated)
-    _killed_decode_server_is_detected_and_restarted_alone(disaggregated)
+    _killed_prefill_server_is_detected_and_restarted_alone(disaggregated)

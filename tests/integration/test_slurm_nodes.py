@@ -1,4 +1,4 @@
-"""One server on both nodes of a real Slurm, with real sglang as its ranks: one hangs, and each is killed."""
+"""One server on both nodes of a real Slurm, with real sglang as its ranks: one hangs, one is killed."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from slurm_cluster import SlurmCluster
 from waits import wait_for
 
 from orchestrator.core.paths import Home
-from orchestrator.core.procfs import find_process, read_cmdline, server_processes
+from orchestrator.core.procfs import read_cmdline, server_processes
 from orchestrator.runtimes.slurm.record import SERVER
 from orchestrator.runtimes.supervisor.record import Record, read_record
 
@@ -58,14 +58,6 @@ def rank_record(run: Path, rank: int) -> Record:
     return record
 
 
-def main_process(record: Record) -> int:
-    """Return the pid of the first process of a rank, which serves its health endpoint."""
-    assert record.server is not None
-    process = find_process(record.server)
-    assert process is not None
-    return process.pid
-
-
 def scheduler(record: Record) -> int:
     [pid] = [process.pid for process in server_processes(record.markers) if "scheduler" in read_cmdline(process.pid)]
     return pid
@@ -79,7 +71,7 @@ def health(record: Record, host: str) -> int:
         return 0
 
 
-def test_two_node_server_lifecycle_with_hung_and_killed_ranks(deploy: CommandLine, slurm_cluster: SlurmCluster) -> None:
+def test_two_node_server_lifecycle_with_hung_and_killed_rank(deploy: CommandLine, slurm_cluster: SlurmCluster) -> None:
     up(deploy)
     [job] = slurm_cluster.queue()
     run = Path(status(deploy)["run_dir"])
@@ -105,30 +97,18 @@ def test_two_node_server_lifecycle_with_hung_and_killed_ranks(deploy: CommandLin
     os.kill(stopped, signal.SIGCONT)
     wait_for(lambda: deploy.run("status", NAME).returncode == 0)
 
-    # A killed rank 1: the server exits, including a stopped process; the status names the rank; a restart starts all.
-    os.kill(stopped, signal.SIGSTOP)
-    os.kill(main_process(second), signal.SIGKILL)
-    wait_for(lambda: status(deploy)["status"] == "exited")
-    wait_for(lambda: not slurm_cluster.queue())
-    assert status(deploy)["detail"] == "rank 1 on n1 exited first: killed by SIGKILL"
-    assert not server_processes(first.markers) + server_processes(second.markers)
-    assert deploy.run("restart", NAME).returncode == 0
-    assert deploy.run("status", NAME).returncode == 0
-    assert Path(status(deploy)["run_dir"]) != run
-    run = Path(status(deploy)["run_dir"])
-
-    # Rank 0: rank 1, which has lost it, may exit before its main process, and is not the cause.
-    os.kill(scheduler(rank_record(run, 0)), signal.SIGKILL)
+    # A killed rank 0: rank 1, which has lost it, may exit before its main process, and is not the cause.
+    os.kill(stopped, signal.SIGSTOP)  # it ends although it is stopped
+    os.kill(scheduler(first), signal.SIGKILL)
     wait_for(lambda: status(deploy)["status"] == "exited")
     wait_for(lambda: not slurm_cluster.queue())
     named = "rank 0 on n0 exited first: killed by SIGKILL"
     assert status(deploy)["detail"] == named
     assert named in deploy.run("diagnose", NAME).stdout
-    with deploy.running("watch", NAME, "--json") as watch:
-        died, restarted = (json.loads(watch.line()) for _ in range(2))
-        assert (died["event"], named in died["detail"], restarted["event"]) == ("died", True, "restarted")
-        assert watch.end(signal.SIGINT)[0] == 130
+    assert not server_processes(first.markers) + server_processes(second.markers)
+    assert deploy.run("restart", NAME).returncode == 0
     assert deploy.run("status", NAME).returncode == 0
+    assert Path(status(deploy)["run_dir"]) != run
     run = Path(status(deploy)["run_dir"])
 
     # The others wait for rank 0, which is asked alone; that rank 1 then ends with 3 and a traceback is its way.
