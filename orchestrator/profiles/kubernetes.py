@@ -53,7 +53,7 @@ class Autoscaling(StrictModel):
     cache_usage: float = Field(default=0.8, gt=0, le=1, description="share of the KV cache in use")
 
     @property
-    def floor(self) -> int:
+    def min_replicas(self) -> int:
         """The smallest number of replicas: one, and those for the load that grows while another starts."""
         return 1 + ceil(self.growth_rps_per_minute * self.start_seconds / 60 / self.replica_rps)
 

@@ -189,7 +189,7 @@ class PodTargets:
     port: str  # the name of the port in the pod
     called: str  # the name of the Kubernetes objects
     replica: str | None  # Prometheus's label of a discovered pod that distinguishes replicas
-    min_replicas: int | None  # the floor of an autoscaler; None: the number of the plan
+    min_replicas: int | None  # the minimum of an autoscaler; None: the number of the plan
     gateway: Mapping[str, str] | None  # the labels of the gateway's pod, if it is to be scraped
     gateway_port: str
 

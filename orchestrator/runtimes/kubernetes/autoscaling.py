@@ -40,7 +40,7 @@ def scaled_object(plan: Plan, name: str) -> dict[str, Any] | None:
     down = {"stabilizationWindowSeconds": _STABILIZATION}
     return {
         "scaleTargetRef": {"name": deployment_name(name, ANY_REPLICA)},
-        "minReplicaCount": section.floor,
+        "minReplicaCount": section.min_replicas,
         "maxReplicaCount": section.max,
         "pollingInterval": _POLLING,
         "advanced": {"horizontalPodAutoscalerConfig": {"behavior": {"scaleDown": down}}},
@@ -58,13 +58,13 @@ def autoscaling_notes(plan: Plan) -> Iterator[str]:
     yield f"the cluster needs KEDA ({_KEDA}), and a Prometheus with `deploy monitoring` of this server"
     yield f"a start takes {section.start_seconds} s: autoscaling cannot help in shorter bursts"
     yield (
-        f"{section.floor} to {section.max} replicas: {section.floor} absorb a growth of "
+        f"{section.min_replicas} to {section.max} replicas: {section.min_replicas} absorb a growth of "
         f"{section.growth_rps_per_minute:g} requests/s per minute until another has started"
     )
 
 
 def autoscaling_problems(context: "RuleContext") -> Iterator[Problem]:
-    """Check that autoscaled replicas have a gateway, one node each, and a floor below their maximum."""
+    """Check that autoscaled replicas have a gateway, one node each, and a minimum below their maximum."""
     profile, section = context.profile, context.profile.kubernetes.autoscaling
     if section is None:
         return
@@ -75,9 +75,10 @@ def autoscaling_problems(context: "RuleContext") -> Iterator[Problem]:
     elif profile.replicas == 1 or profile.layout.nodes.value > 1:
         hint = "`--set replicas=2`; the autoscaler replaces the number"
         yield Problem("autoscaling needs replicas of one node behind a gateway", location, hint)
-    if section.floor > section.max:
+    if section.min_replicas > section.max:
         yield Problem(
-            f"`growth_rps_per_minute` needs {section.floor} replicas while another starts, and `max` is {section.max}",
+            f"`growth_rps_per_minute` needs {section.min_replicas} replicas while another starts, "
+            f"and `max` is {section.max}",
             location,
             "raise `max`, or shorten the start: see `deploy status`",
         )

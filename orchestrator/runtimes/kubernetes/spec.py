@@ -186,7 +186,7 @@ def monitoring_targets(plan: Plan, name: str) -> PodTargets:
         port=PORT,
         called=object_name(name),
         replica=label if has_gateway else None,
-        min_replicas=autoscaling.floor if autoscaling else None,
+        min_replicas=autoscaling.min_replicas if autoscaling else None,
         gateway=selected(name, GATEWAY) if has_gateway and cluster_of(plan).allowed_scrapers else None,
         gateway_port=METRICS_PORT,
     )
