@@ -23,7 +23,7 @@ from orchestrator.plan.tier_outlook import PUBLISHED, TierCosts, TierOutlook, ti
 from orchestrator.planner.capacity import capacity_table, warn_capacity
 from orchestrator.planner.explain import Explained, explained, explained_text
 from orchestrator.planner.plan_warnings import image_config, note_environment
-from orchestrator.planner.planning import ResolvedProfile, load
+from orchestrator.planner.planning import LoadedProfile, load
 from orchestrator.planner.summary import plan_summary
 
 
@@ -86,7 +86,7 @@ def command(
     loaded = load(profile, overrides=overridden(set_, runtime=runtime))
     if capacity or input_tokens:
         requests = _requests(loaded, input_tokens, output_tokens)
-        planned, tiers = loaded.valid.capacity_for(requests), loaded.plan.serving.tiers
+        planned, tiers = loaded.capacity_for(requests), loaded.plan.serving.tiers
         outlook = _outlook(loaded, planned, workload, tier_costs)
         warn_capacity(loaded.plan)
         if json:
@@ -111,17 +111,15 @@ def command(
     OUTPUT.show_or_print(rows, lambda: explained_text(rows, width=terminal_width()), json=json)
 
 
-def _outlook(loaded: ResolvedProfile, planned: Capacity, workload: str | None, costs: str | None) -> TierOutlook | None:
+def _outlook(loaded: LoadedProfile, planned: Capacity, workload: str | None, costs: str | None) -> TierOutlook | None:
     name = workload or loaded.profile.workload or DEFAULT_WORKLOAD
-    reuse = load_reuse(
-        name, loaded.valid.catalog, page=planned.cache.page if planned.cache else 1, caches=planned.dp_ranks
-    )
+    reuse = load_reuse(name, loaded.catalog, page=planned.cache.page if planned.cache else 1, caches=planned.dp_ranks)
     return tier_outlook(planned, reuse, PUBLISHED if costs is None else _costs(costs))
 
 
-def _requests(loaded: ResolvedProfile, input_tokens: int | None, output_tokens: int | None) -> Load | None:
+def _requests(loaded: LoadedProfile, input_tokens: int | None, output_tokens: int | None) -> Load | None:
     if input_tokens is None or output_tokens is None:
-        return loaded.valid.displayed_load
+        return loaded.displayed_load
     return Load(
         name=f"{input_tokens:,} in, {output_tokens:,} out", input_tokens=input_tokens, output_tokens=output_tokens
     )
@@ -135,10 +133,10 @@ def _costs(text: str) -> TierCosts:
     return TierCosts(retrieve=retrieve, store=store, recompute=recompute, source="as given")
 
 
-def _summary(loaded: ResolvedProfile, home: Home, image: ImageConfig | None) -> str:
+def _summary(loaded: LoadedProfile, home: Home, image: ImageConfig | None) -> str:
     """Return the summary, with the workload that `bench` uses and its limits."""
     chosen = loaded.profile.workload
-    workload = load_workload(chosen or DEFAULT_WORKLOAD, catalog=loaded.valid.catalog)
+    workload = load_workload(chosen or DEFAULT_WORKLOAD, catalog=loaded.catalog)
     name = chosen or f"{DEFAULT_WORKLOAD} (the default of `bench`)"
     return plan_summary(loaded.plan, home, workload=_workload_text(name, workload), image=image, width=terminal_width())
 

@@ -13,7 +13,7 @@ from orchestrator.core.secrets import HUB_TOKEN
 from orchestrator.images.base import IMAGE_BYTES
 from orchestrator.plan.plan import Plan
 from orchestrator.planner.estimate import DOWNLOAD_MB_S, PULL, STEP_SECONDS, startup_seconds
-from orchestrator.planner.planning import ResolvedProfile, is_path, load
+from orchestrator.planner.planning import LoadedProfile, is_path, load
 from orchestrator.render.artifacts import RenderedFile
 from orchestrator.render.cloud import LAUNCHERS, CloudTask
 from orchestrator.render.dockerfile import base_reference
@@ -94,7 +94,7 @@ def _remote_settings(plan: Plan) -> Iterator[str]:
         yield f"server.api_key_env={KEY}"
 
 
-def _require_rentable(resolved: ResolvedProfile) -> None:
+def _require_rentable(resolved: LoadedProfile) -> None:
     """Raise ProfileError for a GPU without a product name, a local checkpoint, or several replicas.
 
     `deploy watch` watches one server on the rented machine.

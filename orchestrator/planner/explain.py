@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from orchestrator.core.origin import Origin
 from orchestrator.core.yaml_document import Data, KeyPath
-from orchestrator.planner.planning import ResolvedProfile
+from orchestrator.planner.planning import LoadedProfile
 from orchestrator.profiles.layers import ENTRY_KEYS, is_setting
 
 _PARAGRAPH = 100  # maximum columns of a paragraph
@@ -24,7 +24,7 @@ class Explained:
     help: str = ""  # meaning of a flag, from the engine's parser
 
 
-def explained(loaded: ResolvedProfile) -> tuple[Explained, ...]:
+def explained(loaded: LoadedProfile) -> tuple[Explained, ...]:
     """Return every value of the merged profile, in layer order."""
     return tuple(_walk(loaded.composed.data, (), loaded))
 
@@ -42,7 +42,7 @@ def _paragraph(row: Explained, width: int) -> Iterator[str]:
         yield from textwrap.wrap(text, width, initial_indent=indent, subsequent_indent="    ", break_on_hyphens=False)
 
 
-def _walk(value: Data, path: KeyPath, loaded: ResolvedProfile) -> Iterator[Explained]:
+def _walk(value: Data, path: KeyPath, loaded: LoadedProfile) -> Iterator[Explained]:
     if isinstance(value, dict) and not is_setting(path):
         for key, inner in value.items():
             # The source of a file is shown with every value of the file.
@@ -63,11 +63,11 @@ def _walk(value: Data, path: KeyPath, loaded: ResolvedProfile) -> Iterator[Expla
         origin=str(setting.get("origin", "")),
         source="; ".join(str(setting[key]) for key in ("source", "note") if setting.get(key)),
         location=loaded.composed.location(path),
-        help=loaded.valid.table.help_of(str(path[-1])) if path[-2:-1] == ("flags",) else "",
+        help=loaded.table.help_of(str(path[-1])) if path[-2:-1] == ("flags",) else "",
     )
 
 
-def _source_of_fact(path: KeyPath, loaded: ResolvedProfile) -> dict[str, Data]:
+def _source_of_fact(path: KeyPath, loaded: LoadedProfile) -> dict[str, Data]:
     """Return the origin and source of a value: the command line, an override, or the `source` of its catalog entry."""
     if loaded.composed.from_command_line(path):
         return {"origin": Origin.USER.value, "source": loaded.composed.location(path)}

@@ -45,7 +45,7 @@ ENTRY_KINDS: Mapping[str, EntryKind] = {key: EntryKind[key.upper()] for key in E
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedProfile:
-    """A merged and valid profile, not yet planned."""
+    """A merged and valid profile."""
 
     name: str
     composed: MergedProfile
@@ -111,6 +111,11 @@ class LoadedProfile:
             load=self.load,
         )
 
+    @cached_property
+    def plan(self) -> Plan:
+        """The plan without further facts. Raises ProfileError with every violated rule."""
+        return self.build()
+
     def build(self, facts: Facts = NO_FACTS) -> Plan:
         """Build the plan. Raises ProfileError with every violated rule."""
         return build_plan(self.name, profile=self.profile, merged=self.composed, context=self.knowledge, facts=facts)
@@ -122,24 +127,6 @@ class LoadedProfile:
             replacement = f": use `{successor}`" if successor else ""
             location = self.composed.location(("flags", name))
             note(f"`--{name}` is deprecated in sglang {self.profile.engine.version}{replacement} ({location})")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResolvedProfile:
-    """A profile with its plan."""
-
-    valid: LoadedProfile
-    plan: Plan
-
-    @property
-    def composed(self) -> MergedProfile:
-        """The merged layers."""
-        return self.valid.composed
-
-    @property
-    def profile(self) -> Profile:
-        """The validated profile."""
-        return self.valid.profile
 
 
 def read_known_issues(catalog: Catalog) -> KnownIssues:
@@ -163,16 +150,14 @@ def usable_plans(overrides: Sequence[str] = ()) -> Iterator[Plan]:
             warn(f"skipped profile `{name}`: {first}", hint=f"`deploy show {name}` shows every problem")
 
 
-def load(
-    name: str, *, overrides: Sequence[str] = (), facts: Facts = NO_FACTS, catalog: Catalog | None = None
-) -> ResolvedProfile:
+def load(name: str, *, overrides: Sequence[str] = (), catalog: Catalog | None = None) -> LoadedProfile:
     """Read a profile by name or path, apply `--set` overrides, and build its plan.
 
     Raises ProfileError with every problem and its location.
     """
-    valid = read_profile(name, overrides=overrides, catalog=catalog)
-    loaded = ResolvedProfile(valid=valid, plan=valid.build(facts))
-    valid.note_deprecated()
+    loaded = read_profile(name, overrides=overrides, catalog=catalog)
+    loaded.plan  # noqa: B018 - raises ProfileError
+    loaded.note_deprecated()
     return loaded
 
 

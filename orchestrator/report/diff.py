@@ -34,7 +34,7 @@ from orchestrator.report.side_by_side import (
 from orchestrator.runs.run_dir import RunDir, find_run, known_names, latest_run, load_lock, require_version
 
 if TYPE_CHECKING:
-    from orchestrator.planner.planning import ResolvedProfile
+    from orchestrator.planner.planning import LoadedProfile
 
 _AREAS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("image", "patched", "engine", "patches", "prebuilt_image"), "image"),
@@ -269,7 +269,7 @@ def _of_settings(plan: Mapping[str, object]) -> dict[str, str]:
     }
 
 
-def _entry_origins(loaded: "ResolvedProfile") -> dict[str, str]:
+def _entry_origins(loaded: "LoadedProfile") -> dict[str, str]:
     """Return the origin and source of the other keys of a profile, and the source of each catalog entry."""
     rows = explained(loaded)
     entries = {entry_key: loaded.composed.data.get(entry_key) for entry_key in ENTRY_KEYS}

@@ -84,7 +84,7 @@ CASES = {
 def computed(name: str) -> KvCache:
     _, facts, flags = CASES[name]
     overrides = [*(f"model.{fact}" for fact in facts), *(f"flags.{flag}" for flag in flags)]
-    cache = load("cpu-tiny", overrides=overrides).valid.capacity.cache
+    cache = load("cpu-tiny", overrides=overrides).capacity.cache
     assert cache is not None
     return cache
 

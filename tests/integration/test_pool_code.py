@@ -80,7 +80,7 @@ def test_deepseek_v4_1_cache_size_matches_sglang(cpu_environment: Venv, bounded:
     share = () if bounded else ("flags.swa-full-tokens-ratio=0.1",)
     for drafts, off in ((6, ()), (0, ("flags.speculative-algorithm=null", "flags.speculative-dspark-block-size=null"))):
         overrides = ["flags.chunked-prefill-size=8192", *share, *off]
-        cache = load("mi355x-deepseek-v4.1-flash-tp2", overrides=overrides).valid.capacity.cache
+        cache = load("mi355x-deepseek-v4.1-flash-tp2", overrides=overrides).capacity.cache
         assert cache is not None
         assert cache.requests is not None
         print(f"{drafts} drafts: {cache.token_bytes:,.2f} B per token, {cache.requests.bytes:,} B for 128 requests")
@@ -90,7 +90,7 @@ def test_deepseek_v4_1_cache_size_matches_sglang(cpu_environment: Venv, bounded:
 
 def predicted_cache(name: str) -> KvCache:
     *_, profile, overrides = CASES[name]
-    cache = load(profile, overrides=[*ENGINE, *overrides]).valid.capacity.cache
+    cache = load(profile, overrides=[*ENGINE, *overrides]).capacity.cache
     assert cache is not None
     return cache
 

@@ -21,7 +21,7 @@ from orchestrator.core.subprocesses import run
 from orchestrator.kernels import plan_table
 from orchestrator.kernels.plan_coverage import RowSources
 from orchestrator.plan.facts import Facts
-from orchestrator.planner.planning import load
+from orchestrator.planner.planning import read_profile
 from orchestrator.render.scripts import files
 from orchestrator.runs.run_dir import open_run
 from orchestrator.runtimes.base import HostRef
@@ -213,7 +213,7 @@ def test_files_are_copied_without_hard_link_support(tmp_path: Path, monkeypatch:
 def test_server_uses_patched_copy_and_kernel_table(installed: Path, tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     overrides = ("runtime=process", f"engine.python={sys.executable}", "skip_patches=[eagle-verify-broadcast]")
-    plan = load("mi355x-tp8-july", overrides=overrides, facts=Facts(inputs={"moe-table": "0" * 64})).plan
+    plan = read_profile("mi355x-tp8-july", overrides=overrides).build(Facts(inputs={"moe-table": "0" * 64}))
 
     prepared = prepare(rendered(plan, {"moe-table": b"gfx,cu_num\n"}), HostRef(home=home), home.packages)
 

@@ -177,7 +177,7 @@ class Family:
         (home / "profiles/models/reduced.yaml").write_text(json.dumps(model))
         (home / "profiles/reduced.yaml").write_text(json.dumps(profile))
         with patch.dict(os.environ, DEPLOY_HOME=str(home)):
-            planned = load("reduced").valid.profile
+            planned = load("reduced").profile
         facts = profile_serving(planned)
         assert not capacity._unknown_reasons(planned, facts)
         memory = capacity.capacity_of(planned, facts, None).memory

@@ -81,16 +81,16 @@ def test_table_without_the_roles_is_noted(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_pools_exceeding_sglang_estimate_are_reported() -> None:
-    capacity = load("b200-tp8", overrides=["hardware=h200", "flags.mem-fraction-static=0.9"]).valid.capacity
+    capacity = load("b200-tp8", overrides=["hardware=h200", "flags.mem-fraction-static=0.9"]).capacity
     assert "its pools take 62,252 B" in capacity_table(capacity)
 
 
 def test_model_without_kv_cache_facts_shows_weights_only(capsys: pytest.CaptureFixture[str]) -> None:
     loaded = load("h200-glm-mtp", overrides=["model.kv_cache=null"])
-    table = capacity_table(loaded.valid.capacity)
+    table = capacity_table(loaded.capacity)
     assert "weights per GPU" in table
     assert "in profiles/models has no `kv_cache`" in table
-    note_capacity(loaded.plan, loaded.valid.capacity)
+    note_capacity(loaded.plan, loaded.capacity)
     assert "8.1 GB of weights" in capsys.readouterr().err
 
 

@@ -113,13 +113,13 @@ def test_point_of_the_profile_is_recognized(tmp_path: Path) -> None:
 
 def test_default_space_surrounds_the_profile() -> None:
     loaded = load("mi355x-tp8")
-    space_ = default_space(loaded.profile, tuple(loaded.valid.table.flags))
+    space_ = default_space(loaded.profile, tuple(loaded.table.flags))
     values = {parameter.key: parameter.values for parameter in space_.parameters}
     assert values["layout"] == tuple(LayoutChoice(tp=tp, dp=8 // tp) for tp in (8, 4, 2, 1))
     assert values["flags.max-running-requests"] == (8, 16, 32)
     assert space_.point_of_profile(loaded.profile) is not None
     one = load("mi355x-tp8", overrides=["flags.max-running-requests=1"])
-    assert default_space(one.profile, tuple(one.valid.table.flags)).point_of_profile(one.profile) is not None
+    assert default_space(one.profile, tuple(one.table.flags)).point_of_profile(one.profile) is not None
     assert "layout" not in {parameter.key for parameter in default_space(load("cpu-tiny").profile, ()).parameters}
 
 

@@ -12,7 +12,7 @@ from orchestrator.images.build import archive
 from orchestrator.images.sources import image_sources
 from orchestrator.plan.facts import Facts
 from orchestrator.plan.plan import Plan
-from orchestrator.planner.planning import load
+from orchestrator.planner.planning import load, read_profile
 from orchestrator.render.artifacts import BuildContext
 from orchestrator.render.dockerfile import base_reference, build_context, repository
 
@@ -22,7 +22,7 @@ DIGEST = "sha256:" + "b4" * 32
 
 def plan(*overrides: str, table: bytes | None = None) -> Plan:
     inputs = {"moe-table": sha256(table).hexdigest()} if table else {}
-    return load("mi355x-tp8", overrides=overrides, facts=Facts(inputs=inputs)).plan
+    return read_profile("mi355x-tp8", overrides=overrides).build(Facts(inputs=inputs))
 
 
 def context(plan_: Plan, **inputs: bytes) -> BuildContext:

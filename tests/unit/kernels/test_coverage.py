@@ -38,7 +38,7 @@ from orchestrator.kernels.plan_table import make_table
 from orchestrator.plan.facts import NO_FACTS, Facts
 from orchestrator.plan.fusion import inferred_fusion_flag
 from orchestrator.plan.plan import Plan
-from orchestrator.planner.planning import load
+from orchestrator.planner.planning import load, read_profile
 from orchestrator.planner.source import RunSource, profile_source
 from orchestrator.runs.run_dir import RunDir
 from orchestrator.runtimes.base import HostRef
@@ -307,14 +307,14 @@ def test_separate_shared_experts_require_fusion_flag(tmp_path: Path) -> None:
         run_source(plan, Home(tmp_path)).build(facts)
     assert "`deploy up PROFILE` sets `--disable-shared-experts-fusion`" in caught.value.hint
 
-    adjusted = load("mi355x-tp8-july", facts=facts).plan
+    adjusted = read_profile("mi355x-tp8-july").build(facts)
     assert run_source(adjusted, Home(tmp_path)).build(facts) is adjusted
     (added,) = set(adjusted.flags) - set(plan.flags)
     assert (added.name, added.values, added.origin) == ("disable-shared-experts-fusion", (), Origin.INFERRED)
     assert f"exclude entry `{BF16_SHARED}`" in added.source
     assert [flag.name for flag in adjusted.flags] == sorted(flag.name for flag in adjusted.flags)
     set_by_user = "flags.disable-shared-experts-fusion=true"
-    assert inferred_fusion_flag(load("mi355x-tp8-july", overrides=[set_by_user], facts=facts).plan) is None
+    assert inferred_fusion_flag(read_profile("mi355x-tp8-july", overrides=[set_by_user]).build(facts)) is None
 
 
 def test_coverage_warns_about_checkpoint_problems(tmp_path: Path) -> None:
@@ -341,7 +341,7 @@ def test_shared_expert_dtype_sets_fusion_flag_for_every_engine(
 ) -> None:
     plan, home = plan_of(profile), Home(tmp_path)
     write_tiny(checkpoint_directory(plan.model, home), *Tiny(experts=256).quantized(recipe))
-    adjusted = load(profile, facts=facts_of(home, plan)).plan
+    adjusted = read_profile(profile).build(facts_of(home, plan))
     assert (adjusted.flag("disable-shared-experts-fusion") is not None) == bool(shared)
     if shared:
         added = next(flag for flag in adjusted.flags if flag.name == "disable-shared-experts-fusion")
@@ -354,13 +354,13 @@ def test_fusion_flag_is_added_only_when_required(
     plan = plan_of("mi355x-tp8-july")
     assert facts_of(Home(tmp_path / "empty"), plan) == NO_FACTS
     stage_config(Home(tmp_path), plan, "lm_head", "model.layers.78.mlp.shared_experts.up_proj")
-    assert load("mi355x-tp8-july", facts=facts_of(Home(tmp_path), plan)).plan == plan
+    assert read_profile("mi355x-tp8-july").build(facts_of(Home(tmp_path), plan)) == plan
     other = Home(tmp_path / "other")
     stage_config(other, plan, BF16_SHARED)
     overrides = ("engine.version=0.5.23", "engine.image=lmsysorg/sglang:v0.5.23-rocm720-mi35x")
     facts = facts_of(other, plan)
-    assert load("mi355x-tp8", overrides=overrides, facts=facts).plan == plan_of("mi355x-tp8", *overrides)
-    assert load("cpu-tiny", facts=facts).plan == plan_of("cpu-tiny")
+    assert read_profile("mi355x-tp8", overrides=overrides).build(facts) == plan_of("mi355x-tp8", *overrides)
+    assert read_profile("cpu-tiny").build(facts) == plan_of("cpu-tiny")
 
 
 def test_bf16_experts_need_no_kernel_table(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ FP8 = "flags.kv-cache-dtype=fp8_e4m3"
 
 
 def capacity(profile: str, *overrides: str) -> Capacity:
-    return load(profile, overrides=overrides).valid.capacity
+    return load(profile, overrides=overrides).capacity
 
 
 def cache(profile: str, *overrides: str) -> KvCache:

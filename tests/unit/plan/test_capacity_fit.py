@@ -14,7 +14,7 @@ LOGGED = Path(__file__).with_name("h200.log").read_text().split("\n\n")
 
 
 def capacity(profile: str, *overrides: str) -> Capacity:
-    return load(profile, overrides=overrides).valid.capacity
+    return load(profile, overrides=overrides).capacity
 
 
 def cache(profile: str, *overrides: str) -> KvCache:

@@ -23,7 +23,7 @@ def plan(profile: str, *overrides: str) -> Plan:
 
 
 def capacity(profile: str, *overrides: str) -> Capacity:
-    return load(profile, overrides=overrides).valid.capacity
+    return load(profile, overrides=overrides).capacity
 
 
 def test_host_tier_size_matches_published_measurement() -> None:

@@ -124,7 +124,7 @@ def test_show_reports_model_without_questions(capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize("profile", profile_names())
 def test_inferred_values_of_shipped_profiles_have_a_reason(profile: str) -> None:
-    merged = load(profile).valid.composed.data
+    merged = load(profile).composed.data
     for section in ("flags", "env", "layout"):
         for name, setting in merged.get(section, {}).items():  # type: ignore[union-attr]
             if isinstance(setting, dict) and setting.get("origin") == "inferred":

@@ -71,7 +71,7 @@ def test_written_profile_plans_without_capacity_warnings(home: Home) -> None:
     loaded = load(proposal.name, catalog=Catalog.of(home))
     assert not [warning for warning in loaded.plan.warnings if warning.id.startswith("capacity")]
     assert {setting.origin for setting in loaded.profile.flags.values() if setting.note} == {"inferred"}
-    capacity = loaded.valid.capacity
+    capacity = loaded.capacity
     assert capacity.memory is not None
     assert capacity.memory.fraction == capacity.memory.safe_fraction
     assert capacity.load_fit is not None

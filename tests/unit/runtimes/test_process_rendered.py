@@ -3,7 +3,7 @@
 from plan_samples import plan_of
 
 from orchestrator.plan.facts import Facts
-from orchestrator.planner.planning import load
+from orchestrator.planner.planning import load, read_profile
 from orchestrator.render.scripts import files
 from orchestrator.runtimes.supervisor.prepare import rendered
 
@@ -12,7 +12,7 @@ PROCESS = ("runtime=process", "engine.python=python3")
 
 def test_script_requires_patched_sources() -> None:
     """The interpreter's sources are unpatched, so a manual start needs the path of the patched copy."""
-    plan = load("mi355x-tp4dp2-july", overrides=PROCESS, facts=Facts(inputs={"moe-table": "0" * 64})).plan
+    plan = read_profile("mi355x-tp4dp2-july", overrides=PROCESS).build(Facts(inputs={"moe-table": "0" * 64}))
     script = next(file for file in files(rendered(plan, {"moe-table": b"rows"})) if file.path == "server.sh")
     text = script.content.decode()
     assert "#   rocm-cuda-runtime-guard" in text

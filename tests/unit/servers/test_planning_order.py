@@ -21,7 +21,7 @@ from orchestrator.kernels.plan_coverage import NO_SOURCES
 from orchestrator.plan.facts import Facts
 from orchestrator.plan.plan import Plan
 from orchestrator.planner import planning
-from orchestrator.planner.planning import load
+from orchestrator.planner.planning import load, read_profile
 from orchestrator.runtimes.base import PreparedRun, Runtime, Unit
 from orchestrator.servers.servers import Servers
 from orchestrator.servers.start import host, plans, up
@@ -106,7 +106,7 @@ def test_final_plan_includes_built_inputs(
     monkeypatch.setattr(plans, "make_table", make_table)
     plan = started_plan(request_of(profile="mi355x-tp8"), home, monkeypatch)
     assert [sorted(facts.inputs) for facts in planned_facts] == [[], ["moe-table"]]
-    assert plan == load("mi355x-tp8", facts=planned_facts[1]).plan
+    assert plan == read_profile("mi355x-tp8").build(planned_facts[1])
     assert plan.digest != load("mi355x-tp8").plan.digest
     assert "AITER_CONFIG_FMOE" in {variable.name for variable in plan.env}
 
