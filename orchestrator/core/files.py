@@ -8,7 +8,7 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from io import BufferedWriter, FileIO
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -102,9 +102,9 @@ def open_new(path: Path) -> BinaryIO:
     return BufferedWriter(file)
 
 
-def open_unbuffered(path: Path, opener: Callable[[str, int], int]) -> FileIO:
-    """Open a file for unbuffered writing at its end, with a descriptor from `opener`. Raises OSError."""
-    return NamedFile(path, "ab", opener=opener)
+def open_unbuffered(path: Path) -> FileIO:
+    """Open a file that only this user can read for unbuffered writing at its end. Raises OSError."""
+    return NamedFile(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
 def unpack(archive: ZipFile, names: Iterable[str], folder: Path) -> None:

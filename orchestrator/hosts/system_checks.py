@@ -13,7 +13,6 @@ from orchestrator.hosts.gpus.inventory import GIB, gib
 from orchestrator.hosts.ports import plan_ports, port_holder
 from orchestrator.hosts.report import Finding, Level, fail, info, info_if, warn
 from orchestrator.plan.host_needs import ranks_per_node
-from orchestrator.plan.replicas import replica_plans
 
 _SIZE_TOLERANCE = 0.1  # share by which the size of a checkpoint may differ from the planned size;
 _SIZE_THAT_MATTERS = 10**8  # bytes; smaller differences are ignored
@@ -62,7 +61,7 @@ def host_memory(context: CheckContext) -> Iterator[Finding]:
     """
     plan, host_state = context.plan, context.host_state
     sizes = Counter[int]()
-    for server in replica_plans(plan):
+    for server in plan.servers.values():
         sizes[server.host_cache_bytes] += ranks_per_node(server)
     del sizes[0]
     if not sizes or host_state.memory is None:

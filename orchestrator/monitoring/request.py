@@ -14,7 +14,7 @@ from orchestrator.engine.flags import read_flags
 from orchestrator.engine.options import Meaning
 from orchestrator.monitoring.series import ACCEPT_LENGTH, CACHE_HIT_RATE, EXPECTED, TTFT_P95, Expected, MonitoredServer
 from orchestrator.plan.plan import Plan
-from orchestrator.plan.replicas import LOOPBACK, replica_plans
+from orchestrator.plan.replicas import LOOPBACK
 from orchestrator.planner.planning import LoadedProfile, load, read_profile
 from orchestrator.runs.run_dir import RunDir, latest_run, not_started, require_name, require_plan
 from orchestrator.runtimes import runtime_class
@@ -93,7 +93,7 @@ def _reached(
         raise UsageError(f"`--target` is one address, and `{name}` has {plan.replicas} replicas, {reason}", hint=hint)
     if pods is not None:
         return pods, (), None
-    targets = tuple(urlsplit(replica_plan.server.url).netloc for replica_plan in replica_plans(plan))
+    targets = tuple(urlsplit(replica_plan.server.url).netloc for replica_plan in plan.servers.values())
     return None, targets, f"{LOOPBACK}:{plan.gateway.metrics_port}"
 
 

@@ -20,7 +20,7 @@ from orchestrator.core.origin import Origin
 from orchestrator.core.validation import type_adapter
 from orchestrator.engine.flags import DP_SIZE
 from orchestrator.engine.serving import ServingFacts, serving_facts
-from orchestrator.plan.units import Role, covering_range, rank_port
+from orchestrator.plan.units import Role, rank_port
 from orchestrator.profiles.kubernetes import KubernetesSection
 from orchestrator.profiles.slurm import SlurmSection
 from orchestrator.profiles.timeouts import RestartPolicySection, TimeoutsSection
@@ -327,7 +327,8 @@ class Plan:
     def gpus(self) -> range:
         """The indexes of the GPUs in use on each node; empty on a CPU."""
         if self.roles and self.gateway and self.gateway.one_node:
-            return covering_range([server.gpus for server in self.servers.values()])
+            gpus = [server.gpus for server in self.servers.values()]
+            return range(min(item.start for item in gpus), max(item.stop for item in gpus), gpus[0].step)
         first, step = self.serving.first_gpu, self.serving.gpu_step
         of_roles = sum(role.count * role.layout.gpus for role in self.roles)
         count = (of_roles or self.layout.gpus * self.replicas) * self.serving.stages // self.layout.nodes

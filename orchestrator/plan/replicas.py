@@ -126,7 +126,7 @@ def rolling_update_blocker(old: Plan, new: Plan) -> str:
     for name, (before, after) in common.items():
         if before != after:
             return f"{name} changes, which the replicas share"
-    if replica_plans(old)[0].gpus != replica_plans(new)[0].gpus:
+    if old.servers["replica-1"].gpus != new.servers["replica-1"].gpus:
         return f"the GPUs of a replica change from {old.layout.gpus} to {new.layout.gpus}"
     return ""
 

@@ -15,7 +15,7 @@ from orchestrator.engine.gateway import (
 )
 from orchestrator.engine.launch import Launch, launch_argv
 from orchestrator.plan.plan import NO_DETECTED_PATCHES, ContainerRequirements, DetectedPatches, Gateway, Plan
-from orchestrator.plan.replicas import LOOPBACK, replica_plans
+from orchestrator.plan.replicas import LOOPBACK
 from orchestrator.plan.units import Role
 
 
@@ -68,6 +68,11 @@ class Artifacts:
     build: BuildContext | None  # None if the runtime uses no image
     spec: object = None
     replicas: tuple["Artifacts", ...] = ()  # if not empty, `command` starts their gateway
+
+    @property
+    def first_server(self) -> "Artifacts":
+        """The only server, or the first replica."""
+        return self.replicas[0] if self.replicas else self
 
     @property
     def named_replicas(self) -> tuple[tuple[str, "Artifacts"], ...]:
@@ -148,7 +153,7 @@ def gateway_command(
 
 def _workers(plan: Plan) -> tuple[str, ...]:
     """Return the gateway's options for its workers: equal servers, or the servers of each role."""
-    servers = replica_plans(plan)
+    servers = plan.servers.values()
     if not plan.roles:
         return ("--worker-urls", *(server.server.url for server in servers))
     ports = [port for role in plan.roles for port in role.bootstrap_ports]

@@ -11,7 +11,6 @@ from orchestrator.core.text import printable
 from orchestrator.engine.launch import HEAD_ADDRESS, NODE_RANK, key_file_words
 from orchestrator.engine.options import Meaning
 from orchestrator.plan.plan import EnvVar, Flag, Plan
-from orchestrator.plan.replicas import replica_plans
 from orchestrator.render.artifacts import Artifacts, RenderedFile
 
 IMAGE_FOLDER: Final = "image"  # folder of the build context
@@ -93,7 +92,7 @@ def gateway_script(artifacts: Artifacts) -> str:
 
 def _addressed(plan: Plan, text: str) -> str:
     """Replace the URL of each replica by a shell variable, because its node is unknown until the replica starts."""
-    for number, replica in enumerate(replica_plans(plan), start=1):
+    for number, replica in enumerate(plan.servers.values(), start=1):
         prompt = f"its URL, as http://NODE:{replica.server.port}"
         text = text.replace(f" {replica.server.url}", f' "${{REPLICA_{number}:?{prompt}}}"')
     return text

@@ -35,7 +35,7 @@ def image_of(plan: Plan, inputs: Mapping[str, bytes]) -> tuple[BuildContext | No
 
 def engine_in(docker: DockerCli, image: str, artifacts: Artifacts) -> EnginePython:
     """Return the Python of an image on the Docker host, with the server's variables; `image` is its id."""
-    env = next(iter(artifacts.replicas), artifacts).command.env
+    env = artifacts.first_server.command.env
     return EnginePython(
         identity=image, run=lambda program, stdin: python_in(docker, image, program, stdin=stdin, env=env)
     )

@@ -5,8 +5,6 @@ the segments between them are removed.
 """
 
 import os
-from collections.abc import Callable
-from io import FileIO
 from pathlib import Path
 from typing import Final
 
@@ -14,8 +12,6 @@ from orchestrator.core.files import move, open_unbuffered, remove_file
 
 SEGMENT_BYTES: Final = 128 << 20  # a server at 50 requests per second writes one segment a day
 MAX_SEGMENTS: Final = 8  # including the current one
-
-Opener = Callable[[str, int], int]
 
 
 def segment_path(log: Path, number: int) -> Path:
@@ -34,14 +30,12 @@ def segments(log: Path) -> tuple[int, ...]:
 
 
 class RotatingLog:
-    """A log that takes at most `max_segments` segments of `segment_bytes` bytes on disk."""
+    """A private log that takes at most `max_segments` segments of `segment_bytes` bytes on disk."""
 
-    def __init__(
-        self, path: Path, opener: Opener, *, segment_bytes: int = SEGMENT_BYTES, max_segments: int = MAX_SEGMENTS
-    ) -> None:
+    def __init__(self, path: Path, *, segment_bytes: int = SEGMENT_BYTES, max_segments: int = MAX_SEGMENTS) -> None:
         """Open the log for writing at the end of `path`. Raises OSError."""
-        self._path, self._opener, self._segment_bytes, self._max_segments = path, opener, segment_bytes, max_segments
-        self._file = self._open(path)
+        self._path, self._segment_bytes, self._max_segments = path, segment_bytes, max_segments
+        self._file = open_unbuffered(path)
         self._size = os.fstat(self._file.fileno()).st_size
 
     def write(self, lines: bytes) -> None:
@@ -57,13 +51,10 @@ class RotatingLog:
     def _rotate(self) -> None:
         """Begin a new segment. Raises OSError; later writes then still go to the old segment."""
         full = segments(self._path)
-        fresh = self._open(new_path := self._path.with_name(f"{self._path.name}.new"))
+        fresh = open_unbuffered(new_path := self._path.with_name(f"{self._path.name}.new"))
         move(self._path, segment_path(self._path, full[-1] + 1 if full else 1))
         move(new_path, self._path)
         self._file.close()
         self._file, self._size = fresh, 0
         for number in full[1 : len(full) - self._max_segments + 3]:  # 3: the first, the one just filled, the new one
             remove_file(segment_path(self._path, number))
-
-    def _open(self, path: Path) -> FileIO:
-        return open_unbuffered(path, self._opener)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def kernel_store(prepared: PreparedRun, host_ref: HostRef) -> KernelStore | None:
     """Return the volumes of a server; None if it has none, as on a CPU."""
-    first = next(iter(prepared.artifacts.replicas), prepared.artifacts)
+    first = prepared.artifacts.first_server
     env = {**(prepared.image.env if prepared.image else {}), **dict(first.command.env)}
     return KernelVolumes(first, env, host_ref) if spec_of(first).caches else None
 

@@ -6,7 +6,6 @@ from typing import Final
 from orchestrator.core.errors import HostError
 from orchestrator.hosts.report import Finding, fail, info, info_if, warn
 from orchestrator.plan.plan import Plan
-from orchestrator.plan.replicas import replica_plans
 from orchestrator.runtimes.kubernetes.kubectl import Cluster
 from orchestrator.runtimes.kubernetes.record import cluster_of, requested_gpus
 from orchestrator.runtimes.kubernetes.security import LEVELS, required_level
@@ -58,7 +57,7 @@ def _nodes(cluster: Cluster, plan: Plan) -> Iterator[Finding]:
         nodes = cluster.json("get", "nodes", *(["--selector", selector] if selector else []))["items"]
     except HostError:  # no permission to list nodes
         return
-    resource, count = max(map(requested_gpus, replica_plans(plan)))
+    resource, count = max(map(requested_gpus, plan.servers.values()))
     fitting = sum(int(node["status"].get("allocatable", {}).get(resource, 0)) >= count for node in nodes)
     value = f"{fitting} of {len(nodes)} nodes" + (f" with `{selector}`" if selector else "")
     needed = f"{count} {resource} on one node" if count else "a node"

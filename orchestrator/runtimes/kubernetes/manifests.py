@@ -18,7 +18,7 @@ from orchestrator.engine.server_args import is_server
 from orchestrator.images.argument_checker import argument_checker, argument_question
 from orchestrator.plan.host_needs import host_needs, mebibytes
 from orchestrator.plan.plan import Plan
-from orchestrator.plan.replicas import LOOPBACK, replica_plans
+from orchestrator.plan.replicas import LOOPBACK
 from orchestrator.plan.units import Role
 from orchestrator.profiles.kubernetes import KubernetesSection
 from orchestrator.render.artifacts import Artifacts, Command, gateway_command
@@ -134,7 +134,7 @@ def command_of_gateway(plan: Plan, name: str) -> Command:
 
     Each replica has its own Deployment with one pod, because each is started and verified separately.
     """
-    cluster, servers = cluster_of(plan), replica_plans(plan)
+    cluster, servers = cluster_of(plan), list(plan.servers.values())
     labels = {}
     for server in servers:
         role = "" if server.role is Role.SERVER else server.role.value

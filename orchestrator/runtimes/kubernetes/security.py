@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from orchestrator.plan.networks import transfer_uses_rdma
 from orchestrator.plan.plan import Plan
-from orchestrator.plan.replicas import replica_plans
 from orchestrator.plan.units import Role
 from orchestrator.runtimes.kubernetes.record import cluster_of, node_checkpoint
 
@@ -50,7 +49,7 @@ def level_of(plan: Plan) -> str:
 def required_level(plan: Plan) -> tuple[str, str]:
     """Return the level that the namespace must admit, and the reason."""
     level = level_of(plan)
-    if on_host := [replica for replica in replica_plans(plan) if uses_host_network(replica)]:
+    if on_host := [replica for replica in plan.servers.values() if uses_host_network(replica)]:
         multi_node = any(replica.layout.nodes > 1 for replica in on_host)
         reason = "the ranks are on several nodes" if multi_node else "the KV cache crosses by RDMA"
         return "privileged", f"the network of the node, and with GPUs /dev/infiniband: {reason}"

@@ -13,7 +13,6 @@ from orchestrator.engine.options import Meaning
 from orchestrator.plan.patches import profile_patches
 from orchestrator.plan.placement import joins_no_gateway
 from orchestrator.plan.plan import Gateway, Plan
-from orchestrator.plan.replicas import replica_plans
 from orchestrator.plan.roles import role_profiles
 from orchestrator.plan.rules import KEY_HINT, RuleContext, RuntimeSettings
 from orchestrator.profiles.kubernetes import KubernetesSection
@@ -237,7 +236,7 @@ def image_problems(cluster: KubernetesSection, image: str | None) -> Iterator[Pr
 def _head(plan: Plan, name: str) -> Iterator[str]:
     yield f"{plan.profile}: {plan.description}"
     yield "`kubectl apply --server-side -f kubernetes.yaml` starts it"
-    if any(replica_plan.layout.nodes > 1 for replica_plan in replica_plans(plan)):
+    if any(replica_plan.layout.nodes > 1 for replica_plan in plan.servers.values()):
         yield "the cluster needs LeaderWorkerSet 0.6 or newer (lws.sigs.k8s.io/docs/installation)"
     yield from autoscaling_notes(plan)
     level, reason = required_level(plan)

@@ -11,7 +11,6 @@ from orchestrator.hosts.fabric_measure import FabricNode
 from orchestrator.hosts.report import Finding, fail, info, warn
 from orchestrator.hosts.survey import Runner, local
 from orchestrator.plan.plan import Plan
-from orchestrator.plan.replicas import replica_plans
 from orchestrator.profiles.slurm import SlurmSection
 from orchestrator.runtimes.slurm.jobs import REQUEST_HINT, last_error, node_address
 from orchestrator.runtimes.slurm.script import job_of, job_options, uses_whole_node
@@ -38,7 +37,7 @@ def cluster(context: CheckContext) -> Iterator[Finding]:
         yield fail("slurm", f"without {', '.join(missing)}", "its commands", hint)
         return
     yield info("slurm", runner(("sbatch", "--version")).stdout.strip(), "its commands")
-    for role, server in {server.role: server for server in replica_plans(plan)}.items():
+    for role, server in {server.role: server for server in plan.servers.values()}.items():
         yield _tested(runner, f"{role} job" if plan.roles else "job", job_options(server, plan.profile))
     if plan.gateway is not None:
         yield _tested(runner, "gateway", job_options(plan, plan.profile))
@@ -53,7 +52,7 @@ def _whole_nodes(runner: Runner, plan: Plan, job: SlurmSection) -> Iterator[Find
 
     Counts nodes, since one test job with all of them could exceed the cluster's limit per job (`MaxNodes`).
     """
-    nodes = sum(server.layout.nodes for server in replica_plans(plan) if uses_whole_node(server))
+    nodes = sum(server.layout.nodes for server in plan.servers.values() if uses_whole_node(server))
     if not nodes:
         return
     rows = re.findall(r"^(.+)\|(\d+)$", runner(_NODES).stdout, re.MULTILINE)  # the default partition has a `*`

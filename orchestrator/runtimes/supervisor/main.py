@@ -40,7 +40,7 @@ from orchestrator.core.streams import write
 from orchestrator.core.subprocesses import PIPE, Program, start
 from orchestrator.engine.launch import key_file_words
 from orchestrator.runtimes.base import LOG
-from orchestrator.runtimes.supervisor.record import CONFIG, Record, private, write_record
+from orchestrator.runtimes.supervisor.record import CONFIG, Record, write_record
 
 STARTED: Final = b"started"
 
@@ -134,7 +134,7 @@ def serve(request: StartRequest, started: Callable[[Program], None]) -> int:
         stopped=False,
     )
     try:
-        log = RotatingLog(run_dir / LOG, private)
+        log = RotatingLog(run_dir / LOG)
         write_record(run_dir, record, request.record)  # first: a server without a record could not be found again
         server = _spawn(request)
         output = f"pipe:[{os.fstat(server.output.fileno()).st_ino}]"

@@ -169,7 +169,7 @@ def prepare(
 
 def _engine_python(python: str, artifacts: Artifacts, home: Home, *, identity: str | None) -> EnginePython:
     """Return the interpreter of a server's command, with the server's variables and working directory."""
-    env = {"PYTHONSAFEPATH": "1", **dict(next(iter(artifacts.replicas), artifacts).command.env)}
+    env = {"PYTHONSAFEPATH": "1", **dict(artifacts.first_server.command.env)}
     cwd = home.root if home.root.is_dir() else None
     return EnginePython(
         identity=identity,
@@ -243,7 +243,7 @@ def kernel_store(prepared: PreparedRun, host_ref: HostRef) -> KernelStore | None
     """Return the server's folders of compiled kernels; None if only its node has the interpreter."""
     if prepared.engine is None:
         return None
-    first = next(iter(prepared.artifacts.replicas), prepared.artifacts)
+    first = prepared.artifacts.first_server
     tree = first.plan.engine.aiter_dir  # exists if this host is a pod with the engine's image
     return KernelFolders.of(
         dict(first.command.env),

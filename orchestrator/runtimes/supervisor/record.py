@@ -147,8 +147,3 @@ def describe_exit(code: int) -> str:
     if code <= 128:
         return f"exit code {code}"
     return f"killed by {signal.Signals(code - 128).name}" if code - 128 in set(signal.Signals) else f"exit code {code}"
-
-
-def private(path: str, flags: int) -> int:
-    """Open a file that only its owner may read; an opener for `open`."""
-    return os.open(path, flags, 0o600)

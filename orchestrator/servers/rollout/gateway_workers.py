@@ -25,7 +25,6 @@ from orchestrator.engine.disaggregation import worker_fields
 from orchestrator.engine.gateway import WORKERS, GatewayWorker, parse_workers
 from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError
 from orchestrator.plan.plan import Plan
-from orchestrator.plan.replicas import replica_plans
 from orchestrator.plan.units import Role
 from orchestrator.runs.run_dir import write_error
 from orchestrator.runtimes.base import Runtime
@@ -112,7 +111,7 @@ def count_other_models(gateway: Server) -> int:
 
 def _roles(plan: Plan) -> dict[int | None, Mapping[str, object]]:
     ports = iter([port for role in plan.roles for port in role.bootstrap_ports])
-    servers = replica_plans(plan) if plan.roles else ()
+    servers = plan.servers.values() if plan.roles else ()
     return {
         server.server.port: worker_fields(server.role, next(ports) if server.role is Role.PREFILL else None)
         for server in servers

@@ -21,7 +21,6 @@ from orchestrator.core.signals import allow_signals, defer_signals
 from orchestrator.kernels.plan_table import kernel_gate
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import rolling_update_blocker
-from orchestrator.plan.units import is_alone, server_numbers
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runs.run_dir import SMOKE_FILE, RunDir, reserved_space
 from orchestrator.runtimes.base import HostRef, Runtime, Status
@@ -75,10 +74,10 @@ def rolling_update(start: StartSpec, servers: Servers, running: Server, host_ref
         start=start, servers=servers, backend=running.backend, workers=workers, run=run, host_ref=host_ref
     )
     update.set_running(running)
-    numbers = update.outdated() or ([] if update.surplus else server_numbers(plan))
+    numbers = update.outdated() or ([] if update.surplus else list(range(1, plan.replicas + 1)))
     chosen = numbers[: start.request.max_replicas]
     for number in chosen:
-        if is_alone(plan, number):
+        if f"{plan.server_names[number - 1].rpartition('-')[0]}-2" not in plan.server_names:
             warn(f"{plan.label_of(number)} is replaced: requests fail until the new one is ready")
     try:
         with interrupts_as_errors():
@@ -152,7 +151,7 @@ class _RollingUpdate:
 
     def outdated(self) -> list[int]:
         """Return the numbers of replicas that do not run the plan, unrouted ones first."""
-        numbers = [number for number in server_numbers(self._plan) if not self._is_current(number)]
+        numbers = [number for number in range(1, self._plan.replicas + 1) if not self._is_current(number)]
         return sorted(numbers, key=self._is_routed)
 
     def _is_current(self, number: int) -> bool:

@@ -54,9 +54,8 @@ def require_accepted(
     If the check is impossible, print a note and continue.
     """
     plan, question = artifacts.plan, argument_question(artifacts, files)
-    env = next(iter(artifacts.replicas), artifacts).command.env
     try:
-        verdicts = _check_arguments(question.to_json(), engine, home, env)
+        verdicts = _check_arguments(question.to_json(), engine, home, artifacts.first_server.command.env)
         servers = dict(zip(question.argv, verdicts, strict=True))
     except (HostError, ValueError) as error:
         note(f"arguments not checked by sglang: {error}")

@@ -27,7 +27,6 @@ from orchestrator.engine.other_engines import UNKNOWN, is_other_engine, read_eng
 from orchestrator.engine.responses import NoResponseError, UnauthorizedError, UnexpectedResponseError
 from orchestrator.kernels.plan_table import kernel_gate
 from orchestrator.plan.plan import Plan
-from orchestrator.plan.replicas import replica_plans
 from orchestrator.plan.units import Role
 from orchestrator.planner.estimate import startup_seconds
 from orchestrator.runs.run_dir import FIRST_SAMPLE, RunDir, read_plan
@@ -178,12 +177,12 @@ def run_smoke_test(
     if server.replicas:
         checks = [
             check
-            for number, replica in enumerate(server.replicas, start=1)
+            for replica in server.replicas
             for check in prefix_replica(
                 Path(replica.run_dir).name,
                 run_smoke_test(
                     replica,
-                    plan=replica_plans(read_plan(RunDir(run_dir_of(replica))) or plan)[number - 1],
+                    plan=(read_plan(RunDir(run_dir_of(replica))) or plan).servers[Path(replica.run_dir).name],
                     key=key,
                     soak=soak,
                     knee=knee / len(server.replicas) if knee else None,
@@ -208,7 +207,7 @@ def _pair_report(server: Server, *, plan: Plan, key: Secret | None, soak: float 
     prefill, decode = (
         [replica.url for replica in server.replicas if replica.role is role] for role in (Role.PREFILL, Role.DECODE)
     )
-    decode_target = target_of(replica_plans(plan)[-1], url=server.url, api_key=key)
+    decode_target = target_of(plan.servers[plan.server_names[-1]], url=server.url, api_key=key)
     # No tiers: only a server itself reports the size of its pool, and only the decode servers are queried.
     target = replace(_of_pair(_with_soak(decode_target, soak), decode), tiers=())
     report = _test(target, server, plan)

@@ -59,7 +59,7 @@ def test_full_disk_error_names_the_file(tmp_path: Path, monkeypatch: pytest.Monk
     assert copied.value.filename == str(tmp_path / "new/one")
 
 
-@pytest.mark.parametrize("open_file", [open_new, open_to_append, lambda path: open_unbuffered(path, os.open)])
+@pytest.mark.parametrize("open_file", [open_new, open_to_append, open_unbuffered])
 def test_write_error_names_the_open_file(tmp_path: Path, open_file: Callable[[Path], IO[bytes]]) -> None:
     """Unbuffered files fail at the write, buffered files at the flush."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from orchestrator.core.errors import HostError
 from orchestrator.core.files import open_private
 from orchestrator.core.logs import lines as log_lines
+from orchestrator.core.logs import rotation
 from orchestrator.core.logs.lines import Lines, LogTail, complete_lines, lines_containing
 from orchestrator.core.logs.rotation import RotatingLog
 from orchestrator.core.text import line_shapes
@@ -32,7 +33,7 @@ def make_log(log: Path) -> Iterator[MakeLog]:
     logs: list[RotatingLog] = []
 
     def make(segment_bytes: int, max_segments: int) -> RotatingLog:
-        logs.append(RotatingLog(log, private, segment_bytes=segment_bytes, max_segments=max_segments))
+        logs.append(RotatingLog(log, segment_bytes=segment_bytes, max_segments=max_segments))
         return logs[-1]
 
     yield make
@@ -149,10 +150,6 @@ def test_all_lines_containing_a_word_are_found(words: list[str]) -> None:
     assert [*lines_containing(b"ab", text.encode())] == [line.encode() for line in text.split("\n") if "ab" in line]
 
 
-def private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
 def test_rotated_log_is_read_completely(log: Path, make_log: MakeLog) -> None:
     """`server.log` once grew without limit."""
     writer, tail = make_log(40, 8), LogTail(log)
@@ -199,10 +196,10 @@ def test_failed_rotation_leaves_log_unchanged(log: Path, make_log: MakeLog, monk
     def fail(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(writer, "_opener", fail)
-    with pytest.raises(OSError, match="No space"):
-        writer.write(b"line 2\n")
-    monkeypatch.setattr(writer, "_opener", private)
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr(rotation, "open_unbuffered", fail)
+        with pytest.raises(OSError, match="No space"):
+            writer.write(b"line 2\n")
     writer.write(b"line 3\n")
     assert list(LogTail(log).to_end()) == ["line 1", "line 3"]
 
