@@ -50,6 +50,7 @@ from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secrets import Secret, redact
 from orchestrator.core.signals import defer_signals
 from orchestrator.core.url import Address
+from orchestrator.engine.client import EngineClient
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,18 +100,18 @@ def _left_running(request: BenchRequest) -> str:
 
 
 async def _measure(request: BenchRequest, progress: Callable[[str, str], None]) -> BenchResult:
-    address = Address.from_url(request.url)
-    clock = asyncio.get_running_loop().time
-    connections, *replicas = (
-        Connections(Address.from_url(url), key=request.key, clock=clock) for url in (request.url, *request.replica_urls)
-    )
+    address, key = Address.from_url(request.url), request.key
     with _cancel_on_signals(), ExitStack() as stack:
-        for opened in (connections, *replicas):
-            stack.callback(opened.close)
+        connections = Connections(address, key=key, clock=asyncio.get_running_loop().time)
+        stack.callback(connections.close)
+        client = stack.enter_context(EngineClient(address.url, key=key))
+        replicas = tuple(stack.enter_context(EngineClient(url, key=key)) for url in request.replica_urls)
         progress("discovering the endpoint", "")
         try:
-            endpoint = await discover(
-                connections, address, api=request.api, engine=request.engine, replicas=tuple(replicas)
+            endpoint = await in_thread(
+                lambda: discover(
+                    connections, client, address.url, api=request.api, engine=request.engine, replicas=replicas
+                )
             )
             check_fits(request.workload, endpoint, request.source.longest if request.source else None)
             endpoint, text = await _prompt_source(request, endpoint)

@@ -12,7 +12,7 @@ from orchestrator.bench.http1 import MalformedError, ResponseFraming
 from orchestrator.core.secrets import Secret
 from orchestrator.core.url import Address
 from orchestrator.engine.endpoints import authorization
-from orchestrator.engine.responses import MAX_RESPONSE_BYTES, NoResponseError, UnexpectedResponseError
+from orchestrator.engine.responses import UnexpectedResponseError
 
 # uvicorn closes an idle connection after 5 s unless SGLANG_TIMEOUT_KEEP_ALIVE is raised.
 _MAX_IDLE_S: Final = 2.0
@@ -95,24 +95,6 @@ class _Connection(asyncio.Protocol):
             self._done.set_result(None)
 
 
-class _Body:
-    """A sink that buffers the whole response."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self.framing = ResponseFraming()
-        self.content = bytearray()
-        self._most = max_bytes
-        self.failure: tuple[str, str] | None = None
-
-    def feed(self, data: bytes, now: float) -> None:  # noqa: ARG002 - part of the Sink protocol
-        self.content += self.framing.feed(data)
-        if len(self.content) > self._most:
-            raise UnexpectedResponseError(f"more than {self._most >> 20} MiB")
-
-    def fail(self, kind: str, example: str) -> None:
-        self.failure = (kind, example)
-
-
 class Connections:
     """A pool of connections to one endpoint."""
 
@@ -124,23 +106,17 @@ class Connections:
         self._tls = ssl.create_default_context() if address.tls else None
         self._idle: list[_Connection] = []
 
-    @property
-    def has_key(self) -> bool:
-        """Whether requests carry a key."""
-        return self._key is not None
-
-    def head(self, method: str, path: str, length: int, headers: Mapping[str, str] | None = None) -> bytes:
-        """Return a request head with more `headers`. It contains the API key: never show or store it."""
+    def head(self, path: str, length: int, headers: Mapping[str, str]) -> bytes:
+        """Return the head of a POST with these and other headers. It contains the API key: never show or store it."""
         host = f"[{self._address.host}]" if ":" in self._address.host else self._address.host
         lines = [
-            f"{method} {self._address.base}{path} HTTP/1.1",
+            f"POST {self._address.base}{path} HTTP/1.1",
             f"Host: {host}:{self._address.port}",
             "Accept: */*",
             f"Content-Length: {length}",
+            "Content-Type: application/json",
+            *(f"{name}: {value}" for name, value in {**headers, **authorization(self._key)}.items()),
         ]
-        if length:
-            lines.append("Content-Type: application/json")
-        lines += [f"{name}: {value}" for name, value in {**(headers or {}), **authorization(self._key)}.items()]
         return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
     async def send(self, request: Sequence[bytes], sink: Sink) -> None:
@@ -163,29 +139,6 @@ class Connections:
             return
         await connection.exchange(request, sink)
         self._release(connection)
-
-    async def fetch(
-        self,
-        method: str,
-        path: str,
-        *,
-        content: bytes = b"",
-        max_bytes: int = MAX_RESPONSE_BYTES,
-        timeout_s: float = 30,
-    ) -> tuple[int, bytearray]:
-        """Send a control request with JSON `content`; return status and body, at most `max_bytes`.
-
-        Raises NoResponseError without a complete response in time.
-        """
-        sink = _Body(max_bytes)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self.send((self.head(method, path, len(content)), content), sink)
-        except TimeoutError as error:
-            raise NoResponseError(f"no response to {method} {path} within {timeout_s:g} s") from error
-        if sink.failure is not None:
-            raise NoResponseError(f"{method} {path}: {sink.failure[1]}")
-        return sink.framing.status, sink.content
 
     def close(self) -> None:
         """Close the idle connections."""

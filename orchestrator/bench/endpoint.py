@@ -1,37 +1,38 @@
 """Discovery of an endpoint, and the control requests that a measurement needs."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from orchestrator.bench.connection import Connections
+from orchestrator.bench.in_thread import in_thread
 from orchestrator.bench.result import EndpointFacts
 from orchestrator.bench.workload import Workload
 from orchestrator.core.errors import BenchError
-from orchestrator.core.url import Address
 from orchestrator.engine import endpoints, other_engines
+from orchestrator.engine.client import EngineClient
 from orchestrator.engine.disaggregation import direct_request_problem
-from orchestrator.engine.liveness import MAX_METRICS_BYTES, RANK_FIELD
+from orchestrator.engine.liveness import RANK_FIELD
 from orchestrator.engine.metrics import Metrics, read_metrics
 from orchestrator.engine.options import Meaning
-from orchestrator.engine.requests import RETURN_IDS, Api, benchmark_body, completion_body, generate_body, tokenize_body
+from orchestrator.engine.requests import RETURN_IDS, Api, benchmark_body, tokenize_body
 from orchestrator.engine.responses import (
-    Json,
     NoResponseError,
     ServerInfo,
+    UnauthorizedError,
     UnexpectedResponseError,
     read_models,
-    read_object,
     read_server_info,
-    read_token_ids,
+    token_ids,
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """A reachable endpoint: its connections and the facts that it reports."""
+    """A reachable endpoint: the facts that it reports, the connections of the load, and a client for the rest."""
 
     connections: Connections
+    client: EngineClient
     facts: EndpointFacts
     is_sglang: bool  # the endpoint has sglang's native API
     reports_cache: bool  # responses carry `cached_tokens`
@@ -39,11 +40,11 @@ class Endpoint:
     cache_tokens: int | None = None  # cache size on the device, per DP rank
     tier_tokens: int | None = None  # including host memory, per DP rank; None: unknown, or storage holds more
     prompt_tokens: int | None = None  # longest prompt that the server accepts
-    replicas: tuple[Connections, ...] = ()  # connections to the replicas, if the endpoint is a gateway
+    replicas: tuple[EngineClient, ...] = ()  # clients of the replicas, if the endpoint is a gateway
 
     @property
-    def _servers(self) -> tuple[Connections, ...]:
-        return self.replicas or (self.connections,)
+    def _servers(self) -> tuple[EngineClient, ...]:
+        return self.replicas or (self.client,)
 
     @property
     def rank_field(self) -> str | None:
@@ -78,14 +79,7 @@ class Endpoint:
         )
         header = None if self.is_sglang or rank is None else self.rank_field
         headers = {**(headers or {}), **({header: str(rank)} if header else {})}
-        return (self.connections.head("POST", api.path, sum(map(len, body)), headers), *body)
-
-    async def generate_one(self, prompt: str | Sequence[int], *, timeout_s: float) -> tuple[int, bytearray]:
-        """Request one token after a prompt; return status and body. Raises NoResponseError."""
-        api, model = Api(self.facts.api), self.facts.served_model
-        of_api = generate_body if api is Api.GENERATE else completion_body
-        body = of_api(prompt=prompt, tokens=1, model=model)
-        return await self.connections.fetch("POST", api.path, content=json.dumps(body).encode(), timeout_s=timeout_s)
+        return (self.connections.head(api.path, sum(map(len, body)), headers), *body)
 
     async def metrics(self) -> Metrics | None:
         """Read the current metrics, summed over replicas; None if a replica exports none or does not respond."""
@@ -93,69 +87,72 @@ class Endpoint:
             return None
         exported = bytearray()
         for server in self._servers:
-            if (content := await _exported_metrics(server)) is None:
+            if not (content := await in_thread(partial(_exported_metrics, server))):
                 return None
             exported += content + b"\n"
         return read_metrics(exported)
 
     async def tokenize(self, text: str) -> tuple[int, ...]:
         """Tokenize a text with the model's tokenizer. Raises BenchError if the endpoint cannot tokenize."""
-        body = json.dumps(tokenize_body(self.facts.served_model, text)).encode()
-        hint = "use a workload with `prompts: random` and `token_ids`, which needs no tokenizer"
+        body = tokenize_body(self.facts.served_model, text)
         try:
-            status, content = await self._servers[0].fetch("POST", endpoints.TOKENIZE, content=body)
-            if status != 200:
-                raise BenchError(
-                    f"POST {endpoints.TOKENIZE} returned HTTP {status}", location=self.facts.url, hint=hint
-                )
-            return read_token_ids(content)
+            return token_ids(await in_thread(partial(self._servers[0].post, endpoints.TOKENIZE, body)), "tokens")
         except (NoResponseError, UnexpectedResponseError) as error:
             message = f"cannot tokenize the prompt text: {error}"
+            hint = "use a workload with `prompts: random` and `token_ids`, which needs no tokenizer"
             raise BenchError(message, location=self.facts.url, hint=hint) from error
 
     async def flush_cache(self) -> bool:
         """Flush the prefix caches, so that a repeated run gets no hits for its own prompts; return success."""
         if not self.is_sglang:
             return False
+        flushes = [partial(server.post_status, endpoints.FLUSH_CACHE, b"") for server in self._servers]
         try:
-            responses = [await server.fetch("POST", endpoints.FLUSH_CACHE) for server in self._servers]
+            return [await in_thread(flush) for flush in flushes] == [200] * len(flushes)
         except NoResponseError:
             return False
-        return all(status == 200 for status, _ in responses)
 
 
-async def discover(
+def discover(
     connections: Connections,
-    address: Address,
+    client: EngineClient,
+    url: str,
     *,
     api: str = Api.COMPLETIONS,
     engine: str | None = None,
-    replicas: tuple[Connections, ...] = (),
+    replicas: tuple[EngineClient, ...] = (),
 ) -> Endpoint:
     """Query the facts of an endpoint. Raises BenchError if it is unreachable, rejects the key or lacks the API.
 
     `engine` is the engine named by the user; None: detect it. A gateway reports little about its replicas, so the first
     replica is queried too; all replicas have the same plan.
     """
-    server = replicas[0] if replicas else connections
+    server = replicas[0] if replicas else client
     try:
-        await _get_json(connections, address, endpoints.MODELS)
-        document = await _get_json(server, address, endpoints.MODELS)
+        client.get(endpoints.MODELS)
+        document = server.get(endpoints.MODELS)
         models = read_models(document)
         engine = engine or other_engines.read_engine(document)
-        info = await _server_info(server, address)
+        info = _server_info(server)
+    except NoResponseError as error:
+        hint = "check that it is running; `deploy status` lists your own servers"
+        raise BenchError(f"cannot reach the endpoint: {error}", location=url, hint=hint) from error
     except UnexpectedResponseError as error:
         hint = "pass the URL of a server with an OpenAI-compatible API"
-        raise BenchError(f"cannot discover the endpoint: {error}", location=address.url, hint=hint) from error
+        if isinstance(error, UnauthorizedError):
+            hint = "use the key that the server was started with; `--api-key-env` names the variable of a URL's key"
+        elif url.endswith("/v1"):
+            hint = f"omit `/v1` at the end: `{url.removesuffix('/v1')}`"
+        raise BenchError(f"cannot discover the endpoint: {error}", location=url, hint=hint) from error
     if info is not None and info.role and not replicas:
         problem, hint = direct_request_problem(info.role)
-        raise BenchError(problem, location=address.url, hint=hint)
+        raise BenchError(problem, location=url, hint=hint)
     if (chosen := other_engines.choose_model(models)) is None:
         hint = "pass the URL of a server that has loaded a model"
-        raise BenchError(f"the endpoint lists no model under `{endpoints.MODELS}`", location=address.url, hint=hint)
+        raise BenchError(f"the endpoint lists no model under `{endpoints.MODELS}`", location=url, hint=hint)
     served, context = chosen
-    facts = EndpointFacts(url=address.url, api=api, served_model=served, context_length=context, engine=engine)
-    metrics = await _exported_metrics(server)
+    facts = EndpointFacts(url=url, api=api, served_model=served, context_length=context, engine=engine)
+    metrics = _exported_metrics(server)
     if info is not None:
         facts = replace(
             facts,
@@ -166,13 +163,14 @@ async def discover(
             speculative=info.speculative,
         )
     elif engine == "vllm":
-        facts = await _vllm_facts(server, facts, (metrics or b"").decode(errors="replace"))
+        facts = _vllm_facts(server, facts, metrics.decode(errors="replace"))
     return Endpoint(
         connections=connections,
+        client=client,
         facts=facts,
         is_sglang=info is not None,
         reports_cache=info is not None and info.reports_cache,
-        has_metrics=metrics is not None,
+        has_metrics=bool(metrics),
         cache_tokens=info.cache_tokens if info else None,
         tier_tokens=info.tier_tokens if info else None,
         prompt_tokens=info.prompt_tokens if info else None,
@@ -203,46 +201,18 @@ def check_fits(workload: Workload, endpoint: Endpoint, longest: tuple[int, int] 
             raise BenchError(f"{has} {limit} tokens; {needs} {needed}", location=facts.url, hint=hint)
 
 
-async def _get_json(connections: Connections, address: Address, path: str) -> Json:
-    status, content = await _fetch(connections, address, path)
-    if status in {401, 403}:
-        if connections.has_key:
-            message, hint = "the endpoint rejected the API key", "use the key that the server was started with"
-        else:
-            message, hint = "the endpoint requires an API key", "name its variable with `--api-key-env`"
-        raise BenchError(message, location=address.url, hint=hint)
-    if status != 200:
-        base = address.url.removesuffix("/v1")
-        hint = "" if base == address.url else f"omit `/v1` at the end: `{base}`"
-        raise BenchError(f"GET {path} returned HTTP {status}", location=address.url, hint=hint)
-    return read_object(content, path=path)
-
-
-async def _server_info(connections: Connections, address: Address) -> ServerInfo | None:
+def _server_info(client: EngineClient) -> ServerInfo | None:
     """Read sglang's server info; None for another engine, whose response may be anything."""
-    status, content = await _fetch(connections, address, endpoints.SERVER_INFO)
     try:
-        data = read_object(content, path=endpoints.SERVER_INFO) if status == 200 else {}
+        data = client.get(endpoints.SERVER_INFO)
     except UnexpectedResponseError:
         return None
     return read_server_info(data)
 
 
-async def _fetch(connections: Connections, address: Address, path: str) -> tuple[int, bytearray]:
+def _vllm_facts(client: EngineClient, facts: EndpointFacts, metrics: str) -> EndpointFacts:
     try:
-        return await connections.fetch("GET", path)
-    except NoResponseError as error:
-        raise BenchError(
-            f"cannot reach the endpoint: {error}",
-            location=address.url,
-            hint="check that it is running; `deploy status` lists your own servers",
-        ) from error
-
-
-async def _vllm_facts(connections: Connections, facts: EndpointFacts, metrics: str) -> EndpointFacts:
-    try:
-        status, content = await connections.fetch("GET", endpoints.VERSION)
-        version = read_object(content, path=endpoints.VERSION).get("version") if status == 200 else None
+        version = client.get(endpoints.VERSION).get("version")
     except (NoResponseError, UnexpectedResponseError):
         version = None
     return replace(
@@ -254,10 +224,9 @@ async def _vllm_facts(connections: Connections, facts: EndpointFacts, metrics: s
     )
 
 
-async def _exported_metrics(connections: Connections) -> bytearray | None:
-    """Return the metrics that a server exports; None if it exports none or does not respond."""
+def _exported_metrics(client: EngineClient) -> bytearray:
+    """Return the metrics that a server exports; empty if it exports none or does not respond."""
     try:
-        status, content = await connections.fetch("GET", endpoints.METRICS, max_bytes=MAX_METRICS_BYTES)
-    except NoResponseError:
-        return None
-    return content if status == 200 else None
+        return client.exported()
+    except (NoResponseError, UnexpectedResponseError):
+        return bytearray()

@@ -9,8 +9,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from orchestrator.bench.endpoint import Endpoint
+from orchestrator.bench.in_thread import in_thread
 from orchestrator.bench.prompts import FIRST_WORD, Words
 from orchestrator.core.errors import BenchError
+from orchestrator.engine.client import Timeouts
+from orchestrator.engine.requests import Api, Body, completion_body, generate_body
 from orchestrator.engine.responses import NoResponseError, UnexpectedResponseError, read_prompt_tokens
 
 _PROBE: Final = (100, 101, 102)  # token ids in every vocabulary
@@ -32,11 +35,19 @@ _CANDIDATES: Final = (
 
 async def takes_token_ids(endpoint: Endpoint, *, timeout_s: float) -> bool:
     """Return whether the endpoint accepts token ids, that is, does not reject a request with token ids."""
+    path, body, limits = _one_token(endpoint, _PROBE, timeout_s)
     try:
-        status, _ = await endpoint.generate_one(_PROBE, timeout_s=timeout_s)
+        status = await in_thread(lambda: endpoint.client.status("POST", path, body, limits=limits))
     except NoResponseError:
         return True  # the warm-up reports the failure
     return status not in _REJECTED
+
+
+def _one_token(endpoint: Endpoint, prompt: str | Sequence[int], timeout_s: float) -> tuple[str, Body, Timeouts]:
+    """Return path, body and limits of a request for one token after a prompt."""
+    api, limits = Api(endpoint.facts.api), Timeouts(connect=timeout_s, idle=timeout_s, total=timeout_s)
+    of_api = generate_body if api is Api.GENERATE else completion_body
+    return api.path, of_api(prompt=prompt, tokens=1, model=endpoint.facts.served_model), limits
 
 
 async def count_words(endpoint: Endpoint, text: str, *, timeout_s: float) -> Words:
@@ -75,12 +86,9 @@ async def _count_all(endpoint: Endpoint, texts: Sequence[str], timeout_s: float)
 
 
 async def _count(endpoint: Endpoint, text: str, timeout_s: float) -> int:
+    path, body, limits = _one_token(endpoint, text, timeout_s)
     try:
-        status, content = await endpoint.generate_one(text, timeout_s=timeout_s)
-        if status != 200:
-            message = f"the endpoint takes neither token ids nor text: status {status}"
-            raise BenchError(message, location=endpoint.facts.url, details=content.decode(errors="replace")[:500])
-        return read_prompt_tokens(content)
+        return read_prompt_tokens(await in_thread(lambda: endpoint.client.post(path, body, limits=limits)))
     except (NoResponseError, UnexpectedResponseError) as error:
-        message = f"cannot count the tokens of a text: {error}"
+        message = f"the endpoint takes no token ids, and cannot count the tokens of a text: {error}"
         raise BenchError(message, location=endpoint.facts.url) from error

@@ -137,9 +137,11 @@ class EngineClient:
         """GET the JSON object at `path`."""
         return self._object("GET", path)
 
-    def post(self, path: str, body: Body, headers: Mapping[str, str] | None = None) -> Json:
-        """POST `body` as JSON; return the JSON object of the response."""
-        return self._object("POST", path, content=json.dumps(body).encode(), headers=headers)
+    def post(
+        self, path: str, body: Body, headers: Mapping[str, str] | None = None, *, limits: Timeouts | None = None
+    ) -> Json:
+        """POST `body` as JSON; return the JSON object of the response. `limits` replace the client's limits."""
+        return self._object("POST", path, content=json.dumps(body).encode(), headers=headers, limits=limits)
 
     def post_list(self, path: str, body: Body) -> list[Json]:
         """POST `body` as JSON; return the list of JSON objects of the response."""

@@ -14,7 +14,7 @@ from pydantic_core import from_json
 from orchestrator.core.secrets import excerpt
 from orchestrator.engine.cache_tiers import DEVICE, HOST, STORAGE, reported_tiers
 from orchestrator.engine.disaggregation import ROLES
-from orchestrator.engine.endpoints import CHAT_COMPLETIONS, COMPLETIONS, GENERATE, SERVER_INFO, TOKENIZE
+from orchestrator.engine.endpoints import CHAT_COMPLETIONS, COMPLETIONS, GENERATE, SERVER_INFO
 
 Json = Mapping[str, Any]  # an unchecked JSON object of a response
 MAX_RESPONSE_BYTES: Final = 2 << 20  # per document, which takes up to 30 times as much memory when parsed
@@ -320,15 +320,9 @@ def read_chat_events(events: Iterable[bytes]) -> ChatResponse:
     )
 
 
-def read_prompt_tokens(content: bytes | bytearray) -> int:
+def read_prompt_tokens(data: Json) -> int:
     """Parse the number of prompt tokens of a completion, from either API. Raises UnexpectedResponseError."""
-    data = read_object(content, path=COMPLETIONS)
     return number(get_object(data, "meta_info" if "meta_info" in data else "usage"), "prompt_tokens")
-
-
-def read_token_ids(content: bytes | bytearray) -> tuple[int, ...]:
-    """Parse the response of `/tokenize`: the token ids of a text. Raises UnexpectedResponseError."""
-    return token_ids(read_object(content, path=TOKENIZE), "tokens")
 
 
 def token_ids(data: Json, key: str) -> tuple[int, ...]:

@@ -159,7 +159,7 @@ def test_missing_key_is_distinguished_from_wrong_key(key: Secret | None, message
     with server(sends(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 2\r\n\r\n{}")) as (url, _):
         with EngineClient(url, key=key) as client, pytest.raises(UnauthorizedError, match=message):
             client.models()
-        with pytest.raises(BenchError, match="requires an API key" if key is None else "rejected the API key"):
+        with pytest.raises(BenchError, match=message):
             measure(order(SimpleNamespace(url=url), tmp_path, key=key), lambda _text, _transient: None)
 
 

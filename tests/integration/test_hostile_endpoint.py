@@ -175,7 +175,7 @@ def test_readiness_wait_ends_at_its_timeout(path: str, behavior: str) -> None:
     "behavior", ["redirect", "html", "empty", "ssh", "close", "chunk-negative", "flood", "deep", "wide"]
 )
 def test_bench_rejects_endpoint_without_model_list(behavior: str, tmp_path: Path) -> None:
-    with pytest.raises(BenchError, match=r"cannot discover the endpoint|cannot reach the endpoint|returned HTTP 302"):
+    with pytest.raises(BenchError, match=r"cannot discover the endpoint|cannot reach the endpoint"):
         measured({"/v1/models": behavior}, tmp_path)
 
 
@@ -217,7 +217,7 @@ def test_invalid_server_metric_does_not_fail_the_point(value: str, tmp_path: Pat
         ({"/tokenize": '{"tokens": [1, 2.5]}'}, "`tokens` is a list of 2, expected a list of token ids"),
         ({"/tokenize": '{"tokens": [[1, 2]]}'}, "`tokens` is a list of 1, expected a list of token ids"),
         ({"/tokenize": '{"tokens": [1, 2, 3]}'}, "the prompt text has 3 tokens; at least 1000 are required"),
-        ({"/tokenize": "unavailable"}, "POST /tokenize returned HTTP 503"),
+        ({"/tokenize": "unavailable"}, "`/tokenize` returned HTTP 503"),
         ({"/tokenize": "flood"}, "cannot tokenize the prompt text"),
         ({"/tokenize": "html"}, "the response of `/tokenize` is not JSON"),
     ],

@@ -12,6 +12,7 @@ from orchestrator.bench.workload import Workload
 from orchestrator.core.errors import BenchError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.url import Address
+from orchestrator.engine.client import EngineClient
 from orchestrator.engine.responses import read_server_info
 from orchestrator.experiments.reproduce import ReproduceRequest, plan_steps
 from orchestrator.experiments.sweep.run import Budget, SweepRequest, plan_sweep
@@ -28,7 +29,13 @@ def endpoint(engine: str, **limits: int) -> Endpoint:
     facts = EndpointFacts(url=URL, api="completions", served_model="50%", context_length=32768, engine=engine)
     connections = Connections(Address.from_url(URL), key=None, clock=lambda: 0.0)
     return Endpoint(
-        connections=connections, facts=facts, is_sglang=True, reports_cache=True, has_metrics=True, **limits
+        connections=connections,
+        client=EngineClient(URL, key=None),
+        facts=facts,
+        is_sglang=True,
+        reports_cache=True,
+        has_metrics=True,
+        **limits,
     )
 
 

@@ -23,6 +23,7 @@ from orchestrator.bench.traces.request import TraceRequest, Tree, private_block_
 from orchestrator.bench.traces.synthetic import SessionShape, Subagents, synthetic_trees
 from orchestrator.bench.workload import Workload
 from orchestrator.core.url import Address
+from orchestrator.engine.client import EngineClient
 from orchestrator.plan.reuse_distance import CacheAccess, hit_rates
 
 
@@ -30,6 +31,7 @@ def endpoint(*, cache_tokens: int | None, dp_ranks: int = 1, page: int = 1) -> E
     address = Address.from_url("http://127.0.0.1:1")
     return Endpoint(
         connections=Connections(address, key=None, clock=lambda: 0.0),
+        client=EngineClient(address.url, key=None),
         facts=EndpointFacts(url=address.url, api="completions", served_model="m", dp_ranks=dp_ranks, page_size=page),
         is_sglang=True,
         reports_cache=True,
