@@ -21,14 +21,14 @@ from orchestrator.cli.options import (
     server_names,
 )
 from orchestrator.core.command_hints import hints_for
-from orchestrator.core.console import format_duration, info, note, print_data
+from orchestrator.core.console import info, note, print_data
 from orchestrator.core.errors import OutputError, UsageError
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.secrets import HUB_TOKEN
 from orchestrator.core.streams import IGNORE_SIGPIPE
-from orchestrator.core.subprocesses import python_module_argv, quote, run_attached
+from orchestrator.core.subprocesses import python_module_argv, run_attached
 from orchestrator.evals.harness import has_hub_token
 from orchestrator.evals.suites import find_suite
 from orchestrator.experiments.reproduce import ReproducePlan, ReproduceRequest, plan_steps, require_all_questions
@@ -143,7 +143,7 @@ def command(
     todo = _estimates(remaining_steps(planned.steps, state.done))
     if running is None:
         _require_runnable(planned, host, covered=dry_run, tune=tune)
-    notes = [*planned.skipped, *_unmeasured(planned, bill, name), *_gated(planned, dataset)]
+    notes = [*planned.skipped, *_gated(planned, dataset)]
     if dry_run and json:
         OUTPUT.show(bill.to_output(todo, notes))
         return
@@ -173,18 +173,6 @@ def _show(notes: Sequence[str], bill: CostEstimate, todo: Sequence[StepOutput], 
     note(bill.terms)
     if any(step.argv[1:3] == ("kernels", "tune") for step in todo):
         note(f"the estimate includes {TUNING_HOURS:.0f} hours, the limit, for `kernels tune`: no duration is published")
-
-
-def _unmeasured(planned: ReproducePlan, bill: CostEstimate, name: str) -> Iterator[str]:
-    """Yield the baselines that are not measured, each with its command, time and price."""
-    for baseline in planned.unmeasured:
-        rerun = quote(["deploy", "reproduce", name, "--ablation", baseline.ablation.name])
-        model, cost = baseline.model, bill.format_cost(baseline.seconds)
-        suites = ", ".join(baseline.ablation.suites)
-        yield (
-            f"not measured: the baseline of {suites}, as `{model.checkpoint.path}` is not on the host; "
-            f"`{rerun}` measures it too, in about {format_duration(baseline.seconds)} more, {cost} USD"
-        )
 
 
 def _gated(planned: ReproducePlan, dataset: Path | None) -> Iterator[str]:

@@ -9,6 +9,7 @@ from orchestrator.bench.published import Ablation, Published, PublishedModel, Re
 from orchestrator.bench.workload import Workload, load_workload, require_context, workload_name
 from orchestrator.core.errors import UsageError
 from orchestrator.core.safe_paths import FileName
+from orchestrator.core.subprocesses import quote
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.evals import tau2
 from orchestrator.evals.eval_result import eval_result_file
@@ -18,7 +19,7 @@ from orchestrator.experiments.reproduce_steps import Step, host_option
 from orchestrator.kernels.coverage import uses_tuned_table
 from orchestrator.kernels.plan_coverage import TUNING_HOURS, needs_table, tuning_options
 from orchestrator.plan.diff import differences, flatten
-from orchestrator.plan.plan import Model, Plan
+from orchestrator.plan.plan import Plan
 from orchestrator.planner.estimate import PULL, STEP_SECONDS, startup_seconds
 from orchestrator.planner.planning import load
 from orchestrator.runtimes import runtime_class
@@ -46,16 +47,6 @@ class ReproducePlan:
     steps: tuple[Step, ...]
     skipped: tuple[str, ...]
     servers: tuple["MeasuredServer", ...]
-    unmeasured: tuple["UnmeasuredBaseline", ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class UnmeasuredBaseline:
-    """A published baseline whose checkpoint is missing on the host, with the seconds that it would add."""
-
-    ablation: Ablation
-    model: Model
-    seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,8 +106,8 @@ def plan_steps(published: Published, directory: Path, request: ReproduceRequest)
         steps += _serve(server, directory, published=published, request=request, baselines=baselines)
     skipped = [f"no step `{stage}` for `{server.name}`: {reason}" for stage, server, reason in candidates if reason]
     skipped += _results_without_step(published, servers)
-    unmeasured = tuple(_unmeasured(published, directory, request))
-    return ReproducePlan(steps=tuple(steps), skipped=tuple(skipped), servers=servers, unmeasured=unmeasured)
+    skipped += _unmeasured(published, request)
+    return ReproducePlan(steps=tuple(steps), skipped=tuple(skipped), servers=servers)
 
 
 def _baselines(published: Published, request: ReproduceRequest) -> Iterator[tuple[Ablation, Plan]]:
@@ -126,13 +117,15 @@ def _baselines(published: Published, request: ReproduceRequest) -> Iterator[tupl
             yield ablation, _server(ablation, request, suites=()).plan
 
 
-def _unmeasured(published: Published, directory: Path, request: ReproduceRequest) -> Iterator[UnmeasuredBaseline]:
+def _unmeasured(published: Published, request: ReproduceRequest) -> Iterator[str]:
+    """Yield the baselines that are not measured, each with the command that measures it."""
     for ablation, plan in _baselines(published, request):
         if not request.has_checkpoint(plan):
-            with_baseline = replace(request, ablations=(ablation.name,), has_checkpoint=lambda _: False)
-            steps = plan_steps(published, directory, with_baseline).steps
-            seconds = sum(step.seconds for step in steps if step.server == ablation.server)
-            yield UnmeasuredBaseline(ablation=ablation, model=plan.model, seconds=seconds)
+            command = quote(["deploy", "reproduce", request.published_name, "--ablation", ablation.name])
+            yield (
+                f"not measured: the baseline of {', '.join(ablation.suites)}, as `{plan.model.checkpoint.path}` is not "
+                f"on the host; `{command}` measures it too (`--dry-run`: its time and cost)"
+            )
 
 
 def _servers(published: Published, request: ReproduceRequest) -> Iterator[MeasuredServer]:

@@ -1,7 +1,6 @@
 """Test the checkpoint of `deploy reproduce`: the published kind if the host has it, else the default."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -68,18 +67,12 @@ def test_published_kind_of_checkpoint_is_used_if_staged(
 
 
 @pytest.mark.usefixtures("checkpoint")
-def test_baseline_without_checkpoint_prints_command_and_cost(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_baseline_without_checkpoint_prints_its_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table, notes = steps(capsys, tmp_path)
     assert "glm-5.2-fp8" not in table
     message = "not measured: the baseline of gsm8k, gpqa-diamond, as `zai-org/GLM-5.2-FP8` is not on the host; "
-    message += "`deploy reproduce wafer-glm52 --ablation baseline-checkpoint` measures it too, in about "
-    minutes, usd = re.findall(rf"{re.escape(message)}(\d+) min more, ([0-9.]+) USD", notes)[0]
-    with_baseline = steps(capsys, tmp_path, ablation=["baseline-checkpoint"])[0].splitlines()
-    total = [line.split() for line in (table.splitlines()[-1], with_baseline[-1])]
-    assert float(total[1][-1]) - float(total[0][-1]) == pytest.approx(float(usd), abs=0.02)
-    assert 120 < int(minutes) < 240, "32 minutes for the download of 756 GB, 113 for GPQA-Diamond"
+    message += "`deploy reproduce wafer-glm52 --ablation baseline-checkpoint` measures it too (`--dry-run`: its time"
+    assert message in notes
 
     stage(tmp_path / "home/models/glm-5.2-fp8")
     table, notes = steps(capsys, tmp_path)
