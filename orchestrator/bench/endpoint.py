@@ -138,12 +138,7 @@ def discover(
         hint = "check that it is running; `deploy status` lists your own servers"
         raise BenchError(f"cannot reach the endpoint: {error}", location=url, hint=hint) from error
     except UnexpectedResponseError as error:
-        hint = "pass the URL of a server with an OpenAI-compatible API"
-        if isinstance(error, UnauthorizedError):
-            hint = "use the key that the server was started with; `--api-key-env` names the variable of a URL's key"
-        elif url.endswith("/v1"):
-            hint = f"omit `/v1` at the end: `{url.removesuffix('/v1')}`"
-        raise BenchError(f"cannot discover the endpoint: {error}", location=url, hint=hint) from error
+        raise BenchError(f"cannot discover the endpoint: {error}", location=url, hint=_hint(error, url)) from error
     if info is not None and info.role and not replicas:
         problem, hint = direct_request_problem(info.role)
         raise BenchError(problem, location=url, hint=hint)
@@ -176,6 +171,14 @@ def discover(
         prompt_tokens=info.prompt_tokens if info else None,
         replicas=replicas,
     )
+
+
+def _hint(error: UnexpectedResponseError, url: str) -> str:
+    if isinstance(error, UnauthorizedError):
+        return "use the key that the server was started with; `--api-key-env` names the variable of a URL's key"
+    if url.endswith("/v1"):
+        return f"omit `/v1` at the end: `{url.removesuffix('/v1')}`"
+    return "pass the URL of a server with an OpenAI-compatible API"
 
 
 def check_fits(workload: Workload, endpoint: Endpoint, longest: tuple[int, int] | None = None) -> None:
