@@ -105,8 +105,7 @@ def plan_steps(published: Published, directory: Path, request: ReproduceRequest)
             baselines |= {suite: directory / FileName(server.name) / eval_result_file(suite) for suite in server.suites}
         steps += _serve(server, directory, published=published, request=request, baselines=baselines)
     skipped = [f"no step `{stage}` for `{server.name}`: {reason}" for stage, server, reason in candidates if reason]
-    skipped += _results_without_step(published, servers)
-    skipped += _unmeasured(published, request)
+    skipped += [*_unmeasured(published, request), *_results_without_step(published, servers)]
     return ReproducePlan(steps=tuple(steps), skipped=tuple(skipped), servers=servers)
 
 
