@@ -24,7 +24,7 @@ from wheels import read, wheel
 from orchestrator.core.errors import BuildError, HostError, KernelsError, PatchError
 from orchestrator.core.paths import Home
 from orchestrator.hosts.venvs.venv import Venv
-from orchestrator.images.build import BuildOptions, build_image, ensure_image, push_image, tag_image
+from orchestrator.images.build import BuildOptions, build_image, ensure_image, tag_image
 from orchestrator.images.client import DockerCli, find_docker
 from orchestrator.images.config import docker_config
 from orchestrator.images.patch_check import SourceChecker
@@ -289,9 +289,13 @@ def test_ctrl_c_during_build_leaves_no_image_or_container(docker: DockerCli, bas
     wait_for(lambda: docker.run("ps", "--quiet", "--filter", f"ancestor={base}").stdout == "")
 
 
-def test_pushed_image_is_pulled_with_same_digest(docker: DockerCli, image: str, registry: str) -> None:
-    tag_image(docker, image, f"{registry}/sglang:patched")
-    pushed = push_image(docker, f"{registry}/sglang:patched")
+def test_pushed_image_is_pulled_with_same_digest(
+    docker: DockerCli, base: str, image: str, registry: str, tmp_path: Path
+) -> None:
+    words = ("--base-image", base, "--allow-untuned", "--tag", f"{registry}/sglang:patched", "--push")
+    done = deploy("build", "mi355x-tp8-july", *words, "--metadata-file", str(tmp_path / "image.json"))
+    pushed = done.stdout.strip()
+    assert json.loads((tmp_path / "image.json").read_text())["pushed"] == pushed, done.stderr
 
     docker.run("image", "rm", f"{registry}/sglang:patched")
     assert pull_prebuilt(docker, f"{registry}/sglang:patched@{pushed.partition('@')[2]}") == pushed
