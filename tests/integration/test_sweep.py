@@ -62,7 +62,6 @@ def test_interrupted_sweep_is_resumed(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "could not convert" in next(trial["diagnosis"] for trial in trials if trial["outcome"] == "failed")
     [best] = [row["trial"] for row in report["rows"] if row["best"]]
     assert best["values"][0] > 2 * trials[0]["values"][0]
-    assert all(trial["seconds"] - sum(trial["step_seconds"].values()) < 2 for trial in trials)
 
     assert f"Trial {best['number']}: 2 runs: " in " ".join(report["notes"])
     assert (tmp_path / f"out/trials/{best['number']:03d}-2/result.json").is_file()

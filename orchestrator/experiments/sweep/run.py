@@ -37,7 +37,7 @@ JOURNAL: Final = "journal.log"
 CONFIRM: Final = 2  # default number of repeated runs, for a median of three
 _RESERVED: Final = 0.25  # maximum share of the budget reserved for repeated runs
 TRIALS: Final = 20  # default number of trials without any budget
-_JOURNAL_VERSION: Final = 3  # increased by each change of `SweepTrial`
+_JOURNAL_VERSION: Final = 4  # increased by each change of `SweepTrial`
 _MAX_INFEASIBLE: Final = 1000  # consecutive infeasible points that end the search
 _STREAM_TOK_S: Final = 50.0  # assumed speed of one stream, for estimates
 

@@ -6,7 +6,7 @@ them.
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import TypeAdapter, ValidationError
 
 from orchestrator.core.errors import UsageError
-from orchestrator.core.files import naming
 from orchestrator.core.signals import defer_signals
 from orchestrator.experiments.sweep.objective import Goal
 from orchestrator.experiments.sweep.space import Point, SearchSpace, SweepParameter
@@ -23,7 +22,6 @@ from orchestrator.experiments.sweep.space import Point, SearchSpace, SweepParame
 if TYPE_CHECKING:
     from optuna import Study, Trial
     from optuna.distributions import BaseDistribution
-    from optuna.storages.journal import JournalFileBackend
     from optuna.trial import FrozenTrial
 
 _STUDY: Final = "sweep"
@@ -63,7 +61,6 @@ class SweepTrial:
     directory: str = ""  # of the result, relative to the directory of the sweep
     answers: str = ""  # verdict and evidence of the smoke test for correct answers
     seconds: float = 0.0
-    step_seconds: Mapping[str, float] = field(default_factory=dict)  # seconds by step: up, bench, smoke, down
     is_baseline: bool = False  # the original profile
 
     @property
@@ -90,18 +87,6 @@ class Suggestion:
         with defer_signals():
             self.trial.report(attained_rates if higher_is_better else -attained_rates, rung)
         return bool(self.trial.should_prune())
-
-
-def _open_journal(optuna: Any, journal: Path) -> "JournalFileBackend":  # noqa: ANN401 - a module
-    """Open Optuna's journal in a file; an OSError on a write names the file."""
-
-    class NamedJournal(optuna.storages.journal.JournalFileBackend):  # type: ignore[misc]  # imported lazily
-        def append_logs(self, logs: list[dict[str, Any]]) -> None:
-            with naming(journal):
-                super().append_logs(logs)
-
-    backend: JournalFileBackend = NamedJournal(str(journal))
-    return backend
 
 
 class Search:
@@ -135,7 +120,7 @@ class Search:
         try:
             study: Study = optuna.create_study(
                 study_name=_STUDY,
-                storage=optuna.storages.JournalStorage(_open_journal(optuna, journal)),
+                storage=optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(journal))),
                 sampler=sampler,
                 pruner=pruner,
                 directions=directions,

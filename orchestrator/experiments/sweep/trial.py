@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -44,26 +44,6 @@ _MAX_DIAGNOSIS: Final = 4000  # characters
 
 class NoObjectiveError(DeployError):
     """No trial of this sweep can provide the objective, even if resumed."""
-
-
-@dataclass
-class _Clock:
-    """The duration of a trial and of its steps, in seconds."""
-
-    start: float = field(default_factory=time.monotonic)
-    step_seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def step(self, name: str) -> Iterator[None]:
-        start = time.monotonic()
-        try:
-            yield
-        finally:
-            self.step_seconds[name] = round(time.monotonic() - start, 3)
-
-    @property
-    def seconds(self) -> float:
-        return round(time.monotonic() - self.start, 3)
 
 
 @dataclass
@@ -182,44 +162,41 @@ def _run(
     sweep: Sweep, search: Search, suggestion: Suggestion, pending: SweepTrial, line: "_TrialLine", *, folder: str
 ) -> SweepTrial:
     """Start, verify, measure and stop a configuration; `_CONFIGURATION_ERRORS` count as outcomes."""
-    clock, directory = _Clock(), RelativePath(f"trials/{folder}")
+    begin, directory = time.monotonic(), RelativePath(f"trials/{folder}")
     remove_tree(sweep.request.output / directory, within=sweep.request.output)  # left by a killed trial
     ladder = _Ladder(sweep, suggestion)
     trial = replace(pending, directory=str(directory))
+    started: UpResult | None = None
     try:
-        with _stopped_at_end(sweep, clock):
-            with clock.step("up"), line.step("starting"):
+        with _stopped_at_end(sweep):
+            with line.step("starting"):
                 started = up(_up_request(sweep, suggestion), sweep.home, on_verified=lambda: None)
             trial = replace(trial, answers=_answers_verdict(started))
-            with clock.step("bench"), line.step("measuring"):
+            with line.step("measuring"):
                 result = _measure(sweep, suggestion, ladder, sweep.request.output / directory)
             trial = _evaluate(sweep, result, ladder, trial)
             if trial.values and _leads(sweep, search, trial):
-                with (
-                    clock.step("smoke"),
-                    line.step("smoke test"),
-                    open_servers(sweep.home, sweep.request.host) as servers,
-                ):
+                with line.step("smoke test"), open_servers(sweep.home, sweep.request.host) as servers:
                     smoke_server(servers, sweep.server, strict_kernels=False).require()
     except NameTakenError:
         line.leave()
         raise
     except _CONFIGURATION_ERRORS as error:
-        is_infeasible = (
-            isinstance(error, ProfileError) and "bench" not in clock.step_seconds
-        )  # otherwise the server was started
+        is_infeasible = isinstance(error, ProfileError) and started is None
         outcome = TrialOutcome.INFEASIBLE if is_infeasible else TrialOutcome.FAILED
         diagnosis = redact(error.details)[-_MAX_DIAGNOSIS:]
         trial = replace(trial, values=(), outcome=outcome, reason=_reason(error), diagnosis=diagnosis)
     except BaseException:
         line.leave()
-        cut = replace(
-            trial, values=(), outcome=TrialOutcome.INTERRUPTED, seconds=clock.seconds, step_seconds=clock.step_seconds
-        )
+        cut = replace(trial, values=(), outcome=TrialOutcome.INTERRUPTED, seconds=_seconds_since(begin))
         with suppress(Exception):
             search.record_trial(suggestion, cut)
         raise
-    return replace(trial, seconds=clock.seconds, step_seconds=clock.step_seconds)
+    return replace(trial, seconds=_seconds_since(begin))
+
+
+def _seconds_since(begin: float) -> float:
+    return round(time.monotonic() - begin, 3)
 
 
 class _TrialLine:
@@ -256,14 +233,14 @@ class _TrialLine:
 
 
 @contextmanager
-def _stopped_at_end(sweep: Sweep, clock: _Clock) -> Iterator[None]:
+def _stopped_at_end(sweep: Sweep) -> Iterator[None]:
     """Stop the server at the end of the block, with deferred signals."""
     with defer_signals():
         try:
             with allow_signals():
                 yield
         finally:
-            with clock.step("down"), muted():
+            with muted():
                 stop_sweep_server(sweep)
 
 
