@@ -14,7 +14,7 @@ from typing import Final
 from orchestrator.checkpoints.config import DRAFTS
 from orchestrator.checkpoints.mismatch import Mismatch
 from orchestrator.checkpoints.safetensors import StoredTensor
-from orchestrator.checkpoints.schemes import FLOATS, Schemes, StorageScheme, fused_siblings, read_schemes
+from orchestrator.checkpoints.schemes import FLOATS, SCALES, Schemes, StorageScheme, fused_siblings, read_schemes
 from orchestrator.checkpoints.summary import LAYER, CheckpointSummary
 from orchestrator.engine.architectures import ARCHITECTURES, Architecture
 from orchestrator.engine.options import Meaning
@@ -172,7 +172,7 @@ def _storage_problem(
     scale = tensors.get(f"{module}.{storage.scale}")
     if scale is None:
         return f"stored as {storage.label} without `{storage.scale}`"
-    if scale.dtype not in storage.scale_dtypes:
+    if scale.dtype not in SCALES:
         return f"stored as {storage.label} with scales of {scale.dtype}"
     if storage.scale_shape is not None and len(tensor.shape) == 2:
         rows, columns = tensor.shape

@@ -17,7 +17,7 @@ from orchestrator.checkpoints.config import CheckpointConfig
 FLOATS: Final = frozenset({"BF16", "F16", "F32", "F64"})  # names in safetensors headers
 _FP8: Final = frozenset({"F8_E4M3"})
 _INT4: Final = frozenset({"I32"})  # eight per value
-_SCALES: Final = FLOATS | {"F8_E8M0", "U8"}
+SCALES: Final = FLOATS | {"F8_E8M0", "U8"}
 
 Config: TypeAlias = Mapping[str, object]
 ScaleShape: TypeAlias = Callable[[int, int], tuple[int, ...]]  # from the rows and columns of the stored matrix
@@ -34,7 +34,6 @@ class StorageScheme:
     dtypes: frozenset[str] = frozenset()
     leaf: str = "weight"
     scale: str = "weight_scale"
-    scale_dtypes: frozenset[str] = _SCALES
     scale_shape: ScaleShape | None = None  # None: any
 
 

@@ -41,7 +41,6 @@ class Metric(StrEnum):
     ITL = liveness.LATER_TOKENS  # a histogram
     E2E = "sglang:e2e_request_latency_seconds"  # a histogram
     RANK_TOKENS = liveness.RANK_TOKENS  # per rank, updated after every prefill chunk and decode step
-    OPEN_REQUESTS = "sglang:http_requests_active"  # requests whose response has not begun (0.5.14, srt/utils/common.py)
 
 
 # The same metrics in vLLM (0.32.0, v1/metrics/loggers.py).

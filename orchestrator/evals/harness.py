@@ -24,6 +24,8 @@ from orchestrator.hosts.venvs.venv import ensure_venv
 REQUIREMENTS: Final = "lm-eval-0.4.13.txt"  # requirements of its venv, below images/
 CONCURRENCY: Final = 32
 LOCAL_TASK: Final = "deploy_local"
+_METRIC: Final = "exact_match"
+_FILTER: Final = "flexible-extract"  # takes the last number, or the last choice, in an answer
 _HUB_LOGIN: Final = Path("~/.cache/huggingface/token")  # written by `hf auth login`
 _MAX_MEMORY: Final = 8 << 30  # bytes; its client buffers answers of any length
 
@@ -120,18 +122,13 @@ def read_eval_result(work: Path, request: EvalRequest, *, task: str) -> EvalResu
     results = sorted((work / "out").rglob("results_*.json"))
     if not samples or not results:
         raise BenchError("lm-eval wrote no answers", location=str(work), hint="check its output above")
-    answered = read_answers(
-        samples[-1].read_text(encoding="utf-8"),
-        metric=request.suite.metric,
-        filter_=request.suite.filter,
-        seed=request.seed,
-    )
+    answered = read_answers(samples[-1].read_text(encoding="utf-8"), seed=request.seed)
     version = parse_json(results[-1].read_text(encoding="utf-8")).get("lm_eval_version", "of unknown version")
     return EvalResult(
         schema_version=EVAL_RESULT_SCHEMA,
         suite=request.suite.name,
         task=request.suite.task,
-        metric=f"{request.suite.metric},{request.suite.filter}",
+        metric=f"{_METRIC},{_FILTER}",
         model=request.model,
         harness=f"lm-eval {version}",
         command=request.command,
@@ -141,7 +138,7 @@ def read_eval_result(work: Path, request: EvalRequest, *, task: str) -> EvalResu
     )
 
 
-def read_answers(samples: str, *, metric: str, filter_: str, seed: int | None = None) -> tuple[AnsweredQuestion, ...]:
+def read_answers(samples: str, *, seed: int | None = None) -> tuple[AnsweredQuestion, ...]:
     """Parse a samples file of the harness, which has one JSON object per answered question, in order.
 
     `doc_hash` identifies a question by its text and its order of choices. Raises BenchError for another format or
@@ -150,16 +147,16 @@ def read_answers(samples: str, *, metric: str, filter_: str, seed: int | None = 
     try:
         rows = [parse_json(line) for line in samples.splitlines() if line.strip()]
         answered = tuple(
-            AnsweredQuestion(id=row["doc_hash"], correct=row[metric] > 0.5, seed=seed, answer=_digest(row, seed))
+            AnsweredQuestion(id=row["doc_hash"], correct=row[_METRIC] > 0.5, seed=seed, answer=_digest(row, seed))
             for row in rows
-            if row["filter"] == filter_
+            if row["filter"] == _FILTER
         )
     except (ValueError, KeyError, TypeError) as error:
         raise BenchError(
             "the answers of lm-eval have an unknown format", hint="`pip install lm-eval==0.4.13`"
         ) from error
     if not answered:
-        raise BenchError(f"lm-eval scored no answer with `{filter_}`", hint="`pip install lm-eval==0.4.13`")
+        raise BenchError(f"lm-eval scored no answer with `{_FILTER}`", hint="`pip install lm-eval==0.4.13`")
     return answered
 
 

@@ -23,8 +23,6 @@ class Suite:
     name: str
     task: str  # name in lm-eval 0.4.13
     task_file: str  # below lm_eval/tasks/
-    metric: str
-    filter: str
     chat: bool  # chat completions with the server's template, else plain completions
     few_shot: int
     generation: Mapping[str, str]
@@ -60,13 +58,11 @@ FIRST_SEED: Final = 1234  # first sampling seed, lm-eval's default; the order of
 SUITES: Final = {
     suite.name: suite
     for suite in (
-        # 5-shot and greedy as published; flexible-extract parses the last number of the answer.
+        # 5-shot and greedy as published.
         Suite(
             name="gsm8k",
             task="gsm8k",
             task_file="gsm8k/gsm8k.yaml",
-            metric="exact_match",
-            filter="flexible-extract",
             chat=False,
             few_shot=5,
             generation={"temperature": "0.0", "do_sample": "False"},
@@ -83,8 +79,6 @@ SUITES: Final = {
             name="gpqa-diamond",
             task="gpqa_diamond_cot_zeroshot",
             task_file="gpqa/cot_zeroshot/gpqa_diamond_cot_zeroshot.yaml",
-            metric="exact_match",
-            filter="flexible-extract",
             chat=True,
             few_shot=0,
             generation={"temperature": "1.0", "do_sample": "True"},

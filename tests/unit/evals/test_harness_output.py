@@ -57,14 +57,11 @@ def test_api_key_is_not_on_command_line() -> None:
     assert "sk-not-to-be-shown" not in " ".join(argv(request(), task="gsm8k", work=Path("/w")))
 
 
-@pytest.mark.parametrize(
-    ("suite", "file"), [("gsm8k", "samples_gsm8k.jsonl"), ("gpqa-diamond", "samples_gpqa_diamond.jsonl")]
-)
-def test_each_recorded_answer_is_read_once(suite: str, file: str) -> None:
+@pytest.mark.parametrize("file", ["samples_gsm8k.jsonl", "samples_gpqa_diamond.jsonl"])
+def test_each_recorded_answer_is_read_once(file: str) -> None:
     """The harness writes each question once per filter; only one filter is the score."""
-    suite_ = find_suite(suite)
     text = (RECORDED / file).read_text()
-    items = read_answers(text, metric=suite_.metric, filter_=suite_.filter)
+    items = read_answers(text)
     assert len(text.splitlines()) == 2 * len(items) == 6
     assert sorted(item.correct for item in items) == [False, True, True]
     assert len({item.id for item in items}) == 3
@@ -72,7 +69,7 @@ def test_each_recorded_answer_is_read_once(suite: str, file: str) -> None:
 
 def test_an_unknown_filter_is_an_error() -> None:
     with pytest.raises(BenchError, match="scored no answer"):
-        read_answers((RECORDED / "samples_gsm8k.jsonl").read_text(), metric="exact_match", filter_="none")
+        read_answers((RECORDED / "samples_gsm8k.jsonl").read_text().replace("flexible-extract", "none"))
 
 
 def test_eval_result_is_read_from_harness_output(tmp_path: Path) -> None:
