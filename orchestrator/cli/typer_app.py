@@ -43,10 +43,9 @@ if TYPE_CHECKING:
 NEVER_ENDED_BY_SIGPIPE: Final = frozenset({"down", "watch"})
 _PROFILE: Final = re.compile(r"--profile(?:=(.+))?|-p(?:=?(.+))?")
 _QUOTED: Final = re.compile(r"'([^']*)'")
-# Minimum similarity to an option of the command: that of `--out` to `--output` is higher, of `--host` to `--set` lower.
-_NEAR_OPTION: Final = 0.75
-_MIN_TYPED: Final = len("--abc")  # shorter ones resemble too many: `--on` is similar to `--json`
-_NEAR_KEY: Final = 0.8  # the same for a key of the profile: that of `--prot` is higher, that of `--revision` lower
+# Minimum similarity of a suggestion: that of `--out` to `--output` is higher, that of `--host` to `--set` lower.
+_NEAR: Final = 0.75
+_MIN_TYPED: Final = len("--abc")  # shorter ones resemble too many options: `--on` is similar to `--json`
 _NODES: Final = "deploy.nodes"  # key of a context: several hosts
 _MARK: Final = "\0"  # a word that no user can type
 _TYPE: Final = re.compile(r" <.*>$")  # the type after the name of an argument
@@ -219,17 +218,13 @@ def _in_our_words(ctx: "Context") -> Iterator[None]:
         option = getattr(error, "option_name", None) or ""
         renamed = RENAMED_OPTIONS.get(ctx.command_path.partition(" ")[2], {}).get(option)
         possible = (getattr(error, "possibilities", None) or ()) if len(option) >= _MIN_TYPED else ()
-        matches = get_close_matches(option, possible, n=1, cutoff=_NEAR_OPTION)
-        suggestion = f"did you mean `{matches[0]}`?" if matches else ""
+        nearest: str = renamed or next(iter(get_close_matches(option, [*possible, *PROFILE_KEYS], cutoff=_NEAR)), "")
+        suggestion = f"did you mean `{nearest}`?" if nearest else ""
         help_ = f"`{ctx.command_path} -h` shows arguments and options"
         message = ": ".join(_begun_small(part) for part in message.partition(" (Possible")[0].split(": "))
-        if renamed:
-            suggestion = f"did you mean `{renamed}`?"
-        elif (key := get_close_matches(option, PROFILE_KEYS, n=1, cutoff=_NEAR_KEY)) and (
-            get_close_matches(option, [*matches, *key], n=1) == key
-        ):
+        if nearest in PROFILE_KEYS and not renamed:
             sets = any("--set" in param.opts for param in ctx.command.params)
-            suggestion = f"`--set {PROFILE_KEYS[key[0]]}=VALUE`{'' if sets else ', for commands with `--set`'}"
+            suggestion = f"`--set {PROFILE_KEYS[nearest]}=VALUE`{'' if sets else ', for commands with `--set`'}"
         raise UsageError(message, hint=suggestion or _begun_small(details) or help_) from error
 
 

@@ -14,7 +14,6 @@ from orchestrator.bench.result_files import recorded_results
 from orchestrator.core.console import format_duration, table, warn
 from orchestrator.core.text import objects_in
 from orchestrator.runs.run_dir import (
-    REQUEST_FILE,
     SMOKE_FILE,
     SOAKED,
     RunDir,
@@ -26,7 +25,7 @@ from orchestrator.runs.run_dir import (
 )
 from orchestrator.runtimes.base import EXIT_FILE, Status
 from orchestrator.servers.exit_record import saved_state
-from orchestrator.servers.servers import PROCESSES_FILE, Servers
+from orchestrator.servers.servers import PROCESSES_FILE, Servers, requested
 
 _FAILED: Final = "failed"  # a value of `verify.report.Verdict`, which is slow to import
 _BEST_METRICS: Final = (metrics.OUTPUT, metrics.TTFT_P95, metrics.TPOT_P50)
@@ -137,10 +136,8 @@ def summarize_run(run: RunDir) -> tuple[RunSummary, tuple[BenchResult, ...]]:
     """Summarize a run from its run directory, without querying its server; also return its results."""
     name = run.path.parent.name
     results = tuple(recorded_results(run))
-    smoke, processes, up = (run.read(file) for file in (SMOKE_FILE, PROCESSES_FILE, REQUEST_FILE))
-    seconds, saved = processes.get("ready_seconds"), up.get("request")
-    request: Mapping[str, object] = saved if isinstance(saved, dict) else {}
-    overrides = request.get("overrides")
+    smoke, seconds = run.read(SMOKE_FILE), run.read(PROCESSES_FILE).get("ready_seconds")
+    overrides = requested(run, "overrides")
     ended, ended_at = _ending(run)
     soaked, soaked_at = _soak_of(smoke)
     checks = objects_in(smoke, "checks")
@@ -148,7 +145,7 @@ def summarize_run(run: RunDir) -> tuple[RunSummary, tuple[BenchResult, ...]]:
     start = RunSummary(
         name=name,
         run=run.path.name,
-        profile=str(request.get("profile", "")),
+        profile=str(requested(run, "profile") or ""),
         overrides=tuple(map(str, overrides)) if isinstance(overrides, list) else (),
         plan=run.digest,
         started_at=run.started.isoformat() if run.started else "",
