@@ -349,7 +349,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def logs(self, unit: Unit, *, follow: bool) -> Iterator[str]:
-        """Yield the lines of the server's log, without line ends and secrets."""
+        """Yield the lines of the log, without line ends and secrets; with `follow`, until the unit has ended."""
 
     @abstractmethod
     def tail(self, unit: Unit) -> Callable[[], Iterator[str]]:

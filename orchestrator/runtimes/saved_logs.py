@@ -1,4 +1,4 @@
-"""Logs in the run directory: written by a supervisor, or saved at a stop."""
+"""Logs of servers: followed, read from the run directory, and saved there at a stop."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -7,27 +7,26 @@ from typing import Final
 
 from orchestrator.core.console import note, warn
 from orchestrator.core.errors import DeployError
-from orchestrator.core.logs.lines import LogTail
+from orchestrator.core.logs.lines import Lines, LogTail
 from orchestrator.core.paths import Home
-from orchestrator.runtimes.base import LOG, ServerState, Status, Unit
+from orchestrator.runtimes.base import LOG, Runtime, Status, Unit
 
-_INTERVAL: Final = 0.2  # seconds between two polls of a log
-
-
-def supervised_log(
-    unit: Unit, state: Callable[[], ServerState], *, follow: bool, polls_per_query: int = 1
-) -> Iterator[str]:
-    """Yield the log that a supervisor has stored. With `follow`, query `state` once every `polls_per_query` polls."""
-    tail = LogTail(Path(unit.run_dir, LOG))
-    while follow and state().status in {Status.RUNNING, Status.PENDING}:
-        for _ in range(polls_per_query):
-            yield from tail()
-            time.sleep(_INTERVAL)
-    yield from tail.to_end()
+_INTERVAL: Final = 0.5  # seconds between two reads of a log
 
 
-def saved_log(unit: Unit) -> Iterator[str]:
-    """Return the saved log of a removed server."""
+def followed_log(runtime: Runtime, unit: Unit) -> Iterator[str]:
+    """Yield the lines of `Runtime.tail` until the unit has ended, across its restarts."""
+    tail = runtime.tail(unit)
+    while True:
+        runs = runtime.state(unit).status in {Status.PENDING, Status.RUNNING}
+        yield from tail()
+        if not runs:
+            return
+        time.sleep(_INTERVAL)
+
+
+def saved_log(unit: Unit) -> Lines:
+    """Return the log in the run directory, without secrets."""
     return LogTail(Path(unit.run_dir, LOG)).to_end()
 
 

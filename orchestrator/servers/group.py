@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.console import warn
 from orchestrator.core.errors import HostError, Problem, StartError, UsageError
-from orchestrator.core.secrets import SAFE_LENGTH, Secret
+from orchestrator.core.secrets import SAFE_LENGTH, Secret, redact
 from orchestrator.engine.endpoints import read_key
 from orchestrator.plan.units import Role
 from orchestrator.runs.run_dir import SMOKE_FILE, RunDir, read_plan, require_plan
@@ -191,7 +191,7 @@ class Server(Unit):
         while follow and any(self._runs(unit) for unit in units):
             time.sleep(_INTERVAL)
             for name, tail in zip(names, tails, strict=True):
-                for line in tail():
+                for line in map(redact, tail()):
                     if name != last:
                         yield f"==> {name} <=="
                     last = name

@@ -233,9 +233,6 @@ def test_leftover_rank_of_killed_start_is_replaced(
     docker("rm", "--force", RANK_0)
     old_id = docker("inspect", "--format", "{{.Id}}", RANK_1)
     assert old_id
-    failed = deploy.run("down", NAME, "--host", hosts[1])
-    assert failed.returncode == 6
-    assert f"rank 1 of `{NAME}` is on this host, and rank 0 on {hosts[0]}; if that has ended, `docker" in failed.stderr
     with deploy.running(*up_loading, *both) as command:
         command.wait_for("started `")
         assert docker("inspect", "--format", "{{.Id}}", RANK_1) != old_id

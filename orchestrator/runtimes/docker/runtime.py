@@ -13,7 +13,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from orchestrator.core.console import note, warn
+from orchestrator.core.console import warn
 from orchestrator.core.errors import HostError, naming_host
 from orchestrator.core.files import private_dir
 from orchestrator.core.imported import Imported
@@ -21,7 +21,7 @@ from orchestrator.core.paths import Home
 from orchestrator.core.polling import poll_until
 from orchestrator.core.procfs import process_identity
 from orchestrator.core.safe_paths import FileName
-from orchestrator.core.secrets import Secret
+from orchestrator.core.secrets import Secret, redact
 from orchestrator.core.streams import ignore_sigpipe
 from orchestrator.engine.launch import split_secrets
 from orchestrator.hosts.daemon import remote_host
@@ -30,7 +30,7 @@ from orchestrator.runtimes.base import NOT_FOUND, Cache, Runtime, ServerState, S
 from orchestrator.runtimes.docker.container import container_labels, container_name, ranked, spec_of
 from orchestrator.runtimes.docker.creation import discard, remove, start_on
 from orchestrator.runtimes.docker.host import DockerHost
-from orchestrator.runtimes.docker.logs import ContainerTail, container_log, follow_log, save_log
+from orchestrator.runtimes.docker.logs import ContainerTail, container_log, save_log
 from orchestrator.runtimes.docker.options import ARCH_LABEL, CACHE_LABEL
 from orchestrator.runtimes.docker.sdk import docker
 from orchestrator.runtimes.docker.state import server_state, state_of_ranks
@@ -56,7 +56,7 @@ from orchestrator.runtimes.replicas import (
     require_name_free,
     role_of,
 )
-from orchestrator.runtimes.saved_logs import keep_log, saved_log
+from orchestrator.runtimes.saved_logs import followed_log, keep_log, saved_log
 
 if TYPE_CHECKING:
     from docker.models.containers import Container
@@ -165,20 +165,7 @@ class DockerRuntime(Runtime):
             is_ours = name is not None or self._home.holds(Path(unit.run_dir), unit.name)
             return self.state(unit if is_ours else replace(unit, rank_hosts=()))
 
-        if name is not None and not units:
-            self._note_rank(name)
         return tuple(replace(unit, state=state(unit)) for unit in units)
-
-    def _note_rank(self, name: str) -> None:
-        """Print that this host has another rank of a server. Only the host of rank 0 has a record of it."""
-        with self._host.errors():
-            ranks = self._host.client.containers.list(all=True, filters={"label": RANK}, sparse=True)
-        for labels in (container.attrs["Labels"] for container in ranks):
-            server, _, rank = labels[RANK].rpartition("/")
-            if server == name and rank.isdecimal():
-                remove = f"docker --host {self._host.url} rm --force {container_name(name, rank_name(int(rank)))}"
-                text = f"rank {rank} of `{name}` is on this host, and rank 0 on {labels.get(HEAD)}"
-                note(f"{text}; if that has ended, `{remove}` removes it")
 
     def state(self, unit: Unit) -> ServerState:
         """See `Runtime.state`. Raises HostError if the daemon does not answer, which does not mean NOT_FOUND."""
@@ -232,13 +219,15 @@ class DockerRuntime(Runtime):
         return anonymous + counters.get("shmem", counters.get("total_shmem", 0)) or None
 
     def logs(self, unit: Unit, *, follow: bool) -> Iterator[str]:
-        """See `Runtime.logs`. Follows through restarts; reads the saved log if the container is removed."""
+        """See `Runtime.logs`. Reads the saved log if the container is removed."""
         container = self._get(unit)
         if container is None:
             yield from saved_log(unit)
-            return
-        with self._host_of(unit).errors_except_missing():
-            yield from follow_log(container) if follow else container_log(container)
+        elif follow:
+            yield from map(redact, followed_log(self, unit))
+        else:
+            with self._host_of(unit).errors_except_missing():
+                yield from container_log(container)
 
     def tail(self, unit: Unit) -> Callable[[], Iterator[str]]:
         """See `Runtime.tail`. A call raises HostError if the daemon does not answer."""

@@ -47,7 +47,7 @@ from orchestrator.runtimes.replicas import (
     role_of,
     run_root,
 )
-from orchestrator.runtimes.saved_logs import supervised_log
+from orchestrator.runtimes.saved_logs import followed_log, saved_log
 from orchestrator.runtimes.supervisor.main import StartRequest
 from orchestrator.runtimes.supervisor.record import (
     FILE,
@@ -148,7 +148,7 @@ class ProcessRuntime(Runtime):
 
     def logs(self, unit: Unit, *, follow: bool) -> Iterator[str]:
         """See `Runtime.logs`. The supervisor has stored the log without secrets."""
-        return supervised_log(unit, lambda: self.state(unit), follow=follow)
+        return followed_log(self, unit) if follow else saved_log(unit)
 
     def tail(self, unit: Unit) -> Callable[[], Iterator[str]]:
         return LogTail(Path(unit.run_dir, LOG))

@@ -37,7 +37,7 @@ from orchestrator.runtimes.replicas import (
     require_name_free,
     role_of,
 )
-from orchestrator.runtimes.saved_logs import supervised_log
+from orchestrator.runtimes.saved_logs import followed_log, saved_log
 from orchestrator.runtimes.slurm import jobs
 from orchestrator.runtimes.slurm.arguments import argument_files
 from orchestrator.runtimes.slurm.job import start_file
@@ -123,8 +123,7 @@ class SlurmRuntime(Runtime):
 
     def logs(self, unit: Unit, *, follow: bool) -> Iterator[str]:
         """See `Runtime.logs`. The supervisor has stored the log without secrets, on the shared file system."""
-        polls = 5  # polls of the log, which are cheap, per query of the job, which runs a program
-        return supervised_log(unit, lambda: self.state(unit), follow=follow, polls_per_query=polls)
+        return followed_log(self, unit) if follow else saved_log(unit)
 
     def tail(self, unit: Unit) -> Callable[[], Iterator[str]]:
         return LogTail(Path(unit.run_dir, LOG))

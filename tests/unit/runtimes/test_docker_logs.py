@@ -1,79 +1,20 @@
-"""The log of a container: followed across restarts, and saved when the container is removed."""
+"""The log of a container: followed until the server has ended, and saved when the container is removed."""
 
 import errno
 import os
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
-from docker.errors import NotFound
 from docker.models.containers import Container
 
-from orchestrator.core.errors import HostError
 from orchestrator.core.logs.lines import LogTail
 from orchestrator.core.paths import Home
-from orchestrator.runtimes.base import LOG, Unit
-from orchestrator.runtimes.docker.logs import ContainerTail, container_log, follow_log, save_log
+from orchestrator.runtimes.base import LOG, ServerState, Status, Unit
+from orchestrator.runtimes.docker.logs import ContainerTail, container_log, save_log
 from orchestrator.runtimes.docker.runtime import DockerRuntime
-
-
-class Restarting:
-    """A container with three runs; each `reload` advances it to its next state."""
-
-    def __init__(self, *, removed: bool = False) -> None:
-        self._states = iter(
-            [
-                ("running", "2026-01-01T00:00:00Z"),  # Docker has not noticed the first exit yet
-                ("restarting", "2026-01-01T00:00:00Z"),
-                ("running", "2026-01-01T00:01:00Z"),
-                ("restarting", "2026-01-01T00:01:00Z"),
-                *([] if removed else [("running", "2026-01-01T00:02:00Z"), ("exited", "2026-01-01T00:02:00Z")]),
-            ]
-        )
-        self.since_values: list[float | None] = []
-        self._set("running", "2026-01-01T00:00:00Z")
-
-    def _set(self, status: str, started: str) -> None:
-        finished = started.replace("00Z", "30Z")
-        self.attrs: dict[str, Any] = {"State": {"Status": status, "StartedAt": started, "FinishedAt": finished}}
-
-    def reload(self) -> None:
-        try:
-            self._set(*next(self._states))
-        except StopIteration:
-            raise NotFound("gone") from None
-
-    def logs(self, *, since: float | None, **_: bool) -> Iterator[bytes]:
-        self.since_values.append(since)
-        yield b"run begins\nloads "
-        yield f"{len(self.since_values)}\n".encode()
-
-
-@pytest.fixture(autouse=True)
-def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.runtimes.docker.logs._INTERVAL", 0)
-
-
-def test_log_is_followed_across_restarts() -> None:
-    container = Restarting()
-    lines = list(follow_log(cast("Container", container)))
-    assert lines == ["run begins", "loads 1", "run begins", "loads 2", "run begins", "loads 3"]
-    assert container.since_values[0] is None
-    assert container.since_values[1:] == sorted({since for since in container.since_values if since is not None})
-
-
-def test_following_ends_when_container_is_removed() -> None:
-    assert list(follow_log(cast("Container", Restarting(removed=True))))[-1] == "loads 2"
-
-
-def test_interrupted_log_stream_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.runtimes.docker.logs._SETTLED", 0.1)
-    container = Restarting()
-    container.reload = lambda: None  # type: ignore[method-assign] # the run never changes
-    with pytest.raises(HostError, match="the log stream ended while the server is running"):
-        list(follow_log(cast("Container", container)))
 
 
 def test_saved_log_is_redacted_and_complete(tmp_path: Path) -> None:
@@ -94,7 +35,7 @@ def test_missing_saved_log_is_empty(tmp_path: Path) -> None:
     assert list(LogTail(tmp_path / LOG).to_end()) == []
 
 
-class Stoppable(Restarting):
+class Stoppable:
     removed = False
 
     def stop(self, *, timeout: int) -> None:
@@ -104,12 +45,16 @@ class Stoppable(Restarting):
         self.removed = True
 
 
+def unit_in(run_dir: Path) -> Unit:
+    fields = {"profile": "", "plan_digest": "", "url": "", "runtime_id": "1"}
+    return Unit(runtime="docker", name="a", run_dir=str(run_dir), **fields)
+
+
 def stopped(home: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Stop a server whose container has this run directory; return whether the container was removed."""
     container, runtime = Stoppable(), DockerRuntime(Home(home), "unix:///nowhere")
     monkeypatch.setattr(runtime, "_get", lambda _: container)
-    fields = {"profile": "", "plan_digest": "", "url": "", "runtime_id": "1"}
-    runtime.stop(Unit(runtime="docker", name="a", run_dir=str(run_dir), **fields), grace=0)
+    runtime.stop(unit_in(run_dir), grace=0)
     return container.removed
 
 
@@ -160,6 +105,20 @@ class Stamped:
             if since is None or timestamp >= since:
                 self.sent += 1
                 yield line.encode()
+
+
+def test_log_is_followed_until_the_server_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    container, runtime = Stamped(), DockerRuntime(Home(tmp_path), "unix:///nowhere")
+    states = iter((Status.RUNNING, Status.RUNNING, Status.EXITED))
+
+    def state(_: Unit) -> ServerState:
+        container.write(len(container.lines), "loads with --api-key sk-12345")
+        return ServerState(status=next(states))
+
+    monkeypatch.setattr("orchestrator.runtimes.saved_logs._INTERVAL", 0)
+    monkeypatch.setattr(runtime, "_get", lambda _: container)
+    monkeypatch.setattr(runtime, "state", state)
+    assert list(runtime.logs(unit_in(tmp_path), follow=True)) == ["loads with --api-key [REDACTED]"] * 3
 
 
 def test_log_lines_are_downloaded_once() -> None:
