@@ -5,7 +5,6 @@ content of the sources, whether they need it.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from packaging.specifiers import SpecifierSet
@@ -18,36 +17,13 @@ if TYPE_CHECKING:  # as in `plan/replicas.py`
     from orchestrator.profiles.schema import Profile
 
 
-@dataclass(frozen=True, kw_only=True)
-class PatchFacts:
-    """The facts by which patches are selected."""
-
-    engine_version: str
-    platform: str  # rocm | cuda | cpu
-    quantization: str
-    mtp_layer: int | None
-    speculative_steps: int | None  # None without speculative decoding
-    inputs: Mapping[str, str]  # `--input` files: name -> sha256 in hex
-
-
-def select_patches(ledger: Sequence[Patch], facts: PatchFacts) -> tuple[PlannedPatch, ...]:
-    """Select the patches for this platform and model, sorted by id; the version determines the expected ones."""
-    chosen = [patch for patch in ledger if _applies(patch.applies, facts)]
-    return tuple(_use(patch, facts) for patch in sorted(chosen, key=lambda patch: patch.id))
-
-
 def profile_patches(profile: "Profile", ledger: Sequence[Patch], inputs: Mapping[str, str]) -> tuple[PlannedPatch, ...]:
-    """Select the patches of a profile; `inputs` as in `PatchFacts`."""
-    drafts = profile_serving(profile).drafts
-    facts = PatchFacts(
-        engine_version=profile.engine.version,
-        platform=profile.engine.platform,
-        quantization=profile.model.quantization,
-        mtp_layer=profile.model.mtp_layer,
-        speculative_steps=drafts.steps if drafts else None,
-        inputs=inputs,
-    )
-    return tuple(use for use in select_patches(ledger, facts) if use.id not in profile.skip_patches)
+    """Select the patches for a profile's platform and model, sorted by id; its version determines the expected ones.
+
+    `inputs` are the `--input` files: name -> sha256 in hex.
+    """
+    chosen = [patch for patch in ledger if patch.id not in profile.skip_patches and _applies(patch.applies, profile)]
+    return tuple(_use(patch, profile.engine.version, inputs) for patch in sorted(chosen, key=lambda patch: patch.id))
 
 
 def patch_env(ledger: Sequence[Patch], uses: Iterable[PlannedPatch]) -> tuple[EnvVar, ...]:
@@ -73,38 +49,25 @@ def _variables(ledger: Sequence[Patch], uses: Iterable[PlannedPatch]) -> tuple[E
     return tuple(sorted(variables, key=lambda variable: variable.name))
 
 
-def _applies(conditions: Applies, facts: PatchFacts) -> bool:
-    speculative = facts.mtp_layer is not None and facts.speculative_steps is not None
+def _applies(conditions: Applies, profile: "Profile") -> bool:
+    drafts = profile_serving(profile).drafts
+    speculative = profile.model.mtp_layer is not None and drafts is not None
     return (
-        facts.platform in conditions.platforms
-        and (conditions.quantization is None or facts.quantization in conditions.quantization)
+        profile.engine.platform in conditions.platforms
+        and (conditions.quantization is None or profile.model.quantization in conditions.quantization)
         and (conditions.mtp is None or conditions.mtp == speculative)
-        and (
-            conditions.min_speculative_steps is None
-            or (facts.speculative_steps or 0) >= conditions.min_speculative_steps
-        )
+        and (conditions.min_speculative_steps or 0) <= (drafts.steps if drafts else 0)
     )
 
 
-def _use(patch: Patch, facts: PatchFacts) -> PlannedPatch:
-    sha256 = facts.inputs.get(patch.apply.input) if isinstance(patch.apply, AddedFile) else None
-    return PlannedPatch(
-        id=patch.id,
-        kind=patch.apply.kind,
-        expected=_expected(patch, facts),
-        reason=_reason(patch, facts, sha256),
-        input_sha256=sha256,
-    )
-
-
-def _expected(patch: Patch, facts: PatchFacts) -> bool:
-    return SpecifierSet(patch.applies.engine or "").contains(facts.engine_version, prereleases=True)
-
-
-def _reason(patch: Patch, facts: PatchFacts, input_sha256: str | None) -> str:
-    if isinstance(patch.apply, AddedFile) and input_sha256 is None:
-        return f"no input `{patch.apply.input}`: {patch.symptom.effect}"
-    if patch.applies.engine is None:
-        return patch.title
-    verb = "is" if _expected(patch, facts) else "is not"
-    return f"sglang {facts.engine_version} {verb} in `{patch.applies.engine}` ({patch.upstream.reference})"
+def _use(patch: Patch, version: str, inputs: Mapping[str, str]) -> PlannedPatch:
+    sha256 = inputs.get(patch.apply.input) if isinstance(patch.apply, AddedFile) else None
+    expected = SpecifierSet(patch.applies.engine or "").contains(version, prereleases=True)
+    if isinstance(patch.apply, AddedFile) and sha256 is None:
+        reason = f"no input `{patch.apply.input}`: {patch.symptom.effect}"
+    elif patch.applies.engine is None:
+        reason = patch.title
+    else:
+        verb = "is" if expected else "is not"
+        reason = f"sglang {version} {verb} in `{patch.applies.engine}` ({patch.upstream.reference})"
+    return PlannedPatch(id=patch.id, kind=patch.apply.kind, expected=expected, reason=reason, input_sha256=sha256)
