@@ -70,10 +70,10 @@ MaxContextOption: TypeAlias = Annotated[
     int | None, typer.Option(min=2, metavar="TOKENS", help="longest request of a session; longer ones end it (tokens)")
 ]
 WarmupRequestsOption: TypeAlias = Annotated[
-    int | None, typer.Option(min=0, metavar="N", help="number of first finished requests to exclude as warm-up")
+    int | None, typer.Option(min=0, metavar="N", help="exclude the first N finished requests as warm-up")
 ]
 SessionHeaderOption: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="NAME", help="header with the session's name, for a gateway")
+    str | None, typer.Option(metavar="NAME", help="request header with the session's name, for a gateway")
 ]
 OutputOption: TypeAlias = Annotated[
     Path | None, typer.Option(metavar="DIR", help="directory of the result; default: results/WORKLOAD-TIME")

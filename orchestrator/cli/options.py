@@ -120,7 +120,7 @@ DrainOption: TypeAlias = Annotated[
 ]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="print JSON on standard output")]
 AllowUntuned: TypeAlias = Annotated[
-    bool, typer.Option("--allow-untuned", help="continue even if the load meets untuned MoE kernels")
+    bool, typer.Option("--allow-untuned", help="continue although the workload needs untuned MoE kernels")
 ]
 PriceOption: TypeAlias = Annotated[
     list[str] | None,

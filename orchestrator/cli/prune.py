@@ -54,7 +54,7 @@ def command(
 ) -> None:
     """Remove old run directories or caches. Running servers and the last known good runs stay.
 
-    With --caches remove every cache that no server uses, and with them truncated kernels and stale locks. The next
+    With `--caches`, remove every cache that no server uses, with any truncated kernels and stale locks in it. The next
     start creates the caches again, which takes longer.
     """
     if caches:

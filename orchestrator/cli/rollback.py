@@ -11,5 +11,5 @@ OUTPUT: Final = UP
 
 
 def command(name: NameArgument, *, drain: DrainOption = None, json: Json = False) -> None:
-    """Return a server to its last known good run. If the newest run is verified, use the last one with another plan."""
+    """Return a server to its last known good run. If that is the newest, use the last one with another plan."""
     show_up(rollback(name, Home.from_environment(), drain=drain), json=json)

@@ -19,11 +19,11 @@ OUTPUT: Final = JsonOutput(tuple[ServerStatus, ...])
 def command(
     name: NameOrAllArgument = None,
     *,
-    health: Annotated[bool, typer.Option("--health", help="let every server generate a token")] = False,
+    health: Annotated[bool, typer.Option("--health", help="ask every server for a token")] = False,
     host: HostOption = None,
     json: Json = False,
 ) -> None:
-    """List servers and their health (alias: ps). With a name or `--health`, each must generate a token."""
+    """List servers and their health (alias: ps). With a name or `--health`, asks each for a token."""
     with open_servers(Home.from_environment(), host, name=name) as servers:
         if name is not None:
             servers.open(name)

@@ -138,7 +138,9 @@ def read_flags(version: str, catalog: Catalog, *, location: str = "") -> FlagTab
         return parse_flags(version, path.read_text(encoding="utf-8"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         hint = f"`deploy add engine {version} --flags-only` rewrites it"
-        raise ProfileError("invalid flag table", location=catalog.display_path(path), hint=hint) from error
+        raise ProfileError(
+            f"invalid flag table for sglang {version}", location=catalog.display_path(path), hint=hint
+        ) from error
 
 
 @lru_cache(maxsize=16)  # a command plans up to a hundred profiles

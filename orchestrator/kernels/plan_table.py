@@ -40,7 +40,7 @@ def make_table(plan: Plan, home: Home, find_sources: Callable[[], RowSources], *
     store = Store.of(home, plan)
     if not needs_table(plan) or store.is_fresh(plan):
         return False
-    info("building the table of tuned MoE kernels: rows of its aiter, measured rows, newer upstream rows")
+    info("building the table of tuned MoE kernels from built-in, measured and upstream rows")
     try:
         built = build_table(plan, find_sources(), home, upstream=True)
     except (KernelsError, BuildError) as error:

@@ -117,7 +117,7 @@ def _profile_of_run(run: RunDir, catalog: Catalog) -> LoadedProfile | None:
     try:
         return read_profile(up_request.profile, overrides=up_request.overrides, catalog=catalog) if up_request else None
     except ProfileError as error:
-        note(f"no limits of a load: {error.problems_or_self()[0].message}")
+        note(f"no alert limits from a workload: {error.problems_or_self()[0].message}")
         return None
 
 

@@ -87,7 +87,7 @@ def parse_lock(document: Document, tool: str) -> Lock:
         )
     if data.get("tool") != tool:
         raise ProfileError(
-            f"the lock was written by deploy {data.get('tool')}; this is deploy {tool}",
+            f"the lockfile was written by deploy {data.get('tool')}; this is deploy {tool}",
             location=document.location(("tool",)),
             hint="`deploy lock PROFILE` writes a new one; `deploy diff LOCK PROFILE` shows the changes",
         )

@@ -78,7 +78,7 @@ class ProfileSource:
         """Raise ProfileError if the runtime needs a prebuilt image and none is given."""
         problems = runtime_class(self.runtime).built_image_problems(self.valid.profile) if self.image is None else ()
         if unmet := tuple(problems):
-            raise ProfileError("no image", problems=unmet)
+            raise ProfileError(f"profile `{self.valid.name}` needs a prebuilt image", problems=unmet)
 
     def require_startable(self) -> None:
         """Raise ProfileError if the runtime can render the profile but not start it."""

@@ -73,7 +73,7 @@ def _require_unquantized(directory: Path, summary: CheckpointSummary) -> None:
     if method or packed:
         reason = f"`{method.value}` by its config" if method else f"`{packed[0]}` is {summary.tensors[packed[0]].dtype}"
         raise UsageError(
-            f"this checkpoint is quantized already: {reason}",
+            f"the checkpoint is already quantized: {reason}",
             location=str(directory),
             hint="quantize the original BF16 checkpoint: `deploy quantize SOURCE TARGET`",
         )

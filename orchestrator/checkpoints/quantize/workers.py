@@ -137,7 +137,7 @@ def _worker_error(log: Path, code: int, *, shard: int) -> BuildError | OSError:
         return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(log.parent))
     if code == -signal.SIGKILL:
         message = "a worker was killed, probably because memory ran out"
-        return BuildError(message, location=str(log), hint="fewer at once: `--workers 1`")
+        return BuildError(message, location=str(log), hint="quantize one shard at a time: `--workers 1`")
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - _LOG_TAIL_BYTES))
         lines = file.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]

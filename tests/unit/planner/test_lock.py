@@ -181,7 +181,7 @@ def test_edited_lockfile_is_rejected_at_its_section(home: Home, old: str, new: s
         ("lock: 3", "lock: 2", "a lockfile of format 2, of an older version of deploy"),
         ("lock: 3", "lock: 4", "a lockfile of format 4, of a newer version of deploy"),
         ("lock: 3", "lock: none", "not a lockfile"),
-        (f"tool: {__version__}", "tool: 99.0", "the lock was written by deploy 99.0"),
+        (f"tool: {__version__}", "tool: 99.0", "the lockfile was written by deploy 99.0"),
     ],
 )
 def test_lockfile_of_another_version_is_rejected_with_its_line(home: Home, old: str, new: str, message: str) -> None:
