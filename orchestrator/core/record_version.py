@@ -15,7 +15,7 @@ class OtherVersionError(ValueError):
 
 def version_problem(record: Mapping[str, object]) -> str:
     """Return the reason why this version cannot read a record, as the end of a sentence; "" if it can."""
-    version = record.get(KEY, 0)
+    version = record.get(KEY)
     if version == RECORD_VERSION and type(version) is int:
         return ""
     number = version if type(version) is int else "unknown"
@@ -24,15 +24,11 @@ def version_problem(record: Mapping[str, object]) -> str:
 
 def read_versioned(record: object, read: Callable[[dict[str, Any]], T]) -> T:
     """Return the result of `read` for a record of this version. Raises OtherVersionError, ValueError if damaged."""
-    if not isinstance(record, dict):
-        raise ValueError("damaged record")  # noqa: TRY004 - readers of records handle a single error type
-    problem = version_problem(record)
-    if problem and KEY in record:
+    if not isinstance(record, dict) or KEY not in record:
+        raise ValueError("damaged record")
+    if problem := version_problem(record):
         raise OtherVersionError(problem)
     try:
-        parsed = read(record)
+        return read(record)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(problem or "damaged record") from error
-    if problem:  # intact, but written before records had a version
-        raise OtherVersionError(problem)
-    return parsed
+        raise ValueError("damaged record") from error

@@ -31,8 +31,6 @@ from orchestrator.engine.request_memory import (
 from orchestrator.engine.serving import ServingFacts
 from orchestrator.profiles.schema import KvCacheSection, Profile
 
-_BFLOAT16 = 2  # bytes: keys of an indexer (0.5.23, mem_cache/memory_pool.py, get_minimax_sparse_index_dtype)
-
 
 def token_size(
     profile: Profile, facts: ServingFacts, cache: KvCacheSection, *, element: int, windows: SlidingWindow | None

@@ -54,12 +54,6 @@ class ProfileSource:
         return planned_model(self.valid.profile, self.valid.composed)
 
     @property
-    def might_fuse(self) -> bool:
-        """Whether the model has a shared expert to fuse and runs on GPUs; planning checks the flags."""
-        moe = self.valid.profile.model.moe
-        return moe is not None and moe.shared_experts > 0 and self.valid.profile.hardware.vendor != "cpu"
-
-    @property
     def image_is_on_nodes(self) -> bool:
         """Whether the nodes of a cluster already have the image."""
         cluster = runtime_class(self.runtime).settings(self.valid.profile).kubernetes
@@ -143,11 +137,6 @@ class RunSource:
     def model(self) -> Model:
         """The model of the run."""
         return self.plan.model
-
-    @property
-    def might_fuse(self) -> bool:
-        """Whether the server fuses its shared expert, unless its checkpoint prevents this."""
-        return might_fuse(self.plan)
 
     def files(self) -> dict[str, bytes]:
         """Return the input files of the run's patches."""

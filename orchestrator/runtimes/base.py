@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # keep this module small: the supervisor of each server impor
     from orchestrator.engine.server_args import ArgumentRejection
     from orchestrator.hosts.context import Check, DiskNeed
     from orchestrator.hosts.fabric_measure import FabricNode
-    from orchestrator.hosts.head_address import Interface
+    from orchestrator.hosts.head_address import RankNetwork
     from orchestrator.hosts.report import Finding
     from orchestrator.hosts.survey import Runner
     from orchestrator.images.config import ImageConfig
@@ -140,8 +140,7 @@ class HostRef:
     home: Home
     remote: str | None = None
     rank_hosts: tuple[str, ...] = ()  # of ranks 1, 2, …
-    head_address: str = ""  # of rank 0's host, for the other ranks
-    interfaces: tuple[Interface, ...] = ()  # of each rank: the interface from which it reaches that address
+    network: RankNetwork | None = None  # None: a single host, or not measured yet
 
     @property
     def nodes(self) -> tuple[HostRef, ...]:

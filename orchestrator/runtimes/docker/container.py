@@ -11,7 +11,7 @@ from orchestrator.checkpoints.overlay import overlay_path
 from orchestrator.core.errors import StartError
 from orchestrator.core.logs.rotation import MAX_SEGMENTS, SEGMENT_BYTES
 from orchestrator.engine.launch import HOST_ADDRESS, key_file_words, rank_argv
-from orchestrator.hosts.head_address import Interface
+from orchestrator.hosts.head_address import RankNetwork
 from orchestrator.plan.networks import ranks_use_rdma, transfer_uses_rdma
 from orchestrator.plan.plan import NO_DETECTED_PATCHES, ContainerRequirements, DetectedPatches, Plan, Ulimit
 from orchestrator.plan.units import Role
@@ -74,11 +74,10 @@ class ContainerSpec:
     stop_grace: int  # seconds
     mounts: tuple[Mount, ...] = ()
     caches: tuple[CacheVolume, ...] = ()
-    publish: tuple[str, int, int] | None = None  # host address, host port, container port; None: host network
+    publish: tuple[str, int] | None = None  # address on the host, and port; None: host network
     restarts: int = MAX_RESTARTS  # restarts after a failure
     rank_hosts: tuple[str, ...] = ()  # ssh URLs of the hosts of ranks 1, 2, …; the same container starts on each
-    head_address: str = ""  # of rank 0's host, for the other hosts
-    interfaces: tuple[Interface, ...] = ()  # of each rank: the interface from which it reaches that address
+    network: RankNetwork | None = None  # between these hosts
 
 
 def render(
@@ -118,9 +117,10 @@ def ranked(artifacts: Artifacts, rank: int) -> Artifacts:
     Without an interface, Gloo gives other ranks the address of the host's own name (torch 2.13, `createDefaultDevice`
     of ProcessGroupGloo.cpp), which is 127.0.1.1 on Debian.
     """
-    spec = spec_of(artifacts)
-    argv = rank_argv(artifacts.command.argv, rank=rank, head=spec.head_address)
-    address, interface = spec.interfaces[rank] if spec.interfaces else ("", "")
+    if (network := spec_of(artifacts).network) is None:
+        return artifacts
+    argv = rank_argv(artifacts.command.argv, rank=rank, head=network.address)
+    address, interface = network.interfaces[rank]
     variables = {HOST_ADDRESS: address, _GLOO_INTERFACE: interface}
     # The plan's values take precedence.
     env = {name: value for name, value in variables.items() if value} | dict(artifacts.command.env)
@@ -147,7 +147,7 @@ def container_spec(plan: Plan, image: str, detected: DetectedPatches = NO_DETECT
         needs=_needs_of(plan),
         mounts=_mounts(plan, detected),
         caches=_caches(plan, image),
-        publish=(plan.server.host, plan.server.port, plan.server.port) if _publishes(plan) else None,
+        publish=(plan.server.host, plan.server.port) if _publishes(plan) else None,
         restarts=MAX_RESTARTS if plan.layout.nodes == 1 else 0,
         stop_grace=plan.timeouts.termination_grace,
     )
@@ -280,8 +280,8 @@ def _options(artifacts: Artifacts, spec: ContainerSpec, labels: Mapping[str, str
     if spec.publish is None:
         yield "--network", "host"
     else:
-        host, host_port, container_port = spec.publish
-        yield "--publish", shlex.quote(f"{f'[{host}]' if ':' in host else host}:{host_port}:{container_port}")
+        host, port = spec.publish
+        yield "--publish", shlex.quote(f"{f'[{host}]' if ':' in host else host}:{port}:{port}")
     for mount in spec.mounts:
         yield "--mount", _bind(mount)
     for cache in spec.caches:

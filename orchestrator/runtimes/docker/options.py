@@ -42,7 +42,7 @@ def container_options(
         "image": spec.image,
         "command": [*exported, *argv],
         "environment": dict(container_env(artifacts)),
-        "ports": [spec.publish[2]] if spec.publish else [],
+        "ports": [spec.publish[1]] if spec.publish else [],
         "stop_timeout": spec.stop_grace,
     }
 
@@ -56,8 +56,8 @@ def host_options(artifacts: Artifacts, spec: ContainerSpec, *, home: str, gid: G
     if spec.publish is None:
         reached: dict[str, Any] = {"network_mode": "host"}
     else:
-        host, host_port, container_port = spec.publish
-        reached = {"port_bindings": {container_port: (host, host_port)}}
+        host, port = spec.publish
+        reached = {"port_bindings": {port: (host, port)}}
     binds = [
         docker.types.Mount(
             bind.target, str(path_named_in(Path(home), bind.source)), type="bind", read_only=bind.read_only

@@ -43,12 +43,7 @@ def prepare(artifacts: Artifacts, host_ref: HostRef) -> PreparedRun:
             raise BuildError(f"the image on {host} has other patches than that on {host_ref.remote}", hint=hint)
     if not other_ranks:
         return prepared
-    spec = replace(
-        spec_of(prepared.artifacts),
-        rank_hosts=host_ref.rank_hosts,
-        head_address=host_ref.head_address,
-        interfaces=host_ref.interfaces,
-    )
+    spec = replace(spec_of(prepared.artifacts), rank_hosts=host_ref.rank_hosts, network=host_ref.network)
     return replace(prepared, artifacts=replace(prepared.artifacts, spec=spec))
 
 

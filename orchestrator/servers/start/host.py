@@ -60,13 +60,13 @@ def require_host_per_node(plan: Plan, host_ref: HostRef) -> None:
     raise UsageError(message, hint=hint)
 
 
-def with_head_address(host_ref: HostRef) -> HostRef:
-    """Return the hosts of a server with the address at which the ranks find rank 0. Raises HostError."""
+def with_network(host_ref: HostRef) -> HostRef:
+    """Return the hosts of a server with the network on which the ranks find rank 0. Raises HostError."""
     if host_ref.remote is None or not host_ref.rank_hosts:
         return host_ref
     network = rank_network(host_ref.remote, host_ref.rank_hosts)
     note(f"the other ranks reach {host_ref.remote} at {network.address}")
-    return replace(host_ref, head_address=network.address, interfaces=network.interfaces)
+    return replace(host_ref, network=network)
 
 
 def runner_for(host_ref: HostRef) -> Runner:

@@ -23,7 +23,7 @@ from orchestrator.render.artifacts import Artifacts
 from orchestrator.runtimes import runtime_class
 from orchestrator.runtimes.base import HostRef, PreparedRun
 from orchestrator.servers.start.argument_check import engine_files, require_accepted
-from orchestrator.servers.start.host import require_host_per_node, with_head_address
+from orchestrator.servers.start.host import require_host_per_node, with_network
 from orchestrator.servers.start.prepare import (
     builtin_tables,
     ensure_checkpoint,
@@ -53,7 +53,7 @@ def _build_plan(source: PlanSource, host_ref: HostRef, image: PrebuiltImage | No
     """Return the plan, with its artifacts, that follows from the known facts of checkpoint, tables and image."""
     files = source.files() if image is None and source.image is None else {}
     facts = Facts(
-        experts=known_experts(source.model, host_ref) if source.might_fuse else None,
+        experts=known_experts(source.model, host_ref),
         inputs=input_digests(files) if image is None else image.inputs,
         image=source.image if image is None else image.reference,
     )
@@ -85,7 +85,7 @@ def prepare_start(request: UpRequest, source: PlanSource, first: Artifacts, host
     The engine checks the arguments before the checkpoint is downloaded. If the kernel table is still missing, the image
     is built first without a table, then with the new one.
     """
-    host_ref = with_head_address(host_ref)
+    host_ref = with_network(host_ref)
     plan, home, rows, image, prepared = first.plan, host_ref.home, NO_SOURCES, None, None
     if plan.prebuilt_image is not None and not runtime_class(plan.runtime).cluster_managed:
         image, *_ = [fetch_image(plan.prebuilt_image, node) for node in host_ref.nodes]

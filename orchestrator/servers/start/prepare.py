@@ -81,7 +81,9 @@ def known_checkpoint(model: Model, host_ref: HostRef) -> Checkpoint | None:
 
 
 def known_experts(model: Model, host_ref: HostRef) -> MoeCheckpoint | None:
-    """Return how a checkpoint stores its experts; None if unknown."""
+    """Return how a checkpoint stores its experts; None if unknown, or if it has no shared expert to fuse."""
+    if model.moe is None or not model.moe.shared_experts:
+        return None
     return read_experts(checkpoint) if (checkpoint := known_checkpoint(model, host_ref)) is not None else None
 
 

@@ -16,7 +16,7 @@ from orchestrator.core.errors import HostError, NameTakenError, UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.subprocesses import CompletedProgram
 from orchestrator.hosts.context import HostAccess
-from orchestrator.hosts.head_address import Interface
+from orchestrator.hosts.head_address import Interface, RankNetwork
 from orchestrator.hosts.ports import plan_ports
 from orchestrator.hosts.report import PreflightReport
 from orchestrator.hosts.survey import Runner
@@ -71,13 +71,13 @@ def test_ranks_use_host_network_and_never_restart(plan: Plan) -> None:
 
 def test_rank_command_has_number_and_head_address(plan: Plan) -> None:
     artifacts = render(plan, None, "image")
-    placed = replace(artifacts, spec=replace(spec_of(artifacts), rank_hosts=HOSTS[1:], head_address="10.0.0.1"))
+    unknown = RankNetwork(address="10.0.0.1", interfaces=(Interface("10.0.0.1", ""), Interface("10.0.0.2", "")))
+    placed = replace(artifacts, spec=replace(spec_of(artifacts), rank_hosts=HOSTS[1:], network=unknown))
     words = container_argv(ranked(placed, 1), config=False)
     assert words[words.index("--node-rank") :] == ("--node-rank", "1", "--dist-init-addr", "10.0.0.1:32000")
     assert "GLOO_SOCKET_IFNAME" not in dict(ranked(placed, 1).command.env)
-    detected = replace(
-        placed, spec=replace(spec_of(placed), interfaces=(Interface("10.0.0.1", "eth0"), Interface("10.0.0.2", "")))
-    )
+    known = replace(unknown, interfaces=(Interface("10.0.0.1", "eth0"), Interface("10.0.0.2", "")))
+    detected = replace(placed, spec=replace(spec_of(placed), network=known))
     overridden = replace(detected, command=replace(detected.command, env=(("GLOO_SOCKET_IFNAME", "bond0"),)))
     assert [dict(ranked(overridden, rank).command.env) for rank in (0, 1)] == [
         {"SGLANG_HOST_IP": "10.0.0.1", "GLOO_SOCKET_IFNAME": "bond0"},
