@@ -64,12 +64,12 @@ def command(
     if profile is not None and plans and (text := derived_hint(plans[0], covered[0])):
         note(text)
     if short := [item for item in covered if item.untuned_keys]:
-        names = ", ".join(f"`{item.profile}` ({len(item.untuned_keys)} missing)" for item in short)
+        names = ", ".join(f"{len(item.untuned_keys)} of `{item.profile}`" for item in short)
         hint = "`deploy kernels build PROFILE` adds known rows, `deploy kernels tune PROFILE` measures the others"
         if not any(map(uses_tuned_table, plans)):
             hint = "aiter chooses kernels by heuristics; `deploy` tunes tables only for MXFP4"
         with hints_for(profile or short[0].profile, set_ or ()):
-            raise KernelsError(f"no tuned kernel for every key of {names}", hint=hint)
+            raise KernelsError(f"keys without a tuned kernel: {names}", hint=hint)
 
 
 def _plans(profile: str | None, overrides: Sequence[str]) -> list[Plan]:
