@@ -18,7 +18,7 @@ from orchestrator.cli.options import (
     image_name,
     named_files,
 )
-from orchestrator.core.console import info, note, print_data, warn
+from orchestrator.core.console import info, note, warn
 from orchestrator.core.errors import UsageError
 from orchestrator.core.files import atomic_write
 from orchestrator.core.json_output import JsonOutput, fields_of
@@ -102,7 +102,4 @@ def command(
     for difference in unexpected_patches(plan, built.receipt):
         warn(difference)
     note(f"{'built' if built.built else 'already built'} in {built.seconds:.1f} s")
-    if json:
-        OUTPUT.show(metadata)
-    else:
-        print_data(digest or tag or built.tag)
+    OUTPUT.show_or_print(metadata, lambda: digest or tag or built.tag, json=json)

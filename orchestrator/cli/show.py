@@ -89,10 +89,9 @@ def command(
         planned, tiers = loaded.capacity_for(requests), loaded.plan.serving.tiers
         outlook = _outlook(loaded, planned, workload, tier_costs)
         warn_capacity(loaded.plan)
-        if json:
-            OUTPUT.show(CapacityOutput(profile=loaded.plan.profile, outlook=outlook, **fields_of(planned)))
-        else:
-            print_data(capacity_table(planned, storage=tiers.storage if tiers else None, outlook=outlook))
+        output = CapacityOutput(profile=loaded.plan.profile, outlook=outlook, **fields_of(planned))
+        storage = tiers.storage if tiers else None
+        OUTPUT.show_or_print(output, lambda: capacity_table(planned, storage=storage, outlook=outlook), json=json)
         return
     home = Home.from_environment()
     image = image_config(loaded.plan)

@@ -114,7 +114,8 @@ def command(
     """
     home, hosts = Home.from_environment(), tuple(host or ())
     _require_one_source(model, [profile, from_, locked], gpus)
-    _require_preview(output, dry_run=dry_run)
+    if output is not None and not dry_run:
+        raise UsageError("`--output` needs `--dry-run`", hint="add `--dry-run`")
     overrides = overridden(set_, revision=revision, runtime=runtime)
     if model is not None:
         profile = profile_of_model(model, home, gpus=gpus, host=hosts[0] if hosts else None, runtime=runtime)
@@ -173,16 +174,9 @@ def profile_of_model(model: str, home: Home, *, gpus: int | None, host: str | No
     return profile.name
 
 
-def _require_preview(output: Path | None, *, dry_run: bool) -> None:
-    if output is not None and not dry_run:
-        raise UsageError("`--output` needs `--dry-run`", hint="add `--dry-run`")
-
-
 def _show_preview(planned: Preview, output: Path | None, *, json: bool) -> None:
     """Print the steps, then the warnings; files only as JSON, or into the folder `output`."""
     if json:
-        if output is not None:
-            write_rendered(output, planned.files)
         result = PreviewOutput(
             name=planned.name,
             profile=planned.plan.profile,
@@ -193,8 +187,8 @@ def _show_preview(planned: Preview, output: Path | None, *, json: bool) -> None:
             files=file_outputs(planned.files, output),
         )
         OUTPUT.show(result)
-        return
-    print_data(steps_table(planned.steps))
-    planned.report()
+    else:
+        print_data(steps_table(planned.steps))
+        planned.report()
     if output is not None:
         write_rendered(output, planned.files)

@@ -67,10 +67,7 @@ def command(
         if name or set_ or host or replace or dry_run:
             raise UsageError("`--flags-only` allows only `--wheel` and `--python`", hint="omit the other options")
         path = str(write_flag_table(source, home, wheel=wheel, python=python))
-        if json:
-            OUTPUT.show(WrittenFlagTable(path=path))
-        else:
-            print_data(path)
+        OUTPUT.show_or_print(WrittenFlagTable(path=path), lambda: path, json=json)
         return
     request = EngineRequest(
         source=source,

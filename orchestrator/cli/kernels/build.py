@@ -8,7 +8,7 @@ import typer
 
 from orchestrator.cli.kernels.options import ImageOption, ModelOption, TableOption
 from orchestrator.cli.options import HostOption, Json, ProfileArgument, SetOption
-from orchestrator.core.console import info, print_data
+from orchestrator.core.console import info
 from orchestrator.core.errors import UsageError
 from orchestrator.core.json_output import JsonOutput
 from orchestrator.core.paths import Home
@@ -55,8 +55,6 @@ def command(
     sources = RowSources(tables=tuple(tables or ()), image=image, model=model, remote=remote)
     built = build_table(plan, sources, home, upstream=upstream)
     info(built.summary)
-    if json:
-        rows = {origin.value: count for origin, count in built.table.origins.items()}
-        OUTPUT.show(TableOutput(path=built.path, rows=rows, coverage=built.coverage))
-    else:
-        print_data(str(built.path))
+    rows = {origin.value: count for origin, count in built.table.origins.items()}
+    output = TableOutput(path=built.path, rows=rows, coverage=built.coverage)
+    OUTPUT.show_or_print(output, lambda: str(built.path), json=json)
