@@ -114,8 +114,7 @@ def command(
     """
     home, hosts = Home.from_environment(), tuple(host or ())
     _require_one_source(model, [profile, from_, locked], gpus)
-    if output is not None and not dry_run:
-        raise UsageError("`--output` needs `--dry-run`", hint="add `--dry-run`")
+    _require_preview(output, dry_run=dry_run)
     overrides = overridden(set_, revision=revision, runtime=runtime)
     if model is not None:
         profile = profile_of_model(model, home, gpus=gpus, host=hosts[0] if hosts else None, runtime=runtime)
@@ -172,6 +171,11 @@ def profile_of_model(model: str, home: Home, *, gpus: int | None, host: str | No
     if profile.similar:
         note(f"other profiles of this model on this hardware: {', '.join(profile.similar)}")
     return profile.name
+
+
+def _require_preview(output: Path | None, *, dry_run: bool) -> None:
+    if output is not None and not dry_run:
+        raise UsageError("`--output` needs `--dry-run`", hint="add `--dry-run`")
 
 
 def _show_preview(planned: Preview, output: Path | None, *, json: bool) -> None:
