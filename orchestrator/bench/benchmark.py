@@ -51,25 +51,41 @@ from orchestrator.core.secrets import Secret, redact
 from orchestrator.core.signals import defer_signals
 from orchestrator.core.url import Address
 from orchestrator.engine.client import EngineClient
+from orchestrator.plan.capacity import DEFAULT_WORKLOAD
+from orchestrator.plan.plan import PlanWarning
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchTarget:
+    """An endpoint: URL, API key, and what is known about its server."""
+
+    url: str
+    key: Secret | None
+    provenance: ServerProvenance
+    warnings: tuple[PlanWarning, ...]  # warnings of the plan
+    kernel_gate: Callable[[], dict[str, object] | None]  # reads the kernel gate from the server log, after each point
+    engine: str | None = None  # named by the user; None: detected
+    workload: str = DEFAULT_WORKLOAD  # name or file used if the command names none
+    gpus: range | None = None  # GPU indices on the host of the server; None if unknown
+    replica_urls: tuple[str, ...] = ()  # base URLs of the replicas of a gateway
+    session_header: str | None = None  # header by which the gateway keeps a session on its replica
+    on_result: Callable[[Path], object] = lambda _: None  # called with the result directory's absolute path
+    may_be_local: bool = True  # False: a local port that forwards to a cluster
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchRequest:
     """The endpoint and workload to measure, and the directory for the result."""
 
-    url: str
+    target: BenchTarget
     api: str
-    key: Secret | None
     workload_name: str
     workload: Workload
     overridden: tuple[str, ...]  # options that changed the workload
     command: str
-    provenance: ServerProvenance
-    kernel_gate: Callable[[], dict[str, object] | None]  # read after each point: large shapes appear late in the log
     price: Price | None
     label: str | None = None  # chosen by the user
     read_energy: EnergyReader | None
-    engine: str | None = None  # named by the user; None: detected
     directory: Path
     text: str  # source of text prompts
     source: SessionSource | None = None  # None: independent prompts
@@ -77,7 +93,6 @@ class BenchRequest:
     text_prompts: bool = False  # send text even if the endpoint accepts token ids
     aiperf: Path | None = None  # path of aiperf to send the load; None: the client of `deploy`
     previous: BenchResult | None  # result to resume; its complete points are reused
-    replica_urls: tuple[str, ...] = ()  # base URLs of the replicas if `url` is a gateway
     stop_when: Callable[[BenchResult], EndReason | None] = lambda _: None  # called after each point; not None: stop
 
 
@@ -96,21 +111,21 @@ def measure(request: BenchRequest, progress: Callable[[str, str], None]) -> Benc
 
 
 def _left_running(request: BenchRequest) -> str:
-    return left_running(request.provenance.name or request.url)
+    return left_running(request.target.provenance.name or request.target.url)
 
 
 async def _measure(request: BenchRequest, progress: Callable[[str, str], None]) -> BenchResult:
-    address, key = Address.from_url(request.url), request.key
+    address, key = Address.from_url(request.target.url), request.target.key
     with _cancel_on_signals(), ExitStack() as stack:
         connections = Connections(address, key=key, clock=asyncio.get_running_loop().time)
         stack.callback(connections.close)
         client = stack.enter_context(EngineClient(address.url, key=key))
-        replicas = tuple(stack.enter_context(EngineClient(url, key=key)) for url in request.replica_urls)
+        replicas = tuple(stack.enter_context(EngineClient(url, key=key)) for url in request.target.replica_urls)
         progress("discovering the endpoint", "")
         try:
             endpoint = await in_thread(
                 lambda: discover(
-                    connections, client, address.url, api=request.api, engine=request.engine, replicas=replicas
+                    connections, client, address.url, api=request.api, engine=request.target.engine, replicas=replicas
                 )
             )
             check_fits(request.workload, endpoint, request.source.longest if request.source else None)
@@ -126,7 +141,7 @@ async def _measure(request: BenchRequest, progress: Callable[[str, str], None]) 
             workload=request.workload,
             text=text,
             endpoint=endpoint,
-            gpus=request.provenance.gpus,
+            gpus=request.target.provenance.gpus,
             price=request.price,
             read_energy=request.read_energy,
             progress=progress,
@@ -136,7 +151,7 @@ async def _measure(request: BenchRequest, progress: Callable[[str, str], None]) 
         )
         if request.aiperf is not None:
             runner = AiperfRunner(
-                **vars(runner), program=request.aiperf, key=request.key, directory=request.directory.absolute()
+                **vars(runner), program=request.aiperf, key=request.target.key, directory=request.directory.absolute()
             )
         return await _all_points(request, runner, result)
 
@@ -149,7 +164,7 @@ async def _prompt_source(request: BenchRequest, endpoint: Endpoint) -> tuple[End
     if request.source is not None:
         raise BenchError(
             "sessions need an endpoint that takes token ids",
-            location=request.url,
+            location=request.target.url,
             hint="omit `--text-prompts`" if request.text_prompts else "`--api generate`",
         )
     note("prompts are sent as text, with the token counts of the endpoint")
@@ -208,7 +223,7 @@ def _begin(request: BenchRequest, facts: EndpointFacts, forecast: CacheForecast 
         text_sha256=hashlib.sha256(request.text.encode()).hexdigest() if request.text else None,
         warmup="",
         endpoint=_without_secrets(facts),
-        provenance=request.provenance,
+        provenance=request.target.provenance,
         price=request.price,
         label=request.label,
         cache_forecast=forecast,
@@ -286,7 +301,7 @@ def _write_with_kernel_gate(request: BenchRequest, result: BenchResult) -> Bench
     """Write `result` with the current state of the kernel gate; an unreadable gate becomes a comparability issue."""
     _write(request, result)
     try:
-        gate, failure = request.kernel_gate(), ""
+        gate, failure = request.target.kernel_gate(), ""
     except DeployError as error:
         gate, failure = result.run.provenance.kernel_gate, error.message
     provenance = replace(result.run.provenance, kernel_gate=gate)

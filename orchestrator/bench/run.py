@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.bench.aiperf.runner import aiperf_program
-from orchestrator.bench.benchmark import BenchRequest, measure
+from orchestrator.bench.benchmark import BenchRequest, BenchTarget, measure
 from orchestrator.bench.energy import EnergyReader, read_energy
 from orchestrator.bench.published import published_workloads
-from orchestrator.bench.result import RESULT_FILE, BenchResult, EndReason, Price, ServerProvenance
+from orchestrator.bench.result import RESULT_FILE, BenchResult, EndReason, Price
 from orchestrator.bench.result_files import load_result
 from orchestrator.bench.sessions import open_sessions
 from orchestrator.bench.steady_state import unjudgeable_rates
@@ -25,14 +25,11 @@ from orchestrator.core.console import note, warn
 from orchestrator.core.errors import UsageError
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName
-from orchestrator.core.secrets import Secret
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.core.url import Address
 from orchestrator.engine.gateway import SESSION_HEADER
 from orchestrator.engine.other_engines import require_engine
 from orchestrator.engine.requests import Api
-from orchestrator.plan.capacity import DEFAULT_WORKLOAD
-from orchestrator.plan.plan import PlanWarning
 
 _HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, 5.6.2
 _LAYOUT: Final = re.compile(r"tp(?P<tp>[1-9]\d?)[x×]?(?:dp(?P<dp>[1-9]\d?))?", re.IGNORECASE)
@@ -51,24 +48,6 @@ class WorkloadChanges:
     max_context: int | None = None
     warmup_requests: int | None = None
     ttft_p95_s: float | None = None  # SLO of a sustained rate
-
-
-@dataclass(frozen=True, kw_only=True)
-class BenchTarget:
-    """An endpoint: URL, API key, and what is known about its server."""
-
-    url: str
-    key: Secret | None
-    provenance: ServerProvenance
-    warnings: tuple[PlanWarning, ...]  # warnings of the plan
-    kernel_gate: Callable[[], dict[str, object] | None]  # reads the kernel gate from the server log
-    engine: str | None = None  # named by the user; None: detected
-    workload: str = DEFAULT_WORKLOAD  # name or file used if the command names none
-    gpus: range | None = None  # GPU indices on the host of the server; None if unknown
-    replica_urls: tuple[str, ...] = ()  # base URLs of the replicas of a gateway
-    session_header: str | None = None  # header by which the gateway keeps a session on its replica
-    on_result: Callable[[Path], object] = lambda _: None  # called with the result directory's absolute path
-    may_be_local: bool = True  # False: a local port that forwards to a cluster
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,25 +116,20 @@ def bench(target: BenchTarget, options: BenchOptions, progress: Callable[[str, s
     # aiperf lacks the `generate` API, the only one in which a gateway accepts token ids
     needs_text = options.tool == "aiperf" and bool(target.replica_urls)
     request = BenchRequest(
-        url=target.url,
+        target=target,
         api=_api(target, options),
         text_prompts=options.text_prompts or needs_text,
-        key=target.key,
         workload_name=name,
         workload=workload,
         overridden=overridden if name in published_workloads() else (),
         command=options.command,
-        provenance=target.provenance,
-        kernel_gate=target.kernel_gate,
         price=parse_price(options.usd_per_gpu_hour),
         label=options.label,
         read_energy=_energy_reader(target),
-        engine=target.engine,
         directory=directory,
         text=read_text(workload),
         aiperf=aiperf_program(Home.from_environment()) if options.tool == "aiperf" else None,
         previous=_previous_result(directory, resume=options.resume),
-        replica_urls=target.replica_urls,
         source=open_sessions(workload),
         session_header=options.session_header or target.session_header,
         stop_when=options.stop_when,

@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from orchestrator.bench.benchmark import BenchTarget
 from orchestrator.bench.published import published_evals
-from orchestrator.bench.run import BenchTarget, is_url, resume_command
+from orchestrator.bench.run import is_url, resume_command
 from orchestrator.core.command_hints import left_running
 from orchestrator.core.console import info, warn
 from orchestrator.core.errors import BenchError, DeployError, Interrupted, SmokeError, UsageError

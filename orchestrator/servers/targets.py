@@ -5,9 +5,10 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
+from orchestrator.bench.benchmark import BenchTarget
 from orchestrator.bench.result import ServerProvenance
 from orchestrator.bench.result_files import provenance_of
-from orchestrator.bench.run import BenchTarget, ClaimedHardware, is_url
+from orchestrator.bench.run import ClaimedHardware, is_url
 from orchestrator.core.catalog import Catalog
 from orchestrator.core.errors import DeployError, SmokeError, UsageError
 from orchestrator.core.paths import Home

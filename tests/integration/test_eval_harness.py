@@ -16,7 +16,7 @@ import pytest
 from cpu_server import CpuServer
 from parallel import in_parallel
 
-from orchestrator.bench.run import BenchTarget
+from orchestrator.bench.benchmark import BenchTarget
 from orchestrator.core import subprocesses
 from orchestrator.core.errors import BenchError
 from orchestrator.core.paths import Home

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 from scripted_server import Answer, Script, scripted
 
-from orchestrator.bench.benchmark import BenchRequest, measure
+from orchestrator.bench.benchmark import BenchRequest, BenchTarget, measure
 from orchestrator.bench.result import RESULT_FILE, BenchResult, EndReason, Point, ServerProvenance
 from orchestrator.bench.result_files import load_result
 from orchestrator.bench.run import _previous_result
@@ -27,15 +27,18 @@ UNEXPECTED = (None, [], {}, -1, 1.5, True, "1", "", float("nan"), 10**400, [[]],
 def request_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BenchRequest]:
     with scripted(Script(answer=lambda _: Answer(cached_tokens=300))) as server:
         yield BenchRequest(
-            url=server.url,
+            target=BenchTarget(
+                url=server.url,
+                key=None,
+                provenance=ServerProvenance(gpus=8),
+                warnings=(),
+                kernel_gate=lambda: None,
+            ),
             api="completions",
-            key=None,
             workload_name="scripted",
             workload=WORKLOAD,
             overridden=(),
             command="deploy bench",
-            provenance=ServerProvenance(gpus=8),
-            kernel_gate=lambda: None,
             price=None,
             read_energy=None,
             directory=tmp_path_factory.mktemp("measured"),

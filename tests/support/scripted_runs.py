@@ -6,7 +6,7 @@ from pathlib import Path
 
 from scripted_server import Answer, Script, ScriptedServer, scripted
 
-from orchestrator.bench.benchmark import BenchRequest, measure
+from orchestrator.bench.benchmark import BenchRequest, BenchTarget, measure
 from orchestrator.bench.result import BenchResult, IssueKind, Point, ServerProvenance
 from orchestrator.bench.workload import Workload, load_workload
 
@@ -30,16 +30,15 @@ def order(server: ScriptedServer, directory: Path, *, workload: Workload = QUICK
 
 
 def order_of(url: str, directory: Path, *, workload: Workload, **changes: object) -> BenchRequest:
+    of_target = {name: changes.pop(name) for name in ("key", "kernel_gate", "engine", "provenance") if name in changes}
+    target = BenchTarget(url=url, key=None, provenance=ServerProvenance(gpus=8), warnings=(), kernel_gate=lambda: None)
     plain = BenchRequest(
-        url=url,
+        target=replace(target, **of_target),  # type: ignore[arg-type]
         api="completions",
-        key=None,
         workload_name="scripted",
         workload=workload,
         overridden=(),
         command="deploy bench",
-        provenance=ServerProvenance(gpus=8),
-        kernel_gate=lambda: None,
         price=None,
         read_energy=None,
         directory=directory,

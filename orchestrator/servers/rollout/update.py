@@ -244,7 +244,7 @@ class _RollingUpdate:
         min_score = self.start.request.min_gsm8k
         if min_score is None:
             return
-        from orchestrator.bench.run import BenchTarget  # noqa: PLC0415 - imports the whole load client
+        from orchestrator.bench.benchmark import BenchTarget  # noqa: PLC0415 - imports the whole load client
         from orchestrator.evals.run import require_gsm8k  # noqa: PLC0415
 
         target = BenchTarget(

@@ -11,8 +11,8 @@ import pytest
 from measured_samples import tp4dp2
 
 from orchestrator.bench import metrics
+from orchestrator.bench.benchmark import BenchTarget
 from orchestrator.bench.result import ServerProvenance
-from orchestrator.bench.run import BenchTarget
 from orchestrator.cli.eval import command as evaluate
 from orchestrator.core.errors import BenchError, Interrupted, UsageError
 from orchestrator.core.paths import Home

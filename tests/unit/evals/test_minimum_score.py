@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.bench.benchmark import BenchTarget
 from orchestrator.bench.result import ServerProvenance
-from orchestrator.bench.run import BenchTarget
 from orchestrator.core.errors import SmokeError
 from orchestrator.core.paths import Home
 from orchestrator.evals import run
