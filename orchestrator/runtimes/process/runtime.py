@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Final
 
 from orchestrator.core import subprocesses
 from orchestrator.core.errors import HostError, StartError
+from orchestrator.core.files import move
 from orchestrator.core.imported import Imported
 from orchestrator.core.locks import hold, is_held
 from orchestrator.core.logs.lines import LogTail
@@ -39,7 +41,7 @@ from orchestrator.plan.plan import NAME
 from orchestrator.render.artifacts import Artifacts
 from orchestrator.runs.run_dir import known_names, subfolders
 from orchestrator.runtimes.base import LOG, NOT_FOUND, STOPPED, Cache, Runtime, ServerState, Status, Unit
-from orchestrator.runtimes.process.stop import ask, is_serving, quarantine_record, record_end, runs, terminate
+from orchestrator.runtimes.process.stop import ask, is_serving, record_end, runs, terminate
 from orchestrator.runtimes.replicas import (
     RecordedRun,
     current_runs,
@@ -51,6 +53,7 @@ from orchestrator.runtimes.saved_logs import followed_log, saved_log
 from orchestrator.runtimes.supervisor.main import StartRequest
 from orchestrator.runtimes.supervisor.record import (
     FILE,
+    UNREADABLE,
     Record,
     describe_exit,
     is_copy,
@@ -167,7 +170,8 @@ class ProcessRuntime(Runtime):
             if not server_processes(markers) and not isinstance(error.__cause__, OtherVersionError):
                 raise
             terminate(unit.name, markers, grace=grace)
-            quarantine_record(unit.name, run_dir)
+            with suppress(OSError):  # the next listing shows the record again
+                move(run_dir / FILE, run_dir / UNREADABLE)
             return
         if record is None and not run_dir.exists():
             terminate(unit.name, ProcessMarkers(token=run_marker(run_dir)), grace=grace)

@@ -8,7 +8,7 @@ from typing import Final
 
 from orchestrator.core.console import warn
 from orchestrator.core.errors import DeployError, HostError
-from orchestrator.core.files import move, remove_file
+from orchestrator.core.files import remove_file
 from orchestrator.core.polling import poll_until
 from orchestrator.core.procfs import (
     Process,
@@ -18,7 +18,7 @@ from orchestrator.core.procfs import (
     server_processes,
     signal_processes,
 )
-from orchestrator.runtimes.supervisor.record import CONFIG, FILE, UNREADABLE, Record, read_record, write_stopped
+from orchestrator.runtimes.supervisor.record import CONFIG, FILE, Record, read_record, write_stopped
 
 _POLL: Final = 0.05  # seconds between two polls of /proc
 _RECORD_TIMEOUT: Final = 3.0  # seconds for a supervisor to record the end of its server
@@ -79,19 +79,3 @@ def record_end(record: Record, run_dir: Path) -> None:
         reason = error.strerror if isinstance(error, OSError) else error.message
         hint = f"fix that, then run `deploy down {record.name}` again"
         warn(f"stopped `{record.name}`, but cannot write `{run_dir / FILE}`: {reason}", hint=hint)
-
-
-def quarantine_record(name: str, run_dir: Path) -> None:
-    """Move the unreadable record of an ended server away, unless the supervisor has rewritten it."""
-    try:
-        record = read_record(run_dir)
-    except HostError:
-        away = run_dir / UNREADABLE
-        try:
-            move(run_dir / FILE, away)
-        except OSError as error:
-            reason = f"cannot rename `{run_dir / FILE}`: {error.strerror}"
-            warn(f"stopped all known processes of `{name}`, but {reason}")
-        return
-    if record is not None:
-        record_end(record, run_dir)
