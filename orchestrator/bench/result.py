@@ -6,13 +6,12 @@ a share of 1. A value that was not measured is None, never zero.
 
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
 from typing import Annotated, Final, TypeVar
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, ValidationError
 
 from orchestrator.core.errors import BenchError
-from orchestrator.core.validation import validation_problems
+from orchestrator.core.validation import type_adapter, validation_problems
 from orchestrator.engine.other_engines import UNKNOWN
 
 RESULT_SCHEMA: Final = 4
@@ -318,14 +317,14 @@ class BenchResult:
 
     def to_json(self) -> str:
         """Return the result as JSON text without None fields. Raises BenchError if `from_json` would reject it."""
-        text = _result_adapter().dump_json(self, indent=2, exclude_none=True).decode() + "\n"
+        text = type_adapter(BenchResult).dump_json(self, indent=2, exclude_none=True).decode() + "\n"
         self.from_json(text, location="the result of this measurement")
         return text
 
     @classmethod
     def from_json(cls, text: str, *, location: str) -> "BenchResult":
         """Parse a result read from `location`. Raises BenchError for another schema version or damaged data."""
-        version = parse_strict(ANY_VERSION, text, description="result of `deploy bench`", location=location).get(
+        version = parse_strict(dict[str, object], text, description="result of `deploy bench`", location=location).get(
             "schema_version"
         )
         if version != RESULT_SCHEMA:
@@ -334,25 +333,16 @@ class BenchResult:
                 location=location,
                 hint="use the version of `deploy` that wrote it, or measure again",
             )
-        return parse_strict(_result_adapter(), text, description="result of `deploy bench`", location=location)
+        return parse_strict(cls, text, description="result of `deploy bench`", location=location)
 
 
 Parsed = TypeVar("Parsed")
 
 
-def parse_strict(adapter: TypeAdapter[Parsed], text: str, *, description: str, location: str) -> Parsed:
+def parse_strict(form: type[Parsed], text: str, *, description: str, location: str) -> Parsed:
     """Parse JSON text and validate types and bounds. Raises BenchError if it is not a valid `description`."""
     try:
-        return adapter.validate_json(text, strict=True)
+        return type_adapter(form).validate_json(text, strict=True)  # type: ignore[arg-type, no-any-return]
     except ValidationError as error:
         problems = validation_problems(error)[:10]
     raise BenchError(f"not a valid {description}", location=location, problems=problems)
-
-
-ANY_VERSION: Final = TypeAdapter(dict[str, object])
-
-
-@cache
-def _result_adapter() -> TypeAdapter[BenchResult]:
-    """Create the adapter on first use: it takes 40 ms."""
-    return TypeAdapter(BenchResult)

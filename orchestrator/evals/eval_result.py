@@ -12,12 +12,11 @@ from pathlib import Path
 from statistics import fmean, pvariance
 from typing import Final
 
-from pydantic import TypeAdapter
-
 from orchestrator.bench.result import parse_strict
 from orchestrator.bench.result_files import read_result_text
 from orchestrator.core.errors import BenchError
 from orchestrator.core.safe_paths import FileName
+from orchestrator.core.validation import type_adapter
 
 EVAL_RESULT_SCHEMA: Final = 3
 BASELINE_DIR: Final = "baseline"  # directory of the baseline results
@@ -109,9 +108,6 @@ class EvalResult:
         return len(self.by_seed) > 1 and all(len(texts) == 1 and "" not in texts for texts in answers.values())
 
 
-_ADAPTER: Final = TypeAdapter(EvalResult)
-
-
 def eval_result_file(suite: str) -> FileName:
     """Return the file name that `deploy report` expects for a result."""
     return FileName(f"eval-{suite}.json")
@@ -119,13 +115,13 @@ def eval_result_file(suite: str) -> FileName:
 
 def eval_result_to_json(result: EvalResult) -> str:
     """Return the result as JSON text."""
-    return _ADAPTER.dump_json(result, indent=1, exclude_defaults=True).decode() + "\n"
+    return type_adapter(EvalResult).dump_json(result, indent=1, exclude_defaults=True).decode() + "\n"
 
 
 def load_eval_result(file: Path) -> EvalResult:
     """Load a result. Raises BenchError if the file is unreadable, damaged, or of another schema version."""
     text, location = read_result_text(file, "eval result"), str(file)
-    result = parse_strict(_ADAPTER, text, description="result of `deploy eval`", location=location)
+    result = parse_strict(EvalResult, text, description="result of `deploy eval`", location=location)
     if result.schema_version != EVAL_RESULT_SCHEMA or not result.answered:
         raise BenchError(
             "the eval result has another schema version, or is empty", location=location, hint="run `deploy eval` again"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import BaseModel, ConfigDict
 
 from orchestrator.bench.result import parse_strict
 from orchestrator.bench.result_files import read_result_text
@@ -157,7 +157,7 @@ def _files(folder: Path, name: str, *, compared: bool) -> list[Path]:
 
 def _read(file: Path) -> _Results:
     text = read_result_text(file, "tau2 results", max_bytes=_MAX_BYTES)
-    return parse_strict(TypeAdapter(_Results), text, description="file of tau2 results", location=str(file))
+    return parse_strict(_Results, text, description="file of tau2 results", location=str(file))
 
 
 def _require_one_evaluation(files: Sequence[Path], results: Sequence[_Results]) -> None:

@@ -8,20 +8,18 @@ from dataclasses import replace
 from functools import cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
-from pydantic import TypeAdapter
 
 from orchestrator.bench import metrics
 from orchestrator.bench.metrics import ReportMetric
 from orchestrator.bench.result import ComparabilityIssue
 from orchestrator.core.text import printable, printable_json
+from orchestrator.core.validation import type_adapter
 from orchestrator.report.charts import line_charts
 from orchestrator.report.compare import UNKNOWN_LAYOUT, Agreement, ComparedMetric, Comparison, RateRow
 from orchestrator.report.configuration import grouped, load
 from orchestrator.report.document import Report
 from orchestrator.report.plot import legend_symbol, line_chart
 from orchestrator.report.side_by_side import change_text, estimate_text, signed
-
-_REPORT: TypeAdapter[Report] = TypeAdapter(Report)
 
 
 def render_html(report: Report) -> str:
@@ -74,7 +72,7 @@ def _template_context(report: Report) -> dict[str, object]:
 
 def render_json(report: Report) -> str:
     """Render a report as JSON, without None values."""
-    return printable_json(_REPORT.dump_json(report, indent=2, exclude_none=True).decode()) + "\n"
+    return printable_json(type_adapter(Report).dump_json(report, indent=2, exclude_none=True).decode()) + "\n"
 
 
 @cache

@@ -7,7 +7,7 @@ from the sending of a request, throughput from the first request to the last res
 from dataclasses import replace
 from typing import Final
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import BaseModel, ConfigDict
 
 from orchestrator.bench.aggregate import usd_per_million
 from orchestrator.bench.result import (
@@ -80,12 +80,9 @@ class AiperfExport(_Export):
     goodput: _Metric | None = None
 
 
-_EXPORT: Final = TypeAdapter(AiperfExport)
-
-
 def parse_export(text: str, *, location: str) -> AiperfExport:
     """Parse the file. Raises BenchError if it is not such an export."""
-    return parse_strict(_EXPORT, text, description=f"`{EXPORT}` of aiperf", location=location)
+    return parse_strict(AiperfExport, text, description=f"`{EXPORT}` of aiperf", location=location)
 
 
 def with_export(point: Point, export: AiperfExport, gpus: int | None, price: Price | None = None) -> Point:

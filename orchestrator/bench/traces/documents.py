@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from orchestrator.core.errors import Problem, ProfileError
 from orchestrator.core.validation import validation_problems
 
 _MAX_BYTES: Final = 1 << 28  # for one document: a session with all its block ids
-Parsed = TypeVar("Parsed")
+Form = TypeVar("Form", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +58,10 @@ def _unreadable(path: Path, error: OSError) -> ProfileError:
     return ProfileError(f"cannot read the trace: {error.strerror}", location=str(path))
 
 
-def parse(adapter: TypeAdapter[Parsed], document: TraceDocument, *, expected: str) -> Parsed:
+def parse(form: type[Form], document: TraceDocument, *, expected: str) -> Form:
     """Parse a document. Raises ProfileError with its location, each problem, and the `expected` form."""
     try:
-        return adapter.validate_json(document.content, strict=True)
+        return form.model_validate_json(document.content, strict=True)
     except ValidationError as error:
         problems_found = validation_problems(error, lambda _: document.location)[:10]
     problems = tuple(Problem(item.message, item.location) for item in problems_found)

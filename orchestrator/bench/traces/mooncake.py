@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 from orchestrator.bench.traces.documents import TraceDocument, documents, parse, read_at, reject_document
 from orchestrator.bench.traces.request import TraceRequest, Tree, private_block_ids
@@ -34,9 +34,6 @@ class _MooncakeLine(StrictModel):
     session_id: str | None = None
     type: Any = None
     extra: Any = None
-
-
-_LINE: Final = TypeAdapter(_MooncakeLine)
 
 
 def trees(path: Path) -> Iterator[Tree]:
@@ -76,7 +73,7 @@ def _lines(path: Path) -> Iterator[tuple[TraceDocument, _MooncakeLine]]:
 
 
 def _parsed(document: TraceDocument) -> _MooncakeLine:
-    return parse(_LINE, document, expected=EXPECTED)
+    return parse(_MooncakeLine, document, expected=EXPECTED)
 
 
 def _tree(lines: Iterable[tuple[TraceDocument, _MooncakeLine]], session: str) -> Tree:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, Field
 
 from orchestrator.bench.traces.documents import TraceDocument, documents, parse, reject_document
 from orchestrator.bench.traces.request import TraceRequest, Tree, block_id_base
@@ -51,13 +51,10 @@ class _WekaSession(_Recorded):
     requests: tuple[Annotated[_Call | _Subagent, Field(discriminator="type")], ...]
 
 
-_SESSION: Final = TypeAdapter(_WekaSession)
-
-
 def trees(path: Path) -> Iterator[Tree]:
     """Yield the sessions in the order of the trace, with one in memory at a time."""
     for document in documents(path):
-        if tree := _Builder(document, parse(_SESSION, document, expected=EXPECTED)).tree():
+        if tree := _Builder(document, parse(_WekaSession, document, expected=EXPECTED)).tree():
             yield tree
 
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
-from pydantic import FailFast, Field, TypeAdapter
+from pydantic import FailFast, Field
 
-from orchestrator.bench.result import ANY_VERSION, parse_strict
+from orchestrator.bench.result import parse_strict
 from orchestrator.bench.result_files import read_result_text
 from orchestrator.core.errors import BenchError
+from orchestrator.core.validation import type_adapter
 from orchestrator.engine.logprobs import TokenLogprobs
 
 REFERENCE_SCHEMA: Final = 2
@@ -57,7 +58,6 @@ class LogprobReference:
     texts: Annotated[tuple[TextScores, ...], Field(min_length=1, max_length=16), FailFast()]
 
 
-_REFERENCE: Final = TypeAdapter(LogprobReference)
 _DESCRIPTION: Final = "reference of `deploy logprobs`"
 
 
@@ -68,7 +68,7 @@ def ids_digest(texts: tuple[tuple[int, ...], ...]) -> str:
 
 def reference_to_json(reference: LogprobReference) -> str:
     """Return a reference as JSON text, with log-probabilities rounded to six decimals."""
-    data = _REFERENCE.dump_python(reference, mode="json")
+    data = type_adapter(LogprobReference).dump_python(reference, mode="json")
     for text in data["texts"]:
         text["actual"] = [round(score, _DIGITS) for score in text["actual"]]
         text["top"] = [[[token, round(score, _DIGITS)] for token, score in ranked] for ranked in text["top"]]
@@ -81,12 +81,12 @@ def load_reference(file: Path) -> LogprobReference:
     if text.count("[") + text.count("{") > _MAX_LISTS or text.count(",") > _MAX_VALUES:
         hint = "`deploy logprobs --save` writes one"
         raise BenchError("not a valid reference of `deploy logprobs`: too large", location=location, hint=hint)
-    data = parse_strict(ANY_VERSION, text, description=_DESCRIPTION, location=location)
+    data = parse_strict(dict[str, object], text, description=_DESCRIPTION, location=location)
     if data.get("schema_version") != REFERENCE_SCHEMA:
         raise BenchError(
             "another version of `deploy` wrote the reference", location=location, hint="write a new one with `--save`"
         )
-    reference = parse_strict(_REFERENCE, text, description=_DESCRIPTION, location=location)
+    reference = parse_strict(LogprobReference, text, description=_DESCRIPTION, location=location)
     consistent = all(len(text.actual) == len(text.top) == len(text.ids) - 1 for text in reference.texts)
     tops = {len(ranked) for text in reference.texts for ranked in text.top}
     digest = ids_digest(tuple(text.ids for text in reference.texts))

@@ -12,10 +12,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from orchestrator.core.errors import UsageError
 from orchestrator.core.signals import defer_signals
+from orchestrator.core.validation import type_adapter
 from orchestrator.experiments.sweep.objective import Goal
 from orchestrator.experiments.sweep.space import Point, SearchSpace, SweepParameter
 
@@ -201,7 +202,9 @@ class Search:
     @property
     def confirmations(self) -> tuple[SweepTrial, ...]:
         """The repeated runs, in order."""
-        return _CONFIRMATIONS.validate_python(self._study.user_attrs.get(_CONFIRMED, []))
+        saved = self._study.user_attrs.get(_CONFIRMED, [])
+        repeats: tuple[SweepTrial, ...] = type_adapter(tuple[SweepTrial, ...]).validate_python(saved)
+        return repeats
 
     def repeats_of(self, trial: SweepTrial) -> list[SweepTrial]:
         """Return the repeated runs of a trial, in order."""
@@ -241,12 +244,9 @@ class Search:
         return {key: float(value) for key, value in shares.items()} if len(shares) > 1 else {}
 
 
-_TRIAL: Final = TypeAdapter(SweepTrial)
-_CONFIRMATIONS: Final = TypeAdapter(tuple[SweepTrial, ...])
-
-
 def _outcome(trial: "FrozenTrial") -> SweepTrial:
-    return _TRIAL.validate_python(trial.user_attrs[_OUTCOME])
+    outcome: SweepTrial = type_adapter(SweepTrial).validate_python(trial.user_attrs[_OUTCOME])
+    return outcome
 
 
 def load_optuna() -> Any:  # noqa: ANN401 - a module, whose submodules are its attributes

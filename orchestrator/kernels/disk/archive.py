@@ -14,16 +14,14 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from functools import cache
 from io import BufferedReader
 from pathlib import Path, PurePosixPath
 from typing import IO, Final, Literal, Protocol
 
-from pydantic import TypeAdapter
-
 from orchestrator.core.errors import KernelsError, Problem
 from orchestrator.core.files import move, open_new, remove_file
 from orchestrator.core.safe_paths import FileName, RelativePath, UnsafeValueError, display
+from orchestrator.core.validation import type_adapter
 from orchestrator.kernels.disk.ninja_times import stamped
 
 SUFFIX: Final = ".tar.gz"
@@ -97,11 +95,6 @@ class KernelStore(Protocol):
         """Unpack missing files; return the number of added files. Raises HostError, OSError."""
 
 
-@cache
-def _receipts() -> TypeAdapter[KernelReceipt]:
-    return TypeAdapter(KernelReceipt)
-
-
 @dataclass(frozen=True, kw_only=True)
 class KernelArchive:
     """An archive with valid paths and a valid receipt."""
@@ -168,7 +161,8 @@ def read_archive(path: Path) -> KernelArchive:
                     raise UnsafeValueError(f"`{display(entry.name)}` occurs twice, or is in no folder")
                 else:
                     sizes[name] = entry.size
-        return KernelArchive(path=path, digest=digest, receipt=_receipts().validate_json(receipt), sizes=sizes)
+        parsed = type_adapter(KernelReceipt).validate_json(receipt)
+        return KernelArchive(path=path, digest=digest, receipt=parsed, sizes=sizes)
     except (gzip.BadGzipFile, EOFError, ValueError, tarfile.TarError, zlib.error) as error:
         hint = "`deploy up` writes one below `$DEPLOY_HOME` after a verified start"
         raise KernelsError(f"`{path}` is not an archive of compiled kernels", details=str(error), hint=hint) from error
