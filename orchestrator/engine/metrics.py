@@ -41,6 +41,8 @@ class Metric(StrEnum):
     ITL = liveness.LATER_TOKENS  # a histogram
     E2E = "sglang:e2e_request_latency_seconds"  # a histogram
     RANK_TOKENS = liveness.RANK_TOKENS  # per rank, updated after every prefill chunk and decode step
+    # Requests whose response has not begun (0.5.14, srt/utils/common.py). Only the template of the rules reads it.
+    OPEN_REQUESTS = "sglang:http_requests_active"
 
 
 # The same metrics in vLLM (0.32.0, v1/metrics/loggers.py).
