@@ -30,7 +30,6 @@ GENERATION: Final = "/health_generate"  # in disaggregation mode: a token from a
 WORKERS: Final = "/workers"  # GET, POST; PATCH and DELETE for a single worker; needs the control key
 # Names a request's session; with `policy: consistent_hashing` a session stays on one replica (smg 1.13.0).
 SESSION_HEADER: Final = "x-smg-routing-key"
-CONTROL_KEY: Final = "GATEWAY_CONTROL_KEY"  # name among a server's secrets; never an environment variable
 
 
 # Options derived from other keys of a profile, or from the runtime.

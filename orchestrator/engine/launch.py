@@ -14,9 +14,9 @@ from typing import Final
 
 from orchestrator.core.secrets import Secret
 from orchestrator.engine.flags import DP_SIZE, RESERVED
-from orchestrator.engine.gateway import CONTROL_KEY
 
 MODULE: Final = "sglang.launch_server"
+CONTROL_KEY: Final = "GATEWAY_CONTROL_KEY"  # the gateway's key among the secrets of a server; never a variable
 # Options that `launch_argv` derives from other keys of a profile, with the path of each key.
 _DERIVED: Final = (
     *("model-path", "served-model-name", "host", "port", "nnodes", "node-rank"),

@@ -10,7 +10,7 @@ from orchestrator.core.console import info
 from orchestrator.core.errors import NotReadyError
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import FileName
-from orchestrator.engine.gateway import CONTROL_KEY
+from orchestrator.engine.launch import CONTROL_KEY
 from orchestrator.plan.plan import Plan
 from orchestrator.runs.run_dir import RunDir
 from orchestrator.runtimes.base import Runtime, ServerState, Status

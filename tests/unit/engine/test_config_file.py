@@ -3,8 +3,7 @@
 import json
 
 from orchestrator.core.secrets import Secret
-from orchestrator.engine.gateway import CONTROL_KEY
-from orchestrator.engine.launch import split_secrets
+from orchestrator.engine.launch import CONTROL_KEY, split_secrets
 
 
 def test_api_key_goes_into_config_other_secrets_into_environment() -> None:
