@@ -37,42 +37,30 @@ def rental_files(
     require_all(
         f"cannot rent a machine for profile `{profile}`",
         (
-            partial(_require_package, tool),
+            partial(_local_tool, tool),
             partial(_require_names, (profile, *entries), home),
             lambda: _require_rentable(load_profile()),
         ),
     )
-    credentials = load_profile()
-    remote_overrides = (*overrides, *_remote_settings(credentials.plan))
+    requested = load_profile()
+    remote_overrides = (*overrides, *_remote_settings(requested.plan))
     plan = load(profile, overrides=remote_overrides, catalog=Catalog.of(home)).plan
-    package = _require_package(tool)
-    uploads = {**_user_files(home), **_local_tool(package)}
+    local_tool = _local_tool(tool)
     secrets = [plan.server.api_key_env or KEY, *([HUB_TOKEN] if plan.model.gated else [])]
     image = None if plan.engine.requirements else base_reference(plan.engine)
     load_seconds = plan.model.weight_bytes / (DOWNLOAD_MB_S * 1e6) + startup_seconds(plan)
     rental = CloudTask(
         plan=plan,
         up_argv=["deploy", "up", profile, *(word for override in remote_overrides for word in ("--set", override))],
-        tool=next(iter(_local_tool(package)), package),
-        files=uploads,
+        tool=next(iter(local_tool), str(tool)),
+        files={**_user_files(home), **local_tool},
         image=image,
         secrets=secrets,
-        offers=credentials.profile.hardware.offers,
+        offers=requested.profile.hardware.offers,
         disk_bytes=plan.model.weight_bytes + IMAGE_BYTES,
         ready_seconds=load_seconds + STEP_SECONDS["kernels"] + (PULL if image else 0.0),
     )
     return plan, LAUNCHERS[broker](rental)
-
-
-def _require_package(tool: str | None) -> str:
-    """Return the `deploy` package. Raises UsageError if it is missing, or if the machine cannot install it."""
-    if tool is None:
-        raise UsageError(
-            "no `--package` given: `deploy` is on no package index, so a rented machine cannot install it",
-            hint="`--package .` in a clone, a wheel, or a URL such as `git+https://…@COMMIT`",
-        )
-    _local_tool(tool)
-    return tool
 
 
 def _require_names(names: Sequence[str], home: Home) -> None:
@@ -122,11 +110,16 @@ def _user_files(home: Home) -> Mapping[str, str]:
     return {f"{_REMOTE_HOME}/{name}": str((home.root / FileName(name)).resolve()) for name in folders}
 
 
-def _local_tool(tool: str) -> Mapping[str, str]:
+def _local_tool(tool: str | None) -> Mapping[str, str]:
     """Return the local checkout or wheel of `deploy`, by its path on the rented machine; empty for a URL.
 
     Raises UsageError for anything else: a package index may have another project's package of that name.
     """
+    if tool is None:
+        raise UsageError(
+            "no `--package` given: `deploy` is on no package index, so a rented machine cannot install it",
+            hint="`--package .` in a clone, a wheel, or a URL such as `git+https://…@COMMIT`",
+        )
     path = Path(tool)
     if path.exists():
         return {f"{_UPLOAD_DIR}/{path.resolve().name}": str(path.resolve())}
