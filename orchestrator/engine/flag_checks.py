@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from packaging.version import Version
-
 from orchestrator.core.errors import Problem
 from orchestrator.engine.flags import FlagTable, FlagValue, flag_words, read_number
 from orchestrator.engine.memory import DSA_PAGE
+from orchestrator.engine.versions import is_since
 
 _EAGLE: Final = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
 _GRPC_OFFSET: Final = 10_000  # server_args.py:2762: a second port, checked even if gRPC is off
@@ -209,7 +208,7 @@ _OTHER_VENDOR_BACKENDS: Final[Mapping[str, re.Pattern[str]]] = {
 
 def port_problem(port: int, version: str) -> str:
     """Return the problem with a port, or ""; up to 0.5.15 sglang also checks a gRPC port derived from it."""
-    if Version(version) >= Version("0.5.16") or port + _GRPC_OFFSET <= _LAST_PORT:
+    if is_since(version, "0.5.16") or port + _GRPC_OFFSET <= _LAST_PORT:
         return ""
     return f"port {port} is too high: sglang {version} checks {port + _GRPC_OFFSET} too, which is above 65535"
 

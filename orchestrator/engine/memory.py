@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from packaging.version import Version
+from orchestrator.engine.versions import is_since
 
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30
@@ -29,13 +29,13 @@ _FLOAT32: Final = ("float", "float32")  # model types of four bytes; all others 
 _SCALED_GROUP: Final = 128  # values with a common scale of four bytes; memory_pool.py:4211, `quant_block_size`
 _SCALE: Final = 4  # bytes
 _ROPE_BYTES: Final = 2  # the rotary part of an fp8 cache stays bfloat16; memory_pool.py:4213
-_COUNTS_SCALES: Final = Version("0.5.17")  # the first whose `_compute_cell_size` counts the scales of the pool
-_FP8_INDEX_SINCE: Final = Version("0.5.21")
+_COUNTS_SCALES: Final = "0.5.17"  # the first whose `_compute_cell_size` counts the scales of the pool
+_FP8_INDEX_SINCE: Final = "0.5.21"
 _FP8_INDEX: Final = "SGLANG_OPT_MINIMAX_M3_FP8_INDEX_CACHE"
 ON: Final = ("1", "true", "yes", "y")  # true values of a variable; environ.py, EnvBool
-_SKIPS_PLAIN: Final = Version("0.5.18")
-_SKIPS_ALWAYS: Final = Version("0.5.22")
-_COUNTS_WINDOW_DRAFTS: Final = Version("0.5.15")  # the first to count draft layers of a model with windows
+_SKIPS_PLAIN: Final = "0.5.18"
+_SKIPS_ALWAYS: Final = "0.5.22"
+_COUNTS_WINDOW_DRAFTS: Final = "0.5.15"  # the first to count draft layers of a model with windows
 _EVICTION: Final = 128  # tokens between two evictions from windows; environ.py, SGLANG_SWA_EVICTION_INTERVAL
 WINDOW_RATIO: Final = 0.8  # server_args.py:795; 0.5.23: arg_groups/fields/schedule.py:150
 _RAW_BACKENDS: Final = ("tilelang", "aiter", "triton")  # on ROCm: no scales; kv_cache_configurator.py:1844, 0.5.23:3444
@@ -102,7 +102,7 @@ def head_index_bytes(env: Mapping[str, str], *, platform: str, arch: str, versio
 
     Source: wheels 0.5.20 to 0.5.23, mem_cache/memory_pool.py, `get_minimax_sparse_index_dtype`.
     """
-    small = platform == "rocm" and arch.startswith("gfx95") and Version(version) >= _FP8_INDEX_SINCE
+    small = platform == "rocm" and arch.startswith("gfx95") and is_since(version, _FP8_INDEX_SINCE)
     return 1 if small and env.get(_FP8_INDEX, "true").lower() in ON else 2
 
 
@@ -112,8 +112,7 @@ def skips_shared_indexers(version: str, *, plain: bool) -> bool:
     `plain`: neither a host cache nor disaggregation. Source: 0.5.18 to 0.5.23, mem_cache/kv_cache_configurator.py,
     `_should_elide_dsa_index_k`; absent from 0.5.17.
     """
-    parsed = Version(version)
-    return parsed >= _SKIPS_ALWAYS or (parsed >= _SKIPS_PLAIN and plain)
+    return is_since(version, _SKIPS_ALWAYS) or (is_since(version, _SKIPS_PLAIN) and plain)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +172,7 @@ def token_bytes(needs: KvCacheSpec) -> TokenBytes:
         estimated = allocated = attention.bytes(needs.element, ranks=needs.ranks)
     else:
         allocated = attention.allocated(needs.element, raw=needs.raw)
-        estimated = allocated if Version(needs.version) >= _COUNTS_SCALES else attention.estimated(needs.element)
+        estimated = allocated if is_since(needs.version, _COUNTS_SCALES) else attention.estimated(needs.element)
     drafts, counted_drafts = needs.draft_layers, needs.counted_drafts
     keys = 0 if needs.indexer is None else needs.indexer.bytes * (needs.indexer.layers + drafts)
     return TokenBytes(
@@ -189,7 +188,7 @@ def _with_windows(needs: KvCacheSpec, windows: SlidingWindow) -> TokenBytes:
         raise TypeError("a latent has no sliding windows here")
     item = needs.attention.bytes(needs.element, ranks=needs.ranks)
     full, share = needs.layers - windows.layers, windows.ratio * item * windows.layers
-    counted_layers = full + (needs.draft_layers if Version(needs.version) >= _COUNTS_WINDOW_DRAFTS else 0)
+    counted_layers = full + (needs.draft_layers if is_since(needs.version, _COUNTS_WINDOW_DRAFTS) else 0)
     return TokenBytes(estimated=item * counted_layers + share, allocated=item * (full + needs.draft_layers) + share)
 
 

@@ -7,20 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from packaging.specifiers import SpecifierSet
-from packaging.version import Version
-
 from orchestrator.engine.memory import ON
+from orchestrator.engine.versions import is_since
 
 STATE_RATIO: Final = 0.9  # `mamba-full-memory-ratio`; arg_groups/fields/schedule.py
-UNIFIED_SINCE: Final = Version("0.5.20")  # first version whose `DSV4PoolConfigurator` sizes the unified pool
-_PADDED_SINCE: Final = Version("0.5.20")  # first version with a padding slot; 0.5.16: `_handle_max_mamba_cache`
+UNIFIED_SINCE: Final = "0.5.20"  # first version whose `DSV4PoolConfigurator` sizes the unified pool
+_PADDED_SINCE: Final = "0.5.20"  # first version with a padding slot; 0.5.16: `_handle_max_mamba_cache`
 _STATE_TYPES: Final[Mapping[str, int]] = {"float32": 4, "bfloat16": 2, "float16": 2}
 _CONV: Final = 2  # bytes; configs/mamba_utils.py, `mamba2_state_dtype`: bfloat16
 _FLOAT: Final = 4  # bytes of a compressor's state; environ.py, SGLANG_DSV4_COMPRESS_STATE_DTYPE
 _UNIFIED: Final = ("SGLANG_HACK_FLASHMLA_BACKEND", "unified_kv_triton")
 DSV4_PAGE: Final = 256  # tokens; 0.5.21, arg_groups/overrides.py
-SOURCES_IN: Final = SpecifierSet(">=0.5.21,<0.5.23")  # 0.5.23 chooses another layout on gfx950
+SOURCES_IN: Final = "<0.5.23,>=0.5.21"  # 0.5.23 chooses another layout on gfx950
 _BLOCK: Final = 576  # bytes
 _EVICTION: Final = 128  # tokens between two evictions from windows, unless the variable is set; environ.py
 EVICTION_VARIABLE: Final = "SGLANG_SWA_EVICTION_INTERVAL"
@@ -81,7 +79,7 @@ def state_pool(
 
     `drafts` is the number of draft tokens, or 0; each running request has a state for each draft token.
     """
-    padding = 1 if Version(version) >= _PADDED_SINCE else 0
+    padding = 1 if is_since(version, _PADDED_SINCE) else 0
     drafts = 0 if options.replay else drafts
     if options.slots is not None:
         slots = options.slots
@@ -201,7 +199,7 @@ def _inflation(layers: int, drafts: int) -> float:
 
 def is_unified(env: Mapping[str, str], *, platform: str, version: str) -> bool:
     """Return whether DeepSeek-V4 has a single pool for all layers (layers/attention/dsv4/unified_kv_gate.py)."""
-    return platform == "rocm" and env.get(_UNIFIED[0]) == _UNIFIED[1] and Version(version) >= UNIFIED_SINCE
+    return platform == "rocm" and env.get(_UNIFIED[0]) == _UNIFIED[1] and is_since(version, UNIFIED_SINCE)
 
 
 def is_unified_fp8(env: Mapping[str, str], *, arch: str) -> bool:

@@ -2,6 +2,8 @@
 
 import math
 
+from packaging.specifiers import SpecifierSet
+
 from orchestrator.engine.memory import (
     IndexerKeys,
     KvCacheSpec,
@@ -86,7 +88,7 @@ def unsized(profile: Profile, facts: ServingFacts) -> str:
     if cache is None or cache.compressed is None:
         return ""
     if _keeps_sources(cache):
-        supported = engine.platform == "rocm" and engine.version in SOURCES_IN
+        supported = engine.platform == "rocm" and engine.version in SpecifierSet(SOURCES_IN)
         roles = "`layout.prefill`" if profile.layout.prefill is not None else ""
         variable = f"`{EVICTION_VARIABLE}`" if EVICTION_VARIABLE in profile.env else ""
         if supported and (setting := facts.source_window_option or roles or variable):

@@ -122,10 +122,10 @@ def of_pods(servers: int, rounds: int) -> None:
         cluster.node("node-a", cpu="1000")
         items = [obj for number in range(servers) for obj in started(folder, f"{PREFIX}-{number}", artifacts)]
         cluster.kubectl("create", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
-        wait_for(lambda: len(placed := cluster.get("pods")) == servers and all("nodeName" in p["spec"] for p in placed))
+        wait_for(lambda: ["nodeName" in pod["spec"] for pod in cluster.objects("pods")] == [True] * servers)
         running = {"name": "server", "image": "x", "imageID": "", "ready": True, "restartCount": 0}
         running["state"] = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
-        for pod in cluster.get("pods"):
+        for pod in cluster.objects("pods"):
             cluster.say(pod["metadata"]["name"], phase="Running", containerStatuses=[running])
         os.environ["KUBECONFIG"] = str(cluster.config)
         listed = seconds(["kubectl", "get", "deployments,pods", "-o", "json"], rounds)

@@ -6,10 +6,10 @@ import zipfile
 from collections.abc import Iterator
 
 import pytest
-from packaging.version import Version
 from wheels import wheel
 
 from orchestrator.engine import memory
+from orchestrator.engine.versions import is_since
 
 pytestmark = [pytest.mark.wheels, pytest.mark.slow]
 
@@ -39,7 +39,7 @@ def test_kv_cache_size_follows_mem_fraction(version: str) -> None:
 def test_kv_cache_bytes_per_token_formula_matches_sources(version: str) -> None:
     """Since 0.5.17, the bytes of a token include the scales that its pool stores."""
     code = next(text for text in functions(version, "_compute_cell_size") if "kv_lora_rank" in text)
-    counts = Version(version) >= memory._COUNTS_SCALES
+    counts = is_since(version, memory._COUNTS_SCALES)
     assert ("calculate_mla_kv_cache_dim(" in code) == counts
     assert ("model_config.kv_lora_rank + model_config.qk_rope_head_dim) * " in code.split("if is_float4")[0]) != counts
     assert "head_dim + model_config.v_head_dim" in code

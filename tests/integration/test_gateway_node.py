@@ -89,7 +89,8 @@ def deploy(cluster_engine: ClusterEngine) -> Iterator[CommandLine]:
 @contextmanager
 def api_reachable(engine: ClusterEngine) -> Iterator[None]:
     """Route pods to the API server, as kube-proxy does for the Service `kubernetes`, and to each other."""
-    services = {service["metadata"]["name"]: service["spec"]["clusterIP"] for service in engine.cluster.get("services")}
+    found = engine.cluster.objects("services")
+    services = {service["metadata"]["name"]: service["spec"]["clusterIP"] for service in found}
     to_api = ["--source", engine.node.pods]  # another test run may have a cluster with these addresses
     to_api += ["--protocol", "tcp", "--destination", services["kubernetes"], "--dport", "443"]
     to_api += ["--jump", "DNAT", "--to-destination", f"127.0.0.1:{engine.cluster.port}"]
@@ -121,7 +122,7 @@ def up_words(node: PrivateNode, image: str, port: int, profile: str = "cpu-tiny"
 
 
 def pods(cluster: PrivateCluster, *units: str) -> list[Mapping[str, Any]]:
-    return list(cluster.get("pods", "--selector", f"deploy.name={NAME},deploy.unit in ({','.join(units)})"))
+    return cluster.objects("pods", f"deploy.name={NAME},deploy.unit in ({','.join(units)})")
 
 
 def stays(pod: Mapping[str, Any]) -> bool:
@@ -173,7 +174,7 @@ def hang_replica(deploy: CommandLine, cluster: PrivateCluster) -> str:
     began = time.monotonic()
     cluster.kubectl("exec", pod["metadata"]["name"], "--", "sh", "-c", stop)
     check_logs_and_rights(deploy)
-    wait_for(lambda: restarts() == 1)
+    wait_for(lambda: restarts() == 1, interval=0.5)
     restarted = time.monotonic() - began
     wait_for(lambda: deploy.run("status", NAME).returncode == 0)
     print(f"restarted after {restarted:.0f} s, all serve after {time.monotonic() - began:.0f} s")
@@ -326,7 +327,7 @@ def test_pod_is_ready_only_after_first_sampled_response(
     hanging = ("--set", "replicas=1", "--set", "env.SCRIPTED_SAMPLES=/models/samples")
 
     def container() -> Mapping[str, Any]:
-        items = [*cluster.get("pods", "--selector", f"deploy.name={NAME}")]
+        items = cluster.objects("pods", f"deploy.name={NAME}")
         return items[0]["status"].get("containerStatuses", [{}])[0] if items else {}
 
     def is_sampling() -> bool:
@@ -342,6 +343,6 @@ def test_pod_is_ready_only_after_first_sampled_response(
             assert "POST /v1/" not in deploy.run("logs", NAME).stdout, "the smoke test must not have begun"
             time.sleep(1)
         (models / "samples").touch()
-        wait_for(lambda: container()["ready"])
+        wait_for(lambda: container()["ready"], interval=0.5)
         code, _, errors = up.wait()
     assert code == 0, errors

@@ -50,9 +50,9 @@ def namespace(cluster: PrivateCluster, request: pytest.FixtureRequest) -> Iterat
     name = "".join(letter if letter.isalnum() else "-" for letter in request.node.name)[:60].strip("-")
     cluster.kubectl("create", "namespace", name)
     yield name
-    selector = ("--namespace", name, "--selector", "deploy.name")
-    wait_for(lambda: not cluster.get("replicasets,pods", *selector))  # they are deleted after their Deployment
-    leftovers = cluster.get("all,secrets,networkpolicies", *selector)
+    for kind in ("replicasets", "pods"):  # they are deleted after their Deployment
+        wait_for(lambda kind=kind: not cluster.objects(kind, "deploy.name", namespace=name))
+    leftovers = cluster.get("all,secrets,networkpolicies", "--namespace", name, "--selector", "deploy.name")
     cluster.kubectl("delete", "namespace", name, "--wait=false")
     assert not leftovers, [f"{obj['kind']} {obj['metadata']['name']}" for obj in leftovers]
 
@@ -111,10 +111,10 @@ def the_pod(cluster: PrivateCluster, namespace: str) -> dict[str, Any]:
     """Return the pod of the server once it is placed on a node."""
 
     def placed() -> list[Any]:
-        pods = cluster.get("pods", "--namespace", namespace, "--selector", "deploy.name=boxed")
+        pods = cluster.objects("pods", "deploy.name=boxed", namespace=namespace)
         return [pod for pod in pods if pod["spec"].get("nodeName")]
 
-    wait_for(lambda: bool(placed()))
+    wait_for(lambda: bool(placed()), interval=0.5)
     pod: dict[str, Any] = placed()[0]
     return pod
 
@@ -144,7 +144,7 @@ def test_unschedulable_server_is_reported_and_cleaned_up(cluster: PrivateCluster
     assert "the server cannot start: no node accepts it: 0/1 nodes are available" in errors
     assert "kubectl --namespace" in errors
     assert time.monotonic() - start < 480  # the rollout would wait ten minutes
-    wait_for(lambda: not cluster.get("pods", "--namespace", namespace))
+    wait_for(lambda: not cluster.objects("pods", namespace=namespace), interval=0.5)
 
 
 def test_insufficient_gpus_are_reported(cluster: PrivateCluster, home: Home, namespace: str) -> None:
@@ -190,7 +190,7 @@ def test_image_without_named_kernels_is_rejected_before_creating_objects(
     code, errors = start_with_labels()
     assert (code, f"does not have those of `{kernels}`" in errors) == (9, True), errors
     assert "`deploy build cpu-tiny --set engine.compiled_kernels=" in errors
-    assert not cluster.get("events", "--namespace", namespace), "no object may be created"
+    assert not cluster.objects("events", namespace=namespace), "no object may be created"
     code, errors = start_with_labels(**{"deploy.kernels": kernels.rpartition("@")[2]})
     assert (code, "the server cannot start: no node accepts it" in errors) == (7, True), errors
 
@@ -221,7 +221,7 @@ def test_image_pull_failure_is_reported(
     starting = command(*up_words(namespace, *HOST_PATH))
     waiting = {"reason": "ImagePullBackOff", "message": f'Back-off pulling image "{IMAGE}"'}
     report_container(cluster, namespace, {"waiting": waiting})
-    wait_for(lambda: end_deleted_pods(cluster, namespace) and starting.over)
+    end_pods_until(lambda: starting.over, cluster, namespace)
     code, _, errors = starting.wait()
     assert code == 7
     assert f'cannot pull its image: Back-off pulling image "{IMAGE}"' in errors
@@ -244,7 +244,7 @@ def test_volume_mount_failure_is_reported(
         "message": "MountVolume.SetUp failed for volume models: hostPath: /srv/models is not a directory",
     }
     cluster.kubectl("create", "--filename", "-", stdin=json.dumps(event))
-    wait_for(lambda: end_deleted_pods(cluster, namespace) and starting.over)
+    end_pods_until(lambda: starting.over, cluster, namespace)
     code, _, errors = starting.wait()
     assert code == 7
     assert "cannot mount a volume" in errors
@@ -259,7 +259,7 @@ def test_crash_loop_counts_as_exited_server(
     last = {"exitCode": 1, "reason": "Error", "startedAt": "2026-01-01T00:00:00Z", "finishedAt": "2026-01-01T00:01:00Z"}
     waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}
     report_container(cluster, namespace, waiting, restartCount=1, lastState={"terminated": last})
-    wait_for(lambda: end_deleted_pods(cluster, namespace) and starting.over)
+    end_pods_until(lambda: starting.over, cluster, namespace)
     code, _, errors = starting.wait()
     assert code == 7
     assert "exited while" in errors
@@ -288,13 +288,13 @@ def test_lifecycle_of_pending_server_keeps_key_secret(
 
     objects = cluster.kubectl("get", "all,networkpolicies,events", "--namespace", namespace, "--output", "yaml")
     assert KEY not in objects
-    (secret,) = cluster.get("secrets", "--namespace", namespace, "--selector", "deploy.name=boxed")
+    (secret,) = cluster.objects("secrets", "deploy.name=boxed", namespace=namespace)
     assert list(secret["data"]) == ["config.yaml"]
     written = [path for path in home.root.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
     assert not written
 
     stopping = command("down", "boxed")
-    wait_for(lambda: end_deleted_pods(cluster, namespace) and stopping.over)
+    end_pods_until(lambda: stopping.over, cluster, namespace)
     assert stopping.wait()[0] == 0
     assert not listed(cluster, home)
 
@@ -330,7 +330,7 @@ def test_concurrent_starts_have_exactly_one_winner(
     [runtime] = [runtime_ for runtime_, end in zip(runtimes, results, strict=True) if end is winner]
     with ThreadPool(1) as pool:
         stopping = pool.apply_async(runtime.stop, (winner,), {"grace": 0})
-        wait_for(lambda: end_deleted_pods(cluster, namespace) and stopping.ready())
+        end_pods_until(stopping.ready, cluster, namespace)
         stopping.get()
 
 
@@ -355,11 +355,11 @@ def test_temporary_api_server_outage_is_tolerated(
     assert "hint: `deploy down boxed` stops it" in errors
 
     cluster.start_api()
-    (pod,) = cluster.get("pods", "--namespace", namespace)
+    (pod,) = cluster.objects("pods", namespace=namespace)
     cluster.say(pod["metadata"]["name"], namespace, phase="Failed", reason="Evicted", message="low on memory")
     wait_for(lambda: "was evicted from node-a: low on memory" in listed(cluster, home)[0]["detail"])
     stopping = command("down", "boxed")
-    wait_for(lambda: end_deleted_pods(cluster, namespace) and stopping.over)
+    end_pods_until(lambda: stopping.over, cluster, namespace)
     assert stopping.wait()[0] == 0
 
 
@@ -371,11 +371,9 @@ def test_interrupted_start_leaves_no_objects(
     if after == "placed":
         the_pod(cluster, namespace)
     else:
-        wait_for(
-            lambda: bool(cluster.get("deployments,secrets", "--namespace", namespace, "--selector", "deploy.name"))
-        )
+        wait_for(lambda: bool(cluster.objects("deployments", "deploy.name", namespace=namespace)))
     starting.send(signal.SIGINT)
-    wait_for(lambda: end_deleted_pods(cluster, namespace) and starting.over)
+    end_pods_until(lambda: starting.over, cluster, namespace)
     assert starting.wait()[0] == 130
 
 
@@ -388,12 +386,13 @@ def test_unreachable_cluster_is_reported(cluster: PrivateCluster, home: Home, tm
     assert "the cluster of the kubeconfig's current context does not answer" in errors
 
 
-def end_deleted_pods(cluster: PrivateCluster, namespace: str) -> bool:
-    """Remove the terminating pods, as their kubelet would; always return true."""
-    for pod in cluster.get("pods", "--namespace", namespace):
-        if pod["metadata"].get("deletionTimestamp"):
-            name = pod["metadata"]["name"]
-            cluster.kubectl(
-                "delete", "pod", name, "--namespace", namespace, "--force", "--grace-period=0", "--ignore-not-found"
-            )
-    return True
+def end_pods_until(over: Callable[[], bool], cluster: PrivateCluster, namespace: str) -> None:
+    """Remove terminating pods, as their kubelet would, until the condition is true."""
+
+    def end_pods() -> bool:
+        for pod in cluster.objects("pods", namespace=namespace):
+            if pod["metadata"].get("deletionTimestamp"):
+                cluster.remove(pod["metadata"]["name"], namespace)
+        return over()
+
+    wait_for(end_pods, interval=0.5)

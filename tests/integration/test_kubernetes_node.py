@@ -165,11 +165,13 @@ def test_leader_worker_set_pods_form_one_server(cluster_engine: ClusterEngine, m
         last.callback(cluster.kubectl, "delete", "pods,services,configmaps", *of_server, "--force", "--grace-period=0")
         for obj in (objects["Service"], objects["ConfigMap"], pod_of_group(objects["LeaderWorkerSet"], "")):
             cluster.kubectl("apply", "--filename", "-", stdin=json.dumps(obj))
-        wait_for(lambda: all("podIP" in pod["status"] for pod in cluster.get("pods", *of_server)))
-        [address] = (pod["status"]["podIP"] for pod in cluster.get("pods", *of_server))
+        wait_for(lambda: all("podIP" in pod["status"] for pod in cluster.objects("pods", "deploy.name=cpu-tiny")))
+        [address] = (pod["status"]["podIP"] for pod in cluster.objects("pods", "deploy.name=cpu-tiny"))
         worker = pod_of_group(objects["LeaderWorkerSet"], address)
         cluster.kubectl("apply", "--filename", "-", stdin=json.dumps(worker))
-        wait_for(lambda: addresses_of(cluster) == [address])  # only of the leader, as the worker does not serve
+        wait_for(
+            lambda: addresses_of(cluster) == [address], interval=0.5
+        )  # only of the leader, as the worker does not serve
         smoke = deploy.run("smoke", f"http://{address}:30010", "--api-key-env", "SGLANG_KEY")
         assert smoke.returncode == 0, smoke.stdout + smoke.stderr
         log = cluster.kubectl("logs", worker["metadata"]["name"])
@@ -201,7 +203,7 @@ def pod_of_group(group: dict[str, Any], leader: str) -> dict[str, Any]:
 
 def addresses_of(cluster: PrivateCluster) -> list[str]:
     """Return the addresses of the server's Service: those of the ready pods that it selects."""
-    services = cluster.get("endpoints", "--field-selector", "metadata.name=cpu-tiny")
+    services = [item for item in cluster.objects("endpoints") if item["metadata"]["name"] == "cpu-tiny"]
     subsets = [subset for endpoints in services for subset in endpoints.get("subsets", ())]
     return [address["ip"] for subset in subsets for address in subset.get("addresses", ())]
 
@@ -217,7 +219,7 @@ def test_real_sglang_pod_full_lifecycle(
     assert f"is up at http://{NAME}.default.svc:30010, inside its network" in done.stderr
     assert f"to reach it from this host: `kubectl --namespace default port-forward service/{NAME} 30010`" in done.stderr
 
-    [pod] = cluster_engine.cluster.get("pods", "--selector", f"deploy.name={NAME}")
+    [pod] = cluster_engine.cluster.objects("pods", f"deploy.name={NAME}")
     assert pod["status"]["qosClass"] == "Burstable"  # memory pressure evicts BestEffort pods first
     argv = ("exec", f"deployment/{NAME}", "--", "grep", "-E", "^(Uid|CapEff|NoNewPrivs|Seccomp):", "/proc/self/status")
     fields = dict(line.split(":") for line in cluster_engine.cluster.kubectl(*argv).splitlines())

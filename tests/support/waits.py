@@ -6,10 +6,11 @@ from collections.abc import Callable
 TIMEOUT = 600  # seconds; a third of the timeout of a test
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
+def wait_for(condition: Callable[[], bool], interval: float = 0.05) -> None:
     """Wait until the condition is true; fail after `TIMEOUT` seconds.
 
-    The interval is four times the duration of a check, at most 5 s, because `kubectl` and `deploy` use a whole core.
+    The interval is at least `interval` seconds and four times the duration of a check, at most 5 s, because `kubectl`
+    and `deploy` use a whole core.
     """
     deadline = time.monotonic() + TIMEOUT
     while True:
@@ -17,4 +18,4 @@ def wait_for(condition: Callable[[], bool]) -> None:
         if condition():
             return
         assert time.monotonic() < deadline, f"not within {TIMEOUT} s"
-        time.sleep(min(max(0.05, 4 * (time.monotonic() - started)), 5.0))
+        time.sleep(min(max(interval, 4 * (time.monotonic() - started)), 5.0))
