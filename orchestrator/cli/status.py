@@ -25,9 +25,9 @@ def command(
 ) -> None:
     """List servers and their health (alias: ps). With a name or `--health`, asks each for a token."""
     with open_servers(Home.from_environment(), host, name=name) as servers:
-        if name is not None:
-            servers.open(name)
         listed = statuses(servers, name, check_health=health or name is not None)
+        if name is not None and not listed:
+            servers.open(name)  # raises the error
         if json:
             OUTPUT.show(listed)
         elif listed:

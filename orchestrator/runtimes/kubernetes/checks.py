@@ -1,6 +1,6 @@
 """Preflight checks of a cluster: kubectl, permissions, nodes, claims, Secrets. They do not survey the nodes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from orchestrator.core.errors import HostError
@@ -30,7 +30,8 @@ def cluster_findings(plan: Plan) -> Iterator[Finding]:
 
 
 def _rights(cluster: Cluster, plan: Plan) -> Iterator[Finding]:
-    if not cluster.ask("get", "namespace", cluster.namespace).ok:
+    namespace = cluster.ask("get", "namespace", cluster.namespace, "--output", "json")
+    if not namespace.ok:
         create = Cluster(cluster.context, "default").command_text("create", "namespace", cluster.namespace)
         yield fail("namespace", f"no `{cluster.namespace}` that you can read", cluster.namespace, create)
     elif not cluster.ask("auth", "can-i", "create", "deployments").ok:
@@ -38,12 +39,11 @@ def _rights(cluster: Cluster, plan: Plan) -> Iterator[Finding]:
         yield fail("rights", value, "create, patch, delete", hint)
     else:
         yield info("namespace", cluster.namespace, "you are permitted to create deployments")
-        yield from _pod_security(cluster, plan)
+        yield from _pod_security(cluster, plan, cluster.read(namespace)["metadata"].get("labels", {}))
 
 
-def _pod_security(cluster: Cluster, plan: Plan) -> Iterator[Finding]:
+def _pod_security(cluster: Cluster, plan: Plan, labels: Mapping[str, str]) -> Iterator[Finding]:
     """Yield a finding if the namespace's own label admits only pods of a stricter level."""
-    labels = cluster.json("get", "namespace", cluster.namespace)["metadata"].get("labels", {})
     enforced, (level, reason) = labels.get(_ENFORCED), required_level(plan)
     if enforced in LEVELS and LEVELS.index(enforced) > LEVELS.index(level):
         change = cluster.command_text("label", "namespace", cluster.namespace, f"{_ENFORCED}={level}", "--overwrite")

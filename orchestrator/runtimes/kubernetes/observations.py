@@ -1,4 +1,4 @@
-"""The last observation of each server: at most a second old, unless its cluster does not answer."""
+"""The last observation of each server: at most two seconds old, unless its cluster does not answer."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from orchestrator.runtimes.kubernetes.record import ReplicaRef, replica_of, sele
 from orchestrator.runtimes.kubernetes.state import PodView, pod_view
 from orchestrator.runtimes.labels import NAME
 
-_FRESH: Final = 0.8  # seconds for which an observation, or a failed request to a cluster, is current
+_FRESH: Final = 2.0  # seconds for which an observation, or a failed request to a cluster, is current
 _REQUEST_TIMEOUT: Final = 4.0  # timeout of a request, in seconds; short, since callers poll
 # Seconds without an answer for which callers get the last observation: pods keep running meanwhile, and replacing a
 # control plane takes minutes.
