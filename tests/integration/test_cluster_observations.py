@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def server(number: int) -> Iterator[dict[str, object]]:
+def server(number: int) -> Iterator[dict[str, Any]]:
     annotations = {"deploy.plan": "0", "deploy.profile": "p", "deploy.url": "http://x:1"}
     metadata = {
         "labels": {"deploy.name": f"s{number}"},
@@ -74,6 +75,20 @@ def test_listing_servers_queries_cluster_once(kubectl: Path, tmp_path: Path) -> 
     assert [unit.state.status for unit in units] == [Status.RUNNING] * SERVERS
     assert count_calls(kubectl) == 1
     runtime.state(units[0])
+    assert count_calls(kubectl) == 2
+
+
+def test_states_of_all_replicas_need_one_query(kubectl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    items = [obj for number in (1, 2) for obj in server(number)]
+    for obj in items:
+        labels = obj["metadata"]["labels"]
+        labels |= {"deploy.unit": labels["deploy.name"].replace("s", "replica-"), "deploy.name": "same"}
+    (kubectl / "answer.json").write_text(json.dumps({"items": items}))
+    runtime = KubernetesRuntime(home_with(tmp_path, None))
+    units = runtime.find()
+    runtime._seen.forget()
+    monkeypatch.setattr(observations, "_FRESH", 60.0)
+    assert [runtime.state(unit).status for unit in units] == [Status.RUNNING] * 2
     assert count_calls(kubectl) == 2
 
 

@@ -1,7 +1,7 @@
-"""The last observation of each server: at most two seconds old, unless its cluster does not answer."""
+"""The last listing of each server's objects: at most two seconds old, unless its cluster does not answer."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Final
@@ -14,94 +14,87 @@ from orchestrator.runtimes.kubernetes.record import ReplicaRef, replica_of, sele
 from orchestrator.runtimes.kubernetes.state import PodView, pod_view
 from orchestrator.runtimes.labels import NAME
 
-_FRESH: Final = 2.0  # seconds for which an observation, or a failed request to a cluster, is current
+_FRESH: Final = 2.0  # seconds for which a listing, or a failed request to a cluster, is current
 _REQUEST_TIMEOUT: Final = 4.0  # timeout of a request, in seconds; short, since callers poll
-# Seconds without an answer for which callers get the last observation: pods keep running meanwhile, and replacing a
+# Seconds without an answer for which callers get the last listing: pods keep running meanwhile, and replacing a
 # control plane takes minutes.
 MAX_STALENESS: Final = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class ObservedServer:
-    """A server's Deployment and pod; each is None if it does not exist."""
+class Listing:
+    """The Deployments and pods of servers and their replicas, and the warnings about the pods."""
 
     at: float = -inf  # monotonic time
-    deployment: Mapping[str, Any] | None = None
-    view: PodView | None = None
+    items: Sequence[Mapping[str, Any]] = ()
+    warnings: Sequence[Mapping[str, Any]] = ()
+
+    def of(self, unit: Unit, replica: ReplicaRef) -> tuple[Mapping[str, Any] | None, PodView | None]:
+        """Return the Deployment and the pod of a unit; each is None if it does not exist."""
+        identity = (unit.name, replica.unit_name)
+        own_items = [item for item in self.items if (item["metadata"]["labels"][NAME], replica_of(item)) == identity]
+        deployment = next((item for item in own_items if item["metadata"]["uid"] == unit.runtime_id), None)
+        view = pod_view([item for item in own_items if item["kind"] == "Pod"])
+        return deployment, view and replace(view, events=self._events(view.name))
+
+    def _events(self, pod: str) -> tuple[Mapping[str, Any], ...]:
+        events = [event for event in self.warnings if event["involvedObject"].get("name") == pod]
+        return tuple(sorted(events, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or "")))
 
 
 class ObservationCache:
-    """The last observation of each server, by its `runtime_id`."""
+    """The last listing of each server, with its replicas."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, ObservedServer] = {}
+        self._listings: dict[tuple[Cluster, str], Listing] = {}  # by the name of the server
         self._failed: dict[Cluster, tuple[float, HostError]] = {}  # of silent clusters: the time and error
 
-    def of(self, unit: Unit, replica: ReplicaRef) -> ObservedServer:
-        """Return the current observation, or the last one while the cluster does not answer.
+    def current(self, name: str, cluster: Cluster) -> Listing:
+        """Return the current listing of a server, or the last one while the cluster does not answer.
 
         Raises HostError once the last one is older than `MAX_STALENESS`.
         """
-        observed, cluster = self._seen.get(unit.runtime_id, ObservedServer()), replica.cluster
+        listing = self._listings.get((cluster, name), Listing())
         failed, reason = self._failed.get(cluster, (-inf, None))
         if reason is not None and time.monotonic() - failed < _FRESH:
-            if observed.at == -inf:
+            if listing.at == -inf:
                 raise reason
-            return observed
-        if time.monotonic() - observed.at < _FRESH:
-            return observed
+            return listing
+        if time.monotonic() - listing.at < _FRESH:
+            return listing
         try:
-            words = ("deployments,pods", "--selector", selector(unit.name, replica.unit_name))
-            self.keep(unit, replica, cluster.json("get", *words, timeout=_REQUEST_TIMEOUT)["items"])
+            words = ("deployments,pods", "--selector", selector(name))
+            new = self.keep(cluster, {name}, cluster.json("get", *words, timeout=_REQUEST_TIMEOUT)["items"])
         except HostError as error:
-            if time.monotonic() - observed.at > MAX_STALENESS:
+            if time.monotonic() - listing.at > MAX_STALENESS:
                 raise
             if reason is None:
                 warn(f"{error.message}: retrying for {MAX_STALENESS / 60:.0f} min", hint=error.hint)
             self._failed[cluster] = time.monotonic(), error
-            return observed
+            return listing
         if self._failed.pop(cluster, None) is not None:
             note("the cluster answers again")
-        return self._seen[unit.runtime_id]
+        return new
 
-    def keep(
-        self,
-        unit: Unit,
-        replica: ReplicaRef,
-        items: Sequence[Mapping[str, Any]],
-        warnings: Sequence[Mapping[str, Any]] | None = None,
-    ) -> ObservedServer:
-        """Store and return an observation of a server, made from listed objects. Raises HostError.
-
-        If `warnings` is None, request the warnings about the server's pod.
-        """
-        identity, cluster = (unit.name, replica.unit_name), replica.cluster
-        own_items = [item for item in items if (item["metadata"]["labels"][NAME], replica_of(item)) == identity]
-        deployment = next((item for item in own_items if item["metadata"]["uid"] == unit.runtime_id), None)
-        view = pod_view([item for item in own_items if item["kind"] == "Pod"])
-        if view is not None and view.warns:
-            view = replace(
-                view, events=_pod_events(view, warnings_of(cluster, view.name) if warnings is None else warnings)
-            )
-        self._seen[unit.runtime_id] = observed = ObservedServer(at=time.monotonic(), deployment=deployment, view=view)
-        return observed
+    def keep(self, cluster: Cluster, names: Collection[str], items: Sequence[Mapping[str, Any]]) -> Listing:
+        """Store the listed objects of these servers, and request the warnings about their pods. Raises HostError."""
+        pods = [item["metadata"]["name"] for item in items if item["kind"] == "Pod" and PodView(pod=item).warns]
+        warnings = _warnings_of(cluster, pods[0] if len(pods) == 1 else "") if pods else ()
+        listing = Listing(at=time.monotonic(), items=items, warnings=warnings)
+        self._listings.update({(cluster, name): listing for name in names})
+        return listing
 
     def answers(self, cluster: Cluster) -> bool:
         """Return whether the cluster answered the last request."""
         return cluster not in self._failed
 
-    def forget(self, unit: Unit) -> None:
-        """Discard the observation of a server, so that the next call requests a new one."""
-        self._seen.pop(unit.runtime_id, None)
+    def forget(self) -> None:
+        """Discard all listings, so that the next call requests a new one."""
+        self._listings.clear()
 
 
-def warnings_of(cluster: Cluster, pod: str = "") -> Sequence[Mapping[str, Any]]:
-    """Return the warnings about a pod, or about all objects of the namespace. Raises HostError."""
+def _warnings_of(cluster: Cluster, pod: str) -> Sequence[Mapping[str, Any]]:
+    """Return the warnings about a pod, or, if it is "", about all objects of the namespace. Raises HostError."""
     field_selector = ",".join(("type=Warning", *([f"involvedObject.name={pod}"] if pod else [])))
     events: Sequence[Mapping[str, Any]] = cluster.json("get", "events", "--field-selector", field_selector)["items"]
     return events
-
-
-def _pod_events(view: PodView, warnings: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
-    events = [event for event in warnings if event["involvedObject"].get("name") == view.name]
-    return tuple(sorted(events, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or "")))

@@ -29,7 +29,7 @@ from orchestrator.runtimes.base import EXIT_FILE, LOG, PartialResultError, Runti
 from orchestrator.runtimes.kubernetes.deletion import OF_REPLICAS, Removal
 from orchestrator.runtimes.kubernetes.kubectl import Cluster, Forward, list_objects
 from orchestrator.runtimes.kubernetes.logs import ServerLog
-from orchestrator.runtimes.kubernetes.observations import ObservationCache, warnings_of
+from orchestrator.runtimes.kubernetes.observations import ObservationCache
 from orchestrator.runtimes.kubernetes.record import (
     CONTAINER,
     OURS,
@@ -111,6 +111,7 @@ class KubernetesRuntime(Runtime):
         except BaseException:  # mainly Ctrl-C; otherwise these objects would remain without a record
             self._discard(replica, name, start[STARTER])
             raise
+        self._seen.forget()
         unit = self._unit(cluster, created)
         replica, forward = self._replicas[unit.runtime_id], Forward(cluster, plan.server.port)
         replica.pending_timeout, replica.forward = settings.pending_timeout, forward
@@ -126,7 +127,7 @@ class KubernetesRuntime(Runtime):
         units, unreachable = list[Unit](), list[HostError]()
         for cluster, items in zip(locations, answers, strict=True):
             try:
-                units += self._servers(cluster, items, by_name=name is not None)
+                units += self._servers(cluster, items)
             except HostError as error:
                 unreachable.append(error)
         if name is not None:
@@ -215,8 +216,9 @@ class KubernetesRuntime(Runtime):
                 raise replica.cluster.rejection(done)
             return bool(done.stdout.strip())
 
-        if not poll_until(bool, labeled, timeout=_APPEARS, interval=_INTERVAL):
-            self._seen.forget(unit)
+        appeared = poll_until(bool, labeled, timeout=_APPEARS, interval=_INTERVAL)
+        self._seen.forget()
+        if not appeared:
             deployment, detail = f"deployment/{deployment_name(unit.name, replica.unit_name)}", self.state(unit).detail
             hint = f"{replica.cluster.command_text('describe', deployment)} shows more"
             raise HostError(f"`{deployment}` has no pod after {_APPEARS:.0f} s: {detail}", hint=hint)
@@ -235,22 +237,20 @@ class KubernetesRuntime(Runtime):
         for tail in self._tails:
             tail.close()
 
-    def _servers(self, cluster: Cluster, items: list[Mapping[str, Any]] | HostError, *, by_name: bool) -> list[Unit]:
+    def _servers(self, cluster: Cluster, items: list[Mapping[str, Any]] | HostError) -> list[Unit]:
         """Return the servers among a namespace's objects, with their states. Raises HostError."""
         if isinstance(items, HostError):
             raise items
         records = [item for item in items if item["kind"] == "Deployment" and is_record(_labels_of(item))]
         units = [self._unit(cluster, record) for record in records]
-        warns = any(PodView(pod=item).warns for item in items if item["kind"] == "Pod")
-        warnings = warnings_of(cluster) if warns and not by_name else None  # in one request for all pods
-        observed = [self._seen.keep(unit, self._replicas[unit.runtime_id], items, warnings) for unit in units]
-        pairs = zip(units, observed, strict=True)
-        return [replace(unit, state=self._report(unit, item.deployment, item.view)) for unit, item in pairs]
+        listing = self._seen.keep(cluster, {unit.name for unit in units}, items)
+        observed = (listing.of(unit, self._replicas[unit.runtime_id]) for unit in units)
+        return [replace(unit, state=self._report(unit, *seen)) for unit, seen in zip(units, observed, strict=True)]
 
     def _inspect(self, unit: Unit) -> tuple[Mapping[str, Any] | None, PodView | None]:
         """Return the Deployment and the pod. Raises HostError if the cluster has not answered for too long."""
-        observed = self._seen.of(unit, self._replicas[unit.runtime_id])
-        return observed.deployment, observed.view
+        replica = self._replicas[unit.runtime_id]
+        return self._seen.current(unit.name, replica.cluster).of(unit, replica)
 
     def _log(self, unit: Unit) -> ServerLog:
         def probe() -> tuple[bool, PodView | None]:
@@ -260,7 +260,7 @@ class KubernetesRuntime(Runtime):
         return ServerLog(self._replicas[unit.runtime_id].cluster, probe)
 
     def _save_log(self, unit: Unit, run_dir: Path) -> None:
-        self._seen.forget(unit)
+        self._seen.forget()
         if (state := self.state(unit)).status is Status.UNKNOWN:
             raise HostError(state.detail)
         if self._inspect(unit)[0] is not None:
@@ -273,8 +273,8 @@ class KubernetesRuntime(Runtime):
         try:
             Removal(replicas[units[0].runtime_id].cluster, units[0].name, unit_names).run(grace)
         finally:
+            self._seen.forget()
             for unit in units:
-                self._seen.forget(unit)
                 if forward := replicas[unit.runtime_id].forward:
                     forward.close()
 
