@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -37,10 +36,10 @@ def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def server(number: int) -> Iterator[dict[str, Any]]:
+def server(number: int, **labels: str) -> Iterator[dict[str, object]]:
     annotations = {"deploy.plan": "0", "deploy.profile": "p", "deploy.url": "http://x:1"}
     metadata = {
-        "labels": {"deploy.name": f"s{number}"},
+        "labels": labels or {"deploy.name": f"s{number}"},
         "annotations": annotations,
         "creationTimestamp": "2026-11-22T10:00:00Z",
     }
@@ -79,10 +78,8 @@ def test_listing_servers_queries_cluster_once(kubectl: Path, tmp_path: Path) -> 
 
 
 def test_states_of_all_replicas_need_one_query(kubectl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    items = [obj for number in (1, 2) for obj in server(number)]
-    for obj in items:
-        labels = obj["metadata"]["labels"]
-        labels |= {"deploy.unit": labels["deploy.name"].replace("s", "replica-"), "deploy.name": "same"}
+    labels = [{"deploy.name": "s", "deploy.unit": f"replica-{number}"} for number in (1, 2)]
+    items = [obj for number in (0, 1) for obj in server(number, **labels[number])]
     (kubectl / "answer.json").write_text(json.dumps({"items": items}))
     runtime = KubernetesRuntime(home_with(tmp_path, None))
     units = runtime.find()
