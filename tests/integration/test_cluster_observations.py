@@ -18,7 +18,7 @@ SERVERS = 50
 KUBECTL = """#!/bin/sh
 cd "$(dirname "$0")" && echo "$@" >> calls
 case "$* $(ls)" in *"context gone"*|*silent*) echo "Unable to connect to the server: i/o timeout" >&2; exit 1 ;; esac
-cat answer.json
+case "$*" in *--raw*/deployments*) cat Deployment.json ;; *--raw*/pods*) cat Pod.json ;; *) cat all.json ;; esac
 """
 
 
@@ -29,11 +29,17 @@ def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     (folder / "kubectl").write_text(KUBECTL)
     (folder / "kubectl").chmod(0o755)
-    items = [obj for number in range(SERVERS) for obj in server(number)]
-    (folder / "answer.json").write_text(json.dumps({"items": items}))
+    lists(folder, [obj for number in range(SERVERS) for obj in server(number)])
     monkeypatch.setenv("PATH", str(folder), prepend=":")
     monkeypatch.setattr(observations, "_FRESH", 0.0)  # no observation is fresh
     return folder
+
+
+def lists(folder: Path, items: list[dict[str, object]]) -> None:
+    """Let the script list these objects."""
+    for kind in ("Deployment", "Pod", "all"):
+        some = [item for item in items if kind in {item["kind"], "all"}]
+        (folder / f"{kind}.json").write_text(json.dumps({"items": some}))
 
 
 def server(number: int, **labels: str) -> Iterator[dict[str, object]]:
@@ -68,25 +74,24 @@ def count_calls(kubectl: Path) -> int:
     return len((kubectl / "calls").read_text().splitlines())
 
 
-def test_listing_servers_queries_cluster_once(kubectl: Path, tmp_path: Path) -> None:
+def test_listing_servers_queries_cluster_once_per_kind(kubectl: Path, tmp_path: Path) -> None:
     runtime = KubernetesRuntime(home_with(tmp_path, None))
     units = runtime.find()
     assert [unit.state.status for unit in units] == [Status.RUNNING] * SERVERS
-    assert count_calls(kubectl) == 1
-    runtime.state(units[0])
     assert count_calls(kubectl) == 2
+    runtime.state(units[0])
+    assert count_calls(kubectl) == 3
 
 
 def test_states_of_all_replicas_need_one_query(kubectl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     labels = [{"deploy.name": "s", "deploy.unit": f"replica-{number}"} for number in (1, 2)]
-    items = [obj for number in (0, 1) for obj in server(number, **labels[number])]
-    (kubectl / "answer.json").write_text(json.dumps({"items": items}))
+    lists(kubectl, [obj for number in (0, 1) for obj in server(number, **labels[number])])
     runtime = KubernetesRuntime(home_with(tmp_path, None))
     units = runtime.find()
     runtime._seen.forget()
     monkeypatch.setattr(observations, "_FRESH", 60.0)
     assert [runtime.state(unit).status for unit in units] == [Status.RUNNING] * 2
-    assert count_calls(kubectl) == 2
+    assert count_calls(kubectl) == 3
 
 
 def test_unreachable_cluster_does_not_hide_others(kubectl: Path, tmp_path: Path) -> None:
@@ -94,7 +99,7 @@ def test_unreachable_cluster_does_not_hide_others(kubectl: Path, tmp_path: Path)
     with pytest.raises(PartialResultError, match="the cluster of context `gone` does not answer") as caught:
         runtime.find()
     assert len(caught.value.units) == SERVERS
-    assert count_calls(kubectl) == 2
+    assert count_calls(kubectl) == 4
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any, Final
+from urllib.parse import quote as quote_url
 
 from orchestrator.core.errors import HostError
 from orchestrator.core.subprocesses import (
@@ -32,6 +33,7 @@ _REQUEST_TIMEOUT: Final = 10.0  # timeout of a request, in seconds
 _BRIEF_TIMEOUT: Final = 4.0  # timeout of each request if all clusters are asked, in seconds
 _BRIEF_MARGIN: Final = 4.0  # additional seconds for kubectl in that case
 _AT_ONCE: Final = 16  # clusters asked at the same time
+_LISTS: Final = {"Deployment": "/apis/apps/v1/namespaces/{}/deployments", "Pod": "/api/v1/namespaces/{}/pods"}
 _KUBECTL_MARGIN: Final = 50.0  # additional seconds for kubectl and its login plug-ins
 _LOOPBACK: Final = "127.0.0.1"  # otherwise kubectl continues on ::1 alone if another process has the port
 _OPENS: Final = 10.0  # seconds for the tunnel to open
@@ -78,7 +80,8 @@ class Cluster:
         return self.read(self.ask(*words, *(() if "--raw" in words else ("--output", "json")), timeout=timeout))
 
     def read(self, done: CompletedProgram) -> Mapping[str, Any]:
-        """Parse the JSON output of a completed kubectl. Raises HostError if the cluster rejected the request."""
+        """Parse kubectl's JSON output. Raises HostError if the cluster does not answer or rejected the request."""
+        self.require_answer(done)
         if not done.ok:
             raise self.rejection(done)
         answer: Mapping[str, Any] = json.loads(done.stdout) if done.stdout.strip() else {}
@@ -163,17 +166,19 @@ class Forward:
 def list_objects(clusters: Sequence[Cluster], selector: str) -> Iterator[list[Mapping[str, Any]] | HostError]:
     """Yield the Deployments and pods of each cluster that match a label selector, or the cluster's error.
 
-    All requests run at the same time with a short timeout.
+    All requests run at the same time with a short timeout. `--raw` copies the API's answer, which lists one kind and
+    does not name it: otherwise kubectl takes four times as long for 50 servers.
     """
-    words = ("get", "deployments,pods", "--selector", selector, "--output", "json")
+    query = f"?labelSelector={quote_url(selector)}"
     for batch in (clusters[at : at + _AT_ONCE] for at in range(0, len(clusters), _AT_ONCE)):
-        argvs = [cluster.argv(_timeout(_BRIEF_TIMEOUT), *words) for cluster in batch]
+        paths = [(cluster, path.format(cluster.namespace)) for cluster in batch for path in _LISTS.values()]
+        argvs = [cluster.argv(_timeout(_BRIEF_TIMEOUT), "get", "--raw", path + query) for cluster, path in paths]
         with _kubectl_needed():
-            answers = run_concurrently(argvs, timeout=_BRIEF_TIMEOUT + _BRIEF_MARGIN)
-        for cluster, done in zip(batch, answers, strict=True):
+            answers = iter(run_concurrently(argvs, timeout=_BRIEF_TIMEOUT + _BRIEF_MARGIN))
+        for cluster in batch:
+            lists = [(kind, next(answers)) for kind in _LISTS]
             try:
-                cluster.require_answer(done)
-                yield cluster.read(done)["items"]
+                yield [{**item, "kind": kind} for kind, done in lists for item in cluster.read(done)["items"]]
             except HostError as error:
                 yield error
 
