@@ -134,6 +134,11 @@ class PrivateCluster:
         for program in self.programs.values():
             program.end(signal.SIGKILL)
 
+    def nodes(self) -> list[Mapping[str, Any]]:
+        """Return all nodes, over HTTP."""
+        nodes: list[Mapping[str, Any]] = self._request("GET", "/api/v1/nodes").json()["items"]
+        return nodes
+
     def node(self, name: str, **capacity: str) -> None:
         """Create a ready node without a kubelet; `__` in the name of a resource stands for `/`."""
         more = {key.replace("__", "/").replace("_", "."): amount for key, amount in capacity.items()}

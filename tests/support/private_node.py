@@ -97,7 +97,7 @@ class PrivateNode:
             str(self.folder / "pki"), "--hostname-override", self.name, f"--housekeeping-interval={_RARELY}",
         )  # fmt: skip
         self.load(PYTHON_IMAGE)
-        wait_for(self._is_ready)
+        wait_for(self._is_ready, interval=0.5)
 
     def load(
         self,
@@ -161,7 +161,7 @@ class PrivateNode:
     def _is_ready(self) -> bool:
         kubelet = self._programs[-1]
         assert kubelet.code is None, (self.folder / "kubelet.log").read_text()[-3000:]
-        nodes = [node for node in self._cluster.get("nodes") if node["metadata"]["name"] == self.name]
+        nodes = [node for node in self._cluster.nodes() if node["metadata"]["name"] == self.name]
         conditions = nodes[0]["status"].get("conditions", []) if nodes else []
         ready = any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
         return ready and not nodes[0]["spec"].get("taints")

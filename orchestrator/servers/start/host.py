@@ -128,8 +128,10 @@ def require_host(plan: Plan, servers: Servers, name: str, host_ref: HostRef, *, 
 def require_ready_host(plan: Plan, host_ref: HostRef, before: PreflightReport | None = None) -> PreflightReport:
     """Run preflight and wait until the VRAM is free. Raises HostError.
 
-    Warnings in the earlier report `before` are not repeated.
+    Warnings in the earlier report `before` are not repeated. A cluster is not asked the same again.
     """
+    if before is not None and runtime_class(plan.runtime).cluster_managed:
+        return before
     report, text = preflight_host(plan, host_ref), set(before.findings) if before else set()
     _warn(finding for finding in report.findings if finding not in text)
     report.require(ignore={VRAM_IN_USE})  # `wait_for_vram` waits until it is free
