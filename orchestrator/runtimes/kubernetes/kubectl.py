@@ -33,7 +33,7 @@ _REQUEST_TIMEOUT: Final = 10.0  # timeout of a request, in seconds
 _BRIEF_TIMEOUT: Final = 4.0  # timeout of each request if all clusters are asked, in seconds
 _BRIEF_MARGIN: Final = 4.0  # additional seconds for kubectl in that case
 _AT_ONCE: Final = 16  # clusters asked at the same time
-_LISTS: Final = {"Deployment": "/apis/apps/v1/namespaces/{}/deployments", "Pod": "/api/v1/namespaces/{}/pods"}
+_LISTED: Final = {"Deployment": "apis/apps/v1", "Pod": "api/v1"}  # the API group of each kind
 _KUBECTL_MARGIN: Final = 50.0  # additional seconds for kubectl and its login plug-ins
 _LOOPBACK: Final = "127.0.0.1"  # otherwise kubectl continues on ::1 alone if another process has the port
 _OPENS: Final = 10.0  # seconds for the tunnel to open
@@ -167,16 +167,22 @@ def list_objects(clusters: Sequence[Cluster], selector: str) -> Iterator[list[Ma
     """Yield the Deployments and pods of each cluster that match a label selector, or the cluster's error.
 
     All requests run at the same time with a short timeout. `--raw` copies the API's answer, which lists one kind and
-    does not name it: otherwise kubectl takes four times as long for 50 servers.
+    does not name it: otherwise kubectl takes three times as long for 50 servers.
     """
     query = f"?labelSelector={quote_url(selector)}"
     for batch in (clusters[at : at + _AT_ONCE] for at in range(0, len(clusters), _AT_ONCE)):
-        paths = [(cluster, path.format(cluster.namespace)) for cluster in batch for path in _LISTS.values()]
-        argvs = [cluster.argv(_timeout(_BRIEF_TIMEOUT), "get", "--raw", path + query) for cluster, path in paths]
+        argvs = [
+            cluster.argv(
+                *(_timeout(_BRIEF_TIMEOUT), "get", "--raw"),
+                f"/{group}/namespaces/{cluster.namespace}/{kind.lower()}s{query}",
+            )
+            for cluster in batch
+            for kind, group in _LISTED.items()
+        ]
         with _kubectl_needed():
             answers = iter(run_concurrently(argvs, timeout=_BRIEF_TIMEOUT + _BRIEF_MARGIN))
         for cluster in batch:
-            lists = [(kind, next(answers)) for kind in _LISTS]
+            lists = [(kind, next(answers)) for kind in _LISTED]
             try:
                 yield [{**item, "kind": kind} for kind, done in lists for item in cluster.read(done)["items"]]
             except HostError as error:

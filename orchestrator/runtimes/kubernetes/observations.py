@@ -22,7 +22,7 @@ MAX_STALENESS: Final = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Listing:
+class ObjectListing:
     """The Deployments and pods of servers and their replicas, and the warnings about the pods."""
 
     at: float = -inf  # monotonic time
@@ -46,15 +46,15 @@ class ObservationCache:
     """The last listing of each server, with its replicas."""
 
     def __init__(self) -> None:
-        self._listings: dict[tuple[Cluster, str], Listing] = {}  # by the name of the server
+        self._listings: dict[tuple[Cluster, str], ObjectListing] = {}  # by the name of the server
         self._failed: dict[Cluster, tuple[float, HostError]] = {}  # of silent clusters: the time and error
 
-    def current(self, name: str, cluster: Cluster) -> Listing:
+    def current(self, name: str, cluster: Cluster) -> ObjectListing:
         """Return the current listing of a server, or the last one while the cluster does not answer.
 
         Raises HostError once the last one is older than `MAX_STALENESS`.
         """
-        listing = self._listings.get((cluster, name), Listing())
+        listing = self._listings.get((cluster, name), ObjectListing())
         failed, reason = self._failed.get(cluster, (-inf, None))
         if reason is not None and time.monotonic() - failed < _FRESH:
             if listing.at == -inf:
@@ -76,11 +76,11 @@ class ObservationCache:
             note("the cluster answers again")
         return new
 
-    def keep(self, cluster: Cluster, names: Collection[str], items: Sequence[Mapping[str, Any]]) -> Listing:
+    def keep(self, cluster: Cluster, names: Collection[str], items: Sequence[Mapping[str, Any]]) -> ObjectListing:
         """Store the listed objects of these servers, and request the warnings about their pods. Raises HostError."""
         pods = [item["metadata"]["name"] for item in items if item["kind"] == "Pod" and PodView(pod=item).warns]
         warnings = _warnings_of(cluster, pods[0] if len(pods) == 1 else "") if pods else ()
-        listing = Listing(at=time.monotonic(), items=items, warnings=warnings)
+        listing = ObjectListing(at=time.monotonic(), items=items, warnings=warnings)
         self._listings.update({(cluster, name): listing for name in names})
         return listing
 
