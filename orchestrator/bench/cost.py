@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.bench.published import Published, price_book
+from orchestrator.bench.published import price_book
 from orchestrator.core.console import format_duration, table
 from orchestrator.core.subprocesses import quote
 
@@ -42,11 +42,6 @@ class CostEstimate:
 
     hourly: float | None
     source: str
-
-    @classmethod
-    def for_node(cls, published: Published, prices: Sequence[str]) -> "CostEstimate":
-        """Estimate for the node of a publication."""
-        return cls.for_gpus(published.rates_system.partition("×")[2], published.gpus, prices)
 
     @classmethod
     def for_gpus(cls, gpu: str, count: int, prices: Sequence[str]) -> "CostEstimate":

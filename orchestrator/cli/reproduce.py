@@ -230,10 +230,10 @@ def _note_checkpoint(planned: ReproducePlan, published: Published) -> None:
 
 def _estimate(published: Published, planned: ReproducePlan, prices: Sequence[str], *, own_node: bool) -> CostEstimate:
     """Return the hourly cost of the published node, or with `own_node` of the node of the profile."""
-    if not own_node:
-        return CostEstimate.for_node(published, prices)
     hardware = planned.servers[0].plan.hardware
-    return CostEstimate.for_gpus(hardware.name, hardware.gpus, prices)
+    own, other = (hardware.name, hardware.gpus), (published.rates_system.partition("×")[2], published.gpus)
+    gpu, count = own if own_node else other
+    return CostEstimate.for_gpus(gpu, count, prices)
 
 
 def _estimates(steps: Sequence[Step]) -> list[StepOutput]:

@@ -466,7 +466,7 @@ def test_unknown_ablation_is_rejected() -> None:
 
 @pytest.mark.parametrize(("prices", "hourly"), [((), 1.48 * 8), (("2.10",), 2.10 * 8), (("B200=2.10",), 1.48 * 8)])
 def test_cost_estimate_prefers_the_given_price(prices: tuple[str, ...], hourly: float) -> None:
-    estimate = CostEstimate.for_node(WAFER, prices)
+    estimate = CostEstimate.for_gpus(WAFER.rates_system.partition("×")[2], WAFER.gpus, prices)
     assert estimate.hourly == pytest.approx(hourly)
     planned = [
         StepOutput(id=step.id, argv=step.argv, estimated_s=round(step.seconds)) for step in steps(Path("results"))
