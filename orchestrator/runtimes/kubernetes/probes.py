@@ -20,7 +20,7 @@ FOLDER: Final = "/run/deploy"
 _PROGRAM: Final = "liveness.py"
 _DRAIN: Final = "drain.py"
 _FIRST_SAMPLE: Final = "first_sample.py"
-_STARTUP_PERIOD: Final = 10  # seconds
+_STARTUP_PERIOD: Final = 5  # seconds
 _PYTHON: Final = ("python3", "-I", "-S")
 _BETWEEN: Final = 30  # maximum seconds between two probes, each of which asks every rank for a token
 # Bytes per second of the slowest reported load: 438 GB of GLM-5.2 took 13 minutes to an hour over NFS.
