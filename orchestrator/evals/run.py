@@ -251,7 +251,7 @@ def load_baseline(baseline: str, suite: str) -> EvalResult | None:
     if suite == tau2.NAME and (path.name == tau2.RESULTS or (path.is_dir() and not file.exists())):
         return tau2.read_simulations(path, path.name, "").result
     if not file.exists():
-        hint = f"`deploy eval --suite {suite} --output` writes one"
+        hint = f"`deploy eval NAME --suite {suite} --output {file.parent}` writes one"
         raise UsageError(f"no baseline result of `{suite}` found", location=str(file), hint=hint)
     result = load_eval_result(file)
     if result.suite != suite:

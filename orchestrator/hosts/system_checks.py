@@ -178,7 +178,7 @@ def checkpoint(context: CheckContext) -> Iterator[Finding]:
         else:
             level, value = fail, _first(error)
         hint = error.problems_or_self()[0].hint or error.hint or "`deploy stage PROFILE`"
-        yield level("checkpoint", value, "whole", hint)
+        yield level("checkpoint", value, "complete", hint)
         if plan.model.gated and on_hub:
             yield _variable("token", "HF_TOKEN", context, f"a token that can read {plan.model.checkpoint.path}")
         return
@@ -187,7 +187,7 @@ def checkpoint(context: CheckContext) -> Iterator[Finding]:
         hint = f"the plan assumes {gb(planned)} of weights: correct `weights_size` in the model's file"
         yield warn("checkpoint", value, f"complete, {gb(planned)}", hint)
     else:
-        yield info("checkpoint", value, "whole")
+        yield info("checkpoint", value, "complete")
 
 
 def api_key(context: CheckContext) -> Iterator[Finding]:

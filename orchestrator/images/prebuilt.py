@@ -27,7 +27,7 @@ from orchestrator.render.dockerfile import GATEWAY_LABEL, repository
 _APPLIED: Final = "applied"  # a state from the applier, as below
 _ACTIVE: Final = frozenset({_APPLIED, "applied at startup"})
 _OVERLAY: Final = "config"  # kind of a patch that acts on the checkpoint, not on the image
-_NOT_FOUND_HINT: Final = "`docker login` for a private image; `deploy build --push` prints the name of an image"
+_NOT_FOUND_HINT: Final = "`docker login` for a private image; `deploy build PROFILE --push` prints the name of an image"
 _REBUILD_HINT: Final = "rebuild the image with this version of `deploy`: `deploy build PROFILE`"
 
 

@@ -341,7 +341,7 @@ def capacity_warnings(capacity: Capacity, role: str = "") -> Iterator[PlanWarnin
                 f"{'need' if running > 1 else 'needs'} {requirement}: "
                 f"{f'{fitting:,} fit, the others wait' if fitting else 'none fits'}"
             ),
-            source="estimate of `deploy show --capacity`",
+            source="estimate of `deploy show PROFILE --capacity`",
             hint=f"lower `{Meaning.RUNNING_REQUESTS}`{f' to {fitting}' if fitting else ''}, {hint}",
         )
     if memory is not None and memory.fraction_source == "set" and memory.fraction > memory.safe_fraction:
@@ -352,6 +352,6 @@ def capacity_warnings(capacity: Capacity, role: str = "") -> Iterator[PlanWarnin
                 f"{subject}`{Meaning.MEMORY_FRACTION}` {memory.fraction:g} leaves {gb(reserved)} of a GPU free; "
                 f"activations and graphs may need {gb(memory.activation_bytes)}"
             ),
-            source="estimate of `deploy show --capacity`",
+            source="estimate of `deploy show PROFILE --capacity`",
             hint=f"`{Meaning.MEMORY_FRACTION}` {memory.safe_fraction:g}, or a smaller `{Meaning.PREFILL_CHUNK}`",
         )

@@ -25,7 +25,7 @@ _COMPARE: Final[Mapping[str, Callable[[float, float], bool]]] = {
     "==": operator.eq,
 }
 _COMPARISON: Final = re.compile(r"(>=|<=|>|<|==) *([0-9.]+)\Z")
-_CHECKED: Final = r"^20\d\d-\d\d(, copies of 20\d\d-\d\d-\d\d)?$"
+_CHECKED: Final = r"^20\d\d-\d\d(, sources of 20\d\d-\d\d-\d\d)?$"
 
 
 class IssueConditions(StrictModel):
@@ -73,7 +73,7 @@ class KnownIssue(StrictModel):
     source: Text = Field(description="repository and number, or public file, that reports the issue")
     hint: Text = Field(description="workaround, and its price")
     confidence: Literal["high", "medium", "low"] = Field(description="high: the mechanism is shown, or reports agree")
-    checked: str = Field(pattern=_CHECKED, description="month of the last look, day of the copy read")
+    checked: str = Field(pattern=_CHECKED, description="month of the check; date of the sources read")
     match: IssueConditions
 
 

@@ -161,7 +161,7 @@ def _issues(plan: Plan, image: ImageConfig | None) -> _Rows:
         if warning.hint:
             yield "  hint", warning.hint
         if warning.basis:
-            yield "  known", warning.basis
+            yield "  basis", warning.basis
     for label, issues in (("correctness", plan.wrong_answers), ("determinism", plan.nondeterministic)):
         for issue in issues:
             yield label, f"{issue.id}: {issue.summary} ({issue.basis})"

@@ -27,7 +27,7 @@ def find_results(paths: Sequence[Path], *, required: bool = True) -> tuple[Path,
             raise UsageError(
                 "no result of `deploy bench` found",
                 location=str(path),
-                hint=f"`deploy bench --output {path}` writes one",
+                hint=f"`deploy bench NAME --output {path}` writes one",
             )
         results += files
     return tuple(dict.fromkeys(results))

@@ -75,5 +75,5 @@ def _require_unquantized(directory: Path, summary: CheckpointSummary) -> None:
         raise UsageError(
             f"the checkpoint is already quantized: {reason}",
             location=str(directory),
-            hint="quantize the original BF16 checkpoint: `deploy quantize SOURCE TARGET`",
+            hint="quantize the original BF16 checkpoint: `deploy quantize SOURCE TARGET --recipe RECIPE`",
         )

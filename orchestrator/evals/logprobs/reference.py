@@ -79,7 +79,7 @@ def load_reference(file: Path) -> LogprobReference:
     """Read a reference written by `--save`. Raises BenchError for another schema version or damaged data."""
     text, location = read_result_text(file, "reference", max_bytes=MAX_REFERENCE_BYTES), str(file)
     if text.count("[") + text.count("{") > _MAX_LISTS or text.count(",") > _MAX_VALUES:
-        hint = "`deploy logprobs --save` writes one"
+        hint = "`deploy logprobs NAME --save FILE` writes one"
         raise BenchError("not a valid reference of `deploy logprobs`: too large", location=location, hint=hint)
     data = parse_strict(dict[str, object], text, description=_DESCRIPTION, location=location)
     if data.get("schema_version") != REFERENCE_SCHEMA:

@@ -123,7 +123,7 @@ def match_hardware(inventory: GpuInventory, catalog: Catalog) -> str:
         return names[0]
     label = f"{gpu.name or gpu.arch or 'unknown'}, {gib(gpu.vram_bytes or 0)}"
     if names:
-        hint = f"`deploy add profile --hardware {names[0]}`"
+        hint = f"`deploy add profile --model MODEL --hardware {names[0]}`"
         raise HostError(f"several hardware entries describe this host's GPUs ({label}): {', '.join(names)}", hint=hint)
     hint = "describe them in `$DEPLOY_HOME/profiles/hardware/NAME.yaml`"
     raise HostError(f"no hardware entry describes this host's GPUs: {label}", hint=hint)

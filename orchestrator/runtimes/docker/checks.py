@@ -41,7 +41,7 @@ def image(context: CheckContext) -> Iterator[Finding]:
     if not result.ok:
         result = runner(("docker", "manifest", "inspect", name))
     if result.ok:
-        yield info("image", "there", name)
+        yield info("image", "found", name)
     elif result.code != _MISSING and not any(text in result.stderr for text in _NO_MANIFEST):
         # The daemon's pull may still work, for example with a mirror. It precedes the download of weights.
         hint = f"see what `docker manifest inspect {name}` prints; `docker login`, if the image is private"

@@ -68,8 +68,8 @@ def _nodes(cluster: Cluster, plan: Plan) -> Iterator[Finding]:
 def _exists(cluster: Cluster, kind: str, name: str) -> Finding:
     item = cluster.json("get", kind, name, "--ignore-not-found")
     if not item:
-        return fail(kind, "not there", name, f"create it in namespace `{cluster.namespace}`")
-    phase = str(item.get("status", {}).get("phase", "there"))
+        return fail(kind, "not found", name, f"create it in namespace `{cluster.namespace}`")
+    phase = str(item.get("status", {}).get("phase", "found"))
     if phase == "Pending":
         return warn(kind, "not bound", name, f"{cluster.command_text('describe', kind, name)} shows why it is pending")
     return info(kind, phase.lower(), name)

@@ -112,7 +112,7 @@ def require_watchable(home: Home, names: Sequence[str]) -> None:
 def require_not_cluster_managed(plan: Plan, name: str) -> None:
     """Raise UsageError if something other than `deploy watch` restarts the server."""
     if (keeper := runtime_class(plan.runtime).restart_owner(plan)) is not None:
-        hint = f"`deploy status {name}` shows restarts; `deploy monitoring {name}` writes alerts for Prometheus"
+        hint = f"`deploy status {name}` shows restarts; `deploy monitoring {name} --output DIR` writes alerts"
         raise UsageError(f"cannot watch `{name}`: {keeper}", hint=hint)
 
 

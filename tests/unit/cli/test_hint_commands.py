@@ -96,15 +96,15 @@ def test_command_line_is_recorded_for_hints(tmp_path: Path, monkeypatch: pytest.
     assert expand_commands("`deploy stage PROFILE`") == f"`deploy stage {profile_args}`"
 
 
-def test_commands_in_messages_exist_without_placeholders(all_commands: dict[str, TyperCommand]) -> None:
-    """A hint may use `PROFILE`, which is filled in, but no `…`, no plan name and no other placeholder."""
+def test_commands_in_messages_exist(all_commands: dict[str, TyperCommand]) -> None:
+    """A hint may use `PROFILE`, which is filled in, and `NAME`, `DIR` or `FILE`, which only the user knows."""
     for path in SOURCES.rglob("*.py"):
         text = re.sub(r'"\n\s+f?"', "", path.read_text())  # strings of several parts
         messages = re.sub(r'"""(?:.|\n)*?"""|#.*', "", text)
         for words in re.findall(r"`deploy ([a-z][^`]*)`", messages):
             verbs = {" ".join(words.split()[:count]) for count in (1, 2)}
             assert verbs & {*all_commands, "kernels", "patches"}, (path, words)
-            assert not re.search(r"…|--profile|\b(DIR|URL|BASE|NAME)\b", words), (path, words)
+            assert not re.search(r"…|--profile|\b(URL|BASE)\b", words), (path, words)
             # These write into files, which must not depend on the user's `--set`.
             if path.parent.name not in {"kubernetes", "render"} and path.parts[-2:] != ("slurm", "script.py"):
                 assert not re.search(r"\{plan\.profile\}", words), (path, "lacks the `--set` of the user", words)

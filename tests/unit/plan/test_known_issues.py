@@ -91,7 +91,7 @@ def test_blocking_issue_names_source_and_override() -> None:
         load("mi355x-tp8-july", overrides=["layout.dp=8", "layout.dp_attention=true"])
     (problem,) = caught.value.problems
     assert "sglang #33978" in problem.message
-    assert "; confidence medium, checked 2026-11, copies of 2026-09-23)" in problem.message
+    assert "; confidence medium, checked 2026-11, sources of 2026-09-23)" in problem.message
     assert "allow_known_issues=[dsa-dp-attention-hang]" in problem.hint
     assert problem.location == "--set layout.dp_attention"
 

@@ -77,7 +77,7 @@ def test_ambiguous_gpus_require_hardware_option(home: Home) -> None:
     unnamed = inventory(("gfx950", "AMD Radeon Graphics", 288 * GIB), vendor="amd")
     with pytest.raises(HostError, match=r"several hardware entries .*: mi350x, mi355x") as caught:
         match_hardware(unnamed, Catalog.of(home))
-    assert caught.value.hint == "`deploy add profile --hardware mi350x`"
+    assert caught.value.hint == "`deploy add profile --model MODEL --hardware mi350x`"
 
 
 @pytest.mark.parametrize(

@@ -97,8 +97,8 @@ def test_summary_omits_absent_sections(tmp_path: Path) -> None:
 
 def test_warnings_have_confidence_and_date(tmp_path: Path) -> None:
     lines = plan_summary(load("mi355x-tp8").plan, Home(tmp_path)).splitlines()
-    assert "  known     confidence medium; checked 2026-11, copies of 2026-09-23" in lines  # draft-ranks-diverge
-    assert "  known     confidence high; checked 2026-11" in lines  # speculation-is-greedy
+    assert "  basis     confidence medium; checked 2026-11, sources of 2026-09-23" in lines  # draft-ranks-diverge
+    assert "  basis     confidence high; checked 2026-11" in lines  # speculation-is-greedy
 
 
 def test_summary_contains_warnings_with_hints(tmp_path: Path) -> None:
