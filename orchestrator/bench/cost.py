@@ -46,7 +46,7 @@ class CostEstimate:
     @classmethod
     def for_gpus(cls, gpu: str, count: int, prices: Sequence[str]) -> "CostEstimate":
         """Estimate for `count` GPUs of one type."""
-        price, source = price_book(prices).price_of(gpu)
+        price, source = price_book(prices).gpu_price(gpu)
         return cls(hourly=price * count if price and count else None, source=source)
 
     def cost_of(self, seconds: float) -> float | None:

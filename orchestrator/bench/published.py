@@ -242,7 +242,7 @@ class Prices(StrictModel):
     prices: tuple[GpuPrice, ...]
     caveats: tuple[str, ...]
 
-    def price_of(self, gpu: str) -> float | None:
+    def gpu_price(self, gpu: str) -> float | None:
         """Return the price of a GPU in USD per hour by its marketing name, or None if it is not listed."""
         return next((entry.usd_per_gpu_hour for entry in self.prices if entry.gpu.lower() == gpu.lower()), None)
 
@@ -305,14 +305,14 @@ class PriceBook:
     user_prices: Mapping[str, float]
     published: tuple[Prices, ...]
 
-    def price_of(self, gpu: str | None) -> tuple[float | None, str]:
+    def gpu_price(self, gpu: str | None) -> tuple[float | None, str]:
         """Return the price of a GPU by name (case-insensitive) and the source of the price."""
         name = (gpu or "").lower()
         for key in (name, ""):
             if key in self.user_prices:
                 return self.user_prices[key], "given"
         for book in self.published:
-            if (price := book.price_of(name)) is not None:
+            if (price := book.gpu_price(name)) is not None:
                 return price, f"{book.title} ({book.source})"
         return None, ""
 

@@ -30,7 +30,7 @@ def _version(requested: bool) -> None:
 def root(
     *,
     version: Annotated[
-        bool, typer.Option("--version", "-V", callback=_version, is_eager=True, help="Show the version and exit.")
+        bool, typer.Option("--version", "-V", callback=_version, is_eager=True, help="print the version")
     ] = False,
 ) -> None:
     """Deploy sglang servers and verify what was deployed."""

@@ -29,7 +29,7 @@ from orchestrator.kernels.plan_coverage import check_table, needs_table, report_
 from orchestrator.patches.schema import MOE_TABLE
 from orchestrator.plan.facts import Facts
 from orchestrator.plan.plan import Plan
-from orchestrator.planner.cloud import rental_files
+from orchestrator.planner.cloud import cloud_files
 from orchestrator.planner.plan_warnings import report_warnings, warn_unpinned
 from orchestrator.planner.planning import render_artifacts, rendered_files
 from orchestrator.planner.source import collect_rejections, profile_source
@@ -88,7 +88,7 @@ def command(
             message = "`--input` and `--image` do not apply to a rented machine: `up` makes both there"
             raise UsageError(message, hint="omit them")
         set_invocation(profile, set_ or (), None)
-        plan, files = rental_files(runtime, profile, set_ or (), home, tool=package)
+        plan, files = cloud_files(runtime, profile, set_ or (), home, tool=package)
     else:
         source = profile_source(profile, overridden(set_, runtime=runtime), home, inputs=input_files, image=image)
         inputs = {} if image else source.files()

@@ -68,10 +68,12 @@ def command(
         ),
     ] = None,
     input_tokens: Annotated[
-        int | None, typer.Option("--input-tokens", min=1, help="prompt length to check with `--capacity` (tokens)")
+        int | None,
+        typer.Option("--input-tokens", min=1, metavar="TOKENS", help="prompt length to check with `--capacity`"),
     ] = None,
     output_tokens: Annotated[
-        int | None, typer.Option("--output-tokens", min=1, help="output length to check with `--capacity` (tokens)")
+        int | None,
+        typer.Option("--output-tokens", min=1, metavar="TOKENS", help="output length to check with `--capacity`"),
     ] = None,
     runtime: RuntimeOption = None,
     set_: SetOption = None,

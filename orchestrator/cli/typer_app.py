@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 from typer._click.exceptions import NoArgsIsHelpError  # typer's copy of click has no public name
 from typer._click.exceptions import UsageError as Misused
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.main import get_command, get_group
 
 from orchestrator.cli.commands import (
@@ -174,7 +174,11 @@ class Group(TyperGroup):
 
     def get_params(self, ctx: "Context") -> "list[Parameter]":
         """Return the parameters without `--install-completion`, which would edit files of the shell."""
-        return [param for param in super().get_params(ctx) if param.name != "install_completion"]
+        params = [param for param in super().get_params(ctx) if param.name != "install_completion"]
+        for param in params:
+            if isinstance(param, TyperOption) and param.name == "show_completion":
+                param.help = "print the shell completion script"  # typer's help is longer
+        return params
 
     def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
         """Parse as click does, with a hint in each error."""

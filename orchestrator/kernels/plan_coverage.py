@@ -234,7 +234,7 @@ def _tuning_cost(plan: Plan, keys: Sequence[Key]) -> str:
     counts = sorted({key.token for key in keys})
     tokens = ", ".join(map(str, counts)) if len(counts) <= _LISTED else f"{counts[0]} to {counts[-1]}"
     longest = f"{len(keys)} keys of {tokens} tokens, at most {TUNING_HOURS:.0f} hours (no duration is published)"
-    price, source = price_book(()).price_of(plan.hardware.name)
+    price, source = price_book(()).gpu_price(plan.hardware.name)
     if price is None:
         return longest
     hourly = price * plan.hardware.gpus

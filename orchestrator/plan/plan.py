@@ -304,7 +304,7 @@ class Plan:
     prebuilt_image: str | None  # `name@sha256:…`; None: an image is built
     soak: float = 0.0  # minutes of mixed load in the smoke test
     role: Role = Role.SERVER  # of this server
-    roles: tuple[RolePlan, ...] = ()  # prefill, then decode, if they are apart; `replicas` counts the servers of both
+    roles: tuple[RolePlan, ...] = ()  # prefill, then decode, if disaggregated; `replicas` counts the servers of both
     transfer: str = ""  # `BACKEND over NETWORK` between the roles
     host_cache_bytes: int = 0  # of a rank's tier of the KV cache in the host's memory, all pools
 

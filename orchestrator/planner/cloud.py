@@ -24,8 +24,8 @@ _REMOTE_HOME: Final = "~/.local/share/deploy"
 _ENTRY_KEYS: Final = ("hardware", "model", "engine", "workload")  # keys with a catalog entry
 
 
-def rental_files(
-    broker: str, profile: str, overrides: Sequence[str], home: Home, *, tool: str | None
+def cloud_files(
+    launcher: str, profile: str, overrides: Sequence[str], home: Home, *, tool: str | None
 ) -> tuple[Plan, tuple[RenderedFile, ...]]:
     """Return the plan of a server on a rented machine, and the launcher's files. Raises ProfileError or UsageError.
 
@@ -49,7 +49,7 @@ def rental_files(
     secrets = [plan.server.api_key_env or KEY, *([HUB_TOKEN] if plan.model.gated else [])]
     image = None if plan.engine.requirements else base_reference(plan.engine)
     load_seconds = plan.model.weight_bytes / (DOWNLOAD_MB_S * 1e6) + startup_seconds(plan)
-    rental = CloudTask(
+    task = CloudTask(
         plan=plan,
         up_argv=["deploy", "up", profile, *(word for override in remote_overrides for word in ("--set", override))],
         tool=next(iter(local_tool), str(tool)),
@@ -60,7 +60,7 @@ def rental_files(
         disk_bytes=plan.model.weight_bytes + IMAGE_BYTES,
         ready_seconds=load_seconds + STEP_SECONDS["kernels"] + (PULL if image else 0.0),
     )
-    return plan, LAUNCHERS[broker](rental)
+    return plan, LAUNCHERS[launcher](task)
 
 
 def _require_names(names: Sequence[str], home: Home) -> None:
@@ -89,7 +89,7 @@ def _require_rentable(resolved: LoadedProfile) -> None:
     """
     plan, location, problems = resolved.plan, resolved.composed.location, []
     if plan.hardware.vendor != "cpu" and plan.hardware.gpu_product is None:
-        hint = "`--set hardware.gpu_product=MI355X`, as the broker's catalog has it"
+        hint = "`--set hardware.gpu_product=MI355X`, as the launcher's catalog has it"
         problems.append(Problem("the hardware has no `gpu_product`", location(("hardware",)), hint))
     if plan.model.checkpoint.source == "local":
         hint = "a rented machine downloads it: set `model.checkpoint.source=hub` and a repository as its `path`"
@@ -97,7 +97,7 @@ def _require_rentable(resolved: LoadedProfile) -> None:
             Problem(f"`{plan.model.checkpoint.path}` is a local path", location(("model", "checkpoint", "path")), hint)
         )
     if plan.gateway is not None:
-        hint = "`--set replicas=1`; for more machines, set `replicas` or scaling in the broker's service file"
+        hint = "`--set replicas=1`; for more machines, set `replicas` or scaling in the launcher's service file"
         problems.append(Problem(f"a rented machine runs 1 replica, not {plan.replicas}", location(("replicas",)), hint))
     if problems:
         raise ProfileError(f"cannot rent a machine for profile `{plan.profile}`", problems=problems)

@@ -157,7 +157,7 @@ def compare(result: BenchResult, published: Published | None, prices: PriceBook)
 
 def _price(result: BenchResult, prices: PriceBook) -> tuple[float | None, str]:
     """Return USD per GPU-hour and its source: given now, else given at the measurement, else published."""
-    price, source = prices.price_of(result.run.provenance.gpu)
+    price, source = prices.gpu_price(result.run.provenance.gpu)
     if source != "given" and result.run.price is not None:
         return result.run.price.usd_per_gpu_hour, result.run.price.source
     return price, source

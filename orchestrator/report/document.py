@@ -151,7 +151,7 @@ def _price_notes(
     notes: dict[str, str] = {}
     for line in published.layouts if published else ():
         gpu = line.system.partition("×")[2]
-        price, source = prices.price_of(gpu)
+        price, source = prices.gpu_price(gpu)
         if price is not None:
             notes.setdefault(f"${price:.2f} per GPU-hour, {source}", gpu)
     for comparison in comparisons:
@@ -177,7 +177,7 @@ def _power_notes(comparisons: tuple[Comparison, ...], watts: Mapping[str, float]
 def _price_claims(published: Published, prices: PriceBook) -> Iterator[str]:
     """Yield the published price ratios, each with the ratio of the known prices."""
     for claim in (claim.price for claim in published.claims if claim.price is not None):
-        (cheap, _), (expensive, _) = (prices.price_of(gpu) for gpu in (claim.gpu, claim.than))
+        (cheap, _), (expensive, _) = (prices.gpu_price(gpu) for gpu in (claim.gpu, claim.than))
         stated = f"the post says that {claim.gpu} is {claim.times:g} times cheaper per GPU than {claim.than}"
         if cheap and expensive:
             yield f"{stated}; at ${cheap:.2f} and ${expensive:.2f} per GPU-hour it is {expensive / cheap:.2f} times"
@@ -235,7 +235,7 @@ def _match(row: LayoutRow, published: Published) -> tuple[str, str]:
 
 def _published_layout(line: PublishedLayout, published: Published, prices: PriceBook) -> LayoutRow:
     count, _, gpu = line.system.partition("×")
-    price, _ = prices.price_of(gpu)
+    price, _ = prices.gpu_price(gpu)
     hourly = price * int(count) if price else None
     at_rate = (row for row in published.rates if row.rate_rps == line.rate_rps)
     is_table = (line.system, line.layout) == (published.rates_system, published.rates_layout)

@@ -355,14 +355,14 @@ class Runtime(ABC):
     def stop(self, unit: Unit, *, grace: float) -> None:
         """Stop the unit and all its processes within `grace` seconds and a short margin. Idempotent."""
 
-    def ask_to_end(self, unit: Unit) -> None:  # noqa: B027 - optional: `stop` asks as well
+    def request_stop(self, unit: Unit) -> None:  # noqa: B027 - optional: `stop` requests it as well
         """Ask a unit to finish its requests and exit; does not wait for it."""
 
     def stop_all(self, units: Sequence[Unit], *, grace: float) -> None:
         """Stop several units in this order; they drain concurrently, and one failure does not affect the others."""
         for unit in units:
             with suppress(HostError):  # `stop` reports the error
-                self.ask_to_end(unit)
+                self.request_stop(unit)
         poll_until(
             lambda running: not running,
             lambda: any(self.state(unit).status is Status.RUNNING for unit in units),

@@ -24,6 +24,6 @@ def test_threat_model_states_worst_case_of_each_party() -> None:
         [cell.strip() for cell in row.strip("|").split("|")] for row in re.findall(r"^\|.+\|$", model, re.MULTILINE)
     ]
     parties = {row[0]: row[1] for row in rows[2:]}
-    for party in ("hub", "registry", "package index", "broker", "remote host", "endpoint", "results file"):
+    for party in ("hub", "registry", "package index", "launcher", "remote host", "endpoint", "results file"):
         assert [worst for name, worst in parties.items() if name.startswith(party) and worst], party
     assert len(model.split()) < 500

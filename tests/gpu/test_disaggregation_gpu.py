@@ -1,4 +1,4 @@
-"""Prefill and decode apart on one GPU, over NIXL's TCP: the KV cache crosses, drafts too; a role is killed.
+"""Prefill and decode disaggregated on one GPU, over NIXL's TCP: the KV cache crosses, drafts too; a role is killed.
 
 sglang's Python needs the packages `nixl` and `nixl-cu13`.
 """

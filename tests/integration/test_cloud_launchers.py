@@ -27,7 +27,7 @@ for path in sys.argv[1:]:
     run = parse_apply_configuration(yaml.safe_load(open(path)))
     print(run.name, run.type, run.resources.gpu.name, run.resources.gpu.count.max)
 """
-BROKERS = {"skypilot": ("skypilot==0.14.1", SKYPILOT), "dstack": ("dstack==0.22.5", DSTACK)}
+LAUNCHERS = {"skypilot": ("skypilot==0.14.1", SKYPILOT), "dstack": ("dstack==0.22.5", DSTACK)}
 
 
 def interpreter(package: str) -> Path:
@@ -47,16 +47,16 @@ def interpreter(package: str) -> Path:
     return python
 
 
-@pytest.mark.parametrize("broker", BROKERS)
-def test_launcher_accepts_rendered_files_of_every_profile(broker: str, tmp_path: Path) -> None:
-    package, script = BROKERS[broker]
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_launcher_accepts_rendered_files_of_every_profile(launcher: str, tmp_path: Path) -> None:
+    package, script = LAUNCHERS[launcher]
     python = interpreter(package)
     plans = {profile: load(profile).plan for profile in profile_names()}
     rented = [name for name, plan in plans.items() if plan.gateway is None and plan.model.checkpoint.source != "local"]
     wheel = tmp_path / "deploy_sglang-9-py3-none-any.whl"
     wheel.touch()
     for profile in rented:
-        words = ["render", profile, "--runtime", broker, "--package", str(wheel), "--output", str(tmp_path / profile)]
+        words = ["render", profile, "--runtime", launcher, "--package", str(wheel), "--output", str(tmp_path / profile)]
         done = CliRunner().invoke(app, words)
         assert done.exit_code == 0, done.output
     files = sorted(map(str, tmp_path.rglob("*.y*ml")))
@@ -64,7 +64,7 @@ def test_launcher_accepts_rendered_files_of_every_profile(broker: str, tmp_path:
         [python, "-c", script, *files], capture_output=True, text=True, check=False, timeout=TIMEOUT
     )
     assert result.returncode == 0, result.stderr[-2000:]
-    assert len(result.stdout.splitlines()) == len(files) == {"skypilot": 2, "dstack": 3}[broker] * len(rented)
+    assert len(result.stdout.splitlines()) == len(files) == {"skypilot": 2, "dstack": 3}[launcher] * len(rented)
     assert "MI355X" in result.stdout
 
     wrong = tmp_path / "wrong.yaml"

@@ -47,12 +47,12 @@ class NoObjectiveError(DeployError):
 
 
 @dataclass
-class _Ladder:
+class _EarlyStopping:
     """A callback that ends a trial's measurement after a rate if the knee is found or the trial is worse."""
 
     sweep: Sweep
     suggestion: Suggestion
-    stopped: bool = False
+    pruned: bool = False
 
     def __call__(self, result: BenchResult) -> EndReason | None:
         goal, workload = self.sweep.goal, self.sweep.workload
@@ -63,10 +63,10 @@ class _Ladder:
         if len(goal.names) > 1 or point.offered_rps is None or point.offered_rps >= last:
             return None  # Optuna cannot prune trials with several objectives
         attained_rates = goal.attained_rates(result)
-        self.stopped = self.suggestion.should_prune(
+        self.pruned = self.suggestion.should_prune(
             len(result.points), attained_rates, higher_is_better=goal.higher_is_better[0]
         )
-        return EndReason.INTERRUPTED if self.stopped else None
+        return EndReason.INTERRUPTED if self.pruned else None
 
 
 def stop_sweep_server(sweep: Sweep) -> None:
@@ -164,7 +164,7 @@ def _run(
     """Start, verify, measure and stop a configuration; `_CONFIGURATION_ERRORS` count as outcomes."""
     begin, directory = time.monotonic(), RelativePath(f"trials/{folder}")
     remove_tree(sweep.request.output / directory, within=sweep.request.output)  # left by a killed trial
-    ladder = _Ladder(sweep, suggestion)
+    early_stopping = _EarlyStopping(sweep, suggestion)
     trial = replace(pending, directory=str(directory))
     started: UpResult | None = None
     try:
@@ -173,8 +173,8 @@ def _run(
                 started = up(_up_request(sweep, suggestion), sweep.home, on_verified=lambda: None)
             trial = replace(trial, answers=_answers_verdict(started))
             with line.step("measuring"):
-                result = _measure(sweep, suggestion, ladder, sweep.request.output / directory)
-            trial = _evaluate(sweep, result, ladder, trial)
+                result = _measure(sweep, suggestion, early_stopping, sweep.request.output / directory)
+            trial = _evaluate(sweep, result, early_stopping, trial)
             if trial.values and _leads(sweep, search, trial):
                 with line.step("smoke test"), open_servers(sweep.home, sweep.request.host) as servers:
                     smoke_server(servers, sweep.server, strict_kernels=False).require()
@@ -261,7 +261,7 @@ def _up_request(sweep: Sweep, suggestion: Suggestion) -> UpRequest:
     )
 
 
-def _measure(sweep: Sweep, suggestion: Suggestion, ladder: _Ladder, folder: Path) -> BenchResult:
+def _measure(sweep: Sweep, suggestion: Suggestion, early_stopping: _EarlyStopping, folder: Path) -> BenchResult:
     options = BenchOptions(
         workload=sweep.workload_ref,
         changes=sweep.changes,
@@ -269,21 +269,21 @@ def _measure(sweep: Sweep, suggestion: Suggestion, ladder: _Ladder, folder: Path
         label=", ".join(sweep.space.display(suggestion.point).values()),
         directory=folder,
         command=quote(["deploy", "bench", sweep.server, "--workload", sweep.workload_ref]),
-        stop_when=ladder,
+        stop_when=early_stopping,
     )
     with open_servers(sweep.home, sweep.request.host) as servers:
         result, _ = bench(server_target(servers, sweep.server), options, lambda _text, _transient: None)
-    if result.end_reason is EndReason.INTERRUPTED and not ladder.stopped:
+    if result.end_reason is EndReason.INTERRUPTED and not early_stopping.pruned:
         raise Interrupted("interrupted")
     return result
 
 
-def _evaluate(sweep: Sweep, result: BenchResult, ladder: _Ladder, trial: SweepTrial) -> SweepTrial:
+def _evaluate(sweep: Sweep, result: BenchResult, early_stopping: _EarlyStopping, trial: SweepTrial) -> SweepTrial:
     """Add the values or the outcome of a measurement to a trial.
 
     Raises BenchError if the server exited, NoObjectiveError if no trial can provide the objective.
     """
-    if ladder.stopped:
+    if early_stopping.pruned:
         point = result.points[-1]
         share = f"{sweep.goal.attained(point):.0%} of the load"
         reason = f"at {point.label} requests/s it sustained {share}, less than the others"

@@ -239,7 +239,7 @@ class DockerRuntime(Runtime):
 
         return new_lines
 
-    def ask_to_end(self, unit: Unit) -> None:
+    def request_stop(self, unit: Unit) -> None:
         if (container := self._get(unit)) is not None:
             with self._host.errors_except_missing():
                 container.kill("SIGTERM")  # Docker treats SIGTERM as a stop: no restart

@@ -179,7 +179,7 @@ class ProcessRuntime(Runtime):
             terminate(unit.name, record.markers, grace=grace)
             record_end(record, run_dir)
 
-    def ask_to_end(self, unit: Unit) -> None:
+    def request_stop(self, unit: Unit) -> None:
         record = read_record(Path(unit.run_dir))
         if record is not None and not record.stopped:
             ask(record.markers, server_processes(record.markers))

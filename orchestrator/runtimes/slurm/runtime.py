@@ -142,7 +142,7 @@ class SlurmRuntime(Runtime):
         if self._home.holds(run_dir, unit.name) or _is_run_of(unit.runtime_id, run_dir):
             _note_stopped(run_dir)
 
-    def ask_to_end(self, unit: Unit) -> None:
+    def request_stop(self, unit: Unit) -> None:
         if unit.runtime_id and _server_runs(unit.runtime_id, Path(unit.run_dir)):
             jobs.signal_server(unit.runtime_id)
 

@@ -90,7 +90,7 @@ def main() -> int:
         return 0 if word == STARTED else 1
     os.close(listen)
     os.setsid()
-    _let_go_of_the_terminal()
+    _detach_from_terminal()
     with os.fdopen(speak, "wb", buffering=0) as pipe:
         supervise(request, pipe, lock)
     return 0
@@ -232,7 +232,7 @@ def _end_children(server: Program, markers: ProcessMarkers) -> None:
         _collect_orphans(server)
 
 
-def _let_go_of_the_terminal() -> None:
+def _detach_from_terminal() -> None:
     """Detach from the caller's terminal: survive its end, and close its files."""
     for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)

@@ -53,7 +53,7 @@ def test_every_file_names_its_source_and_its_unit() -> None:
 
 def test_gpu_price_lookup_ignores_case() -> None:
     (prices,) = all_published(Prices)
-    assert (prices.price_of("mi355x"), prices.price_of("B200"), prices.price_of("h100")) == (1.48, 1.95, None)
+    assert (prices.gpu_price("mi355x"), prices.gpu_price("B200"), prices.gpu_price("h100")) == (1.48, 1.95, None)
 
 
 def test_unknown_published_name_lists_known_names() -> None:

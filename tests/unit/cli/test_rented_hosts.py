@@ -14,14 +14,14 @@ from orchestrator.cli.main import app
 from orchestrator.core.catalog import Catalog, EntryKind
 from orchestrator.core.errors import ProfileError, UsageError
 from orchestrator.core.paths import Home
-from orchestrator.planner.cloud import rental_files
+from orchestrator.planner.cloud import cloud_files
 
 LAUNCHERS = ("skypilot", "dstack")
 URL = "git+https://example.org/deploy@0a1b2c3"
 
 
 def cloud_tasks(launcher: str, profile: str, home: Home, *overrides: str, tool: str = URL) -> list[dict[str, object]]:
-    files = rental_files(launcher, profile, overrides, home, tool=tool)[1]
+    files = cloud_files(launcher, profile, overrides, home, tool=tool)[1]
     return [yaml.safe_load(file.content) for file in files if file.path != "fleet.dstack.yml"]
 
 
@@ -72,7 +72,7 @@ def test_resources_cover_layout_gpus_and_checkpoint_disk(home: Home) -> None:
 
 def test_fleet_lists_full_node_instance_types(home: Home) -> None:
     def fleet(profile: str, *overrides: str) -> dict[str, object]:
-        files = rental_files("dstack", profile, overrides, home, tool=URL)[1]
+        files = cloud_files("dstack", profile, overrides, home, tool=URL)[1]
         fleet_file: dict[str, object] = next(yaml.safe_load(f.content) for f in files if f.path == "fleet.dstack.yml")
         return fleet_file
 
@@ -123,14 +123,14 @@ def test_local_wheel_is_uploaded_and_installed(home: Home, tmp_path: Path) -> No
 
 def test_package_index_name_is_rejected(home: Home) -> None:
     with pytest.raises(UsageError, match="`--package deploy-sglang` is not a file"):
-        rental_files("dstack", "cpu-tiny", (), home, tool="deploy-sglang")
+        cloud_files("dstack", "cpu-tiny", (), home, tool="deploy-sglang")
     with pytest.raises(UsageError, match="no `--package` given"):
         CliRunner().invoke(app, ["render", "cpu-tiny", "--runtime", "dstack"], catch_exceptions=False)
 
 
 def test_all_problems_are_reported_together(home: Home) -> None:
     with pytest.raises(ProfileError) as error:
-        rental_files("dstack", "mi355x-tp4x2", ("layout.tp=16",), home, tool=None)
+        cloud_files("dstack", "mi355x-tp4x2", ("layout.tp=16",), home, tool=None)
     messages = [problem.message for problem in error.value.problems]
     assert messages[0] == "no `--package` given: `deploy` is on no package index, so a rented machine cannot install it"
     assert "tp 16 needs 16 GPUs; the node has 8" in messages
@@ -145,7 +145,7 @@ def test_local_profile_file_is_rejected(
     shipped = Path(__file__).parents[3] / "profiles/engines/sglang-0.5.14-cpu.yaml"
     Path("engine.yaml").write_text(shipped.read_text())
     with pytest.raises(UsageError, match=r"`\./[a-z]+\.yaml` is a local file"):
-        rental_files("dstack", *profile_args, home, tool=URL)
+        cloud_files("dstack", *profile_args, home, tool=URL)
 
 
 def test_unnamed_gpu_product_and_local_checkpoint_are_rejected(home: Home) -> None:
@@ -156,7 +156,7 @@ def test_unnamed_gpu_product_and_local_checkpoint_are_rejected(home: Home) -> No
     (home.root / "profiles/hardware/own.yaml").write_text(entry)
     overrides = ("hardware=own", "model.checkpoint.source=local", "model.checkpoint.path=/models/mine")
     with pytest.raises(ProfileError) as error:
-        rental_files("skypilot", "mi355x-tp8", overrides, home, tool=URL)
+        cloud_files("skypilot", "mi355x-tp8", overrides, home, tool=URL)
     messages = [problem.message for problem in error.value.problems_or_self()]
     assert messages == [
         "the hardware has no `gpu_product`",

@@ -36,7 +36,7 @@ from orchestrator.experiments.sweep.run import (
 )
 from orchestrator.experiments.sweep.run import spent as spent_of
 from orchestrator.experiments.sweep.search import Search, Suggestion, SweepTrial, TrialOutcome
-from orchestrator.experiments.sweep.trial import _evaluate, _Ladder, _try, _up_request
+from orchestrator.experiments.sweep.trial import _EarlyStopping, _evaluate, _try, _up_request
 from orchestrator.planner.estimate import STEP_SECONDS, startup_seconds
 from orchestrator.planner.planning import load
 
@@ -353,7 +353,7 @@ def test_saturated_trial_is_reported_but_cannot_win(home: Home) -> None:
             suggestion = search.ask(None)
             assert suggestion is not None
             pending = replace(trial(len(outcomes) + 1, TrialOutcome.INTERRUPTED), point=suggestion.point)
-            finished = _evaluate(sweep, result, _Ladder(sweep, suggestion), pending)
+            finished = _evaluate(sweep, result, _EarlyStopping(sweep, suggestion), pending)
             search.record_trial(suggestion, finished)
             outcomes.append(finished.outcome)
         assert write_winners(sweep, search) == ()
@@ -488,7 +488,9 @@ def test_client_lag_takes_precedence_over_saturation(home: Home) -> None:
     with open_search(sweep) as search:
         suggestion = search.ask(None)
         assert suggestion is not None
-        finished = [_evaluate(sweep, measured, _Ladder(sweep, suggestion), trial(1)) for measured in (tp8(), late)]
+        finished = [
+            _evaluate(sweep, measured, _EarlyStopping(sweep, suggestion), trial(1)) for measured in (tp8(), late)
+        ]
     assert [trial_.outcome for trial_ in finished] == [TrialOutcome.SATURATED, TrialOutcome.LAGGED]
     assert finished[1].reason.endswith(", but the load client was late")
 

@@ -53,7 +53,7 @@ class RecordingRuntime(Runtime):
     def tail(self, unit: Unit) -> Callable[[], Iterator[str]]:
         return lambda: iter([f"new of {unit.runtime_id}"])
 
-    def ask_to_end(self, unit: Unit) -> None:
+    def request_stop(self, unit: Unit) -> None:
         self.calls.append(f"ask {unit.runtime_id}")
         if unit.runtime_id != self.hangs:
             self.stopped.add(unit.runtime_id)

@@ -10,7 +10,7 @@ from orchestrator.core.paths import Home
 from orchestrator.experiments.sweep.objective import Objective
 from orchestrator.experiments.sweep.run import Budget, SweepRequest, open_search, plan_sweep
 from orchestrator.experiments.sweep.search import SweepTrial, TrialOutcome
-from orchestrator.experiments.sweep.trial import _Ladder
+from orchestrator.experiments.sweep.trial import _EarlyStopping
 
 
 def result_after(count: int, *, success: float = 1.0) -> BenchResult:
@@ -20,7 +20,7 @@ def result_after(count: int, *, success: float = 1.0) -> BenchResult:
     return replace(tp8(), points=(*points[:-1], last))
 
 
-def test_ladder_ends_at_knee_or_when_worse(tmp_path: Path) -> None:
+def test_early_stopping_ends_trial_at_knee_or_when_worse(tmp_path: Path) -> None:
     (tmp_path / "space.yaml").write_text("flags: {max-running-requests: [4, 8, 16, 32, 64, 128]}\n")
     request = SweepRequest(
         profile="mi355x-tp8",
@@ -36,18 +36,20 @@ def test_ladder_ends_at_knee_or_when_worse(tmp_path: Path) -> None:
         for number in range(1, 5):
             suggestion = search.ask(None)
             assert suggestion is not None
-            ladder = _Ladder(sweep, suggestion)
-            assert [ladder(result_after(count)) for count in (1, 2, 3)] == [None] * 3
+            early_stopping = _EarlyStopping(sweep, suggestion)
+            assert [early_stopping(result_after(count)) for count in (1, 2, 3)] == [None] * 3
             measured = SweepTrial(
                 number=number, point=suggestion.point, outcome=TrialOutcome.MEASURED, values=(1000.0,)
             )
             search.record_trial(suggestion, measured)
         suggestion = search.ask(None)
         assert suggestion is not None
-        worse = _Ladder(sweep, suggestion)
+        worse = _EarlyStopping(sweep, suggestion)
         assert worse(result_after(1)) is None
-        assert (worse(result_after(2, success=0.5)), worse.stopped) == (EndReason.INTERRUPTED, True)
-        last = _Ladder(sweep, suggestion)
+        assert (worse(result_after(2, success=0.5)), worse.pruned) == (EndReason.INTERRUPTED, True)
+        last = _EarlyStopping(sweep, suggestion)
         assert last(result_after(4, success=0.5)) is None, "the last rate leaves no time to save"
-        knee = _Ladder(plan_sweep(replace(request, at_rps=None, objective=Objective.KNEE), Home(tmp_path)), suggestion)
-        assert (knee(tp8()), knee.stopped) == (EndReason.COMPLETE, False)
+        knee = _EarlyStopping(
+            plan_sweep(replace(request, at_rps=None, objective=Objective.KNEE), Home(tmp_path)), suggestion
+        )
+        assert (knee(tp8()), knee.pruned) == (EndReason.COMPLETE, False)
