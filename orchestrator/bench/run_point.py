@@ -319,7 +319,7 @@ def _hint(record: RequestRecord) -> str:
         return "increase `timeout_s` of the workload, or check the server log"
     if (record.failure or "").startswith("http-4"):
         return "check that the prompts fit the model: the lengths of the workload, and its `token_ids`"
-    return "check the server log, for example with `deploy logs`"
+    return "check the server log, for example with `deploy logs NAME`"
 
 
 async def _read_energy(reader: EnergyReader | None) -> EnergyReading | str | None:

@@ -157,7 +157,7 @@ def profile_of_model(model: str, home: Home, *, gpus: int | None, host: str | No
     Raises UsageError for a runtime that chooses its host later, and errors as `profile_on_host` does.
     """
     if runtime is not None and runtime in REGISTRY and runtime_class(runtime).cluster_managed:
-        hint = "`deploy add model`, then `deploy add profile` with `--hardware`"
+        hint = f"`deploy add model {model}`, then `deploy add profile --model NAME --hardware NAME`"
         raise UsageError(f"`--model` reads the GPUs of a host; `{runtime}` chooses one later", hint=hint)
     runner = runner_for(resolve_host_ref(runtime or "docker", home, host))
     profile = profile_on_host(model, home, runner, environ, gpus=gpus)

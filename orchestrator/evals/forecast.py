@@ -139,5 +139,5 @@ def find_pace(plan: Plan | None, results: Path) -> EvalPace:
     if rates and (best := max(rates, key=lambda pair: pair[0]))[0] > 0:
         return EvalPace(tok_s=best[0], source=f"measured: best of `{best[1].run.workload_name}` below `{results}`")
     paces = (published_pace(plan, table) for table in all_published(Published))
-    nothing = EvalPace(tok_s=None, source=f"no result of this plan below `{results}`; measure one with `deploy bench`")
+    nothing = EvalPace(tok_s=None, source=f"no result of this plan below `{results}`; `deploy bench NAME` measures one")
     return next((pace for pace in paces if pace.tok_s is not None), nothing)

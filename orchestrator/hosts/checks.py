@@ -30,7 +30,7 @@ SERVING_CHECKS: Final[Sequence[Check]] = (
     system_checks.cpu_affinity,
     system_checks.ports,
 )
-# Checks of the host where `deploy` runs.
+# Checks that also apply to a server on another host. The disk is that of the server.
 CONTROL_CHECKS: Final[Sequence[Check]] = (system_checks.disk_space, system_checks.checkpoint, system_checks.api_key)
 
 

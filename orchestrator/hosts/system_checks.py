@@ -157,7 +157,7 @@ def ports(context: CheckContext) -> Iterator[Finding]:
         holder = port_holder(port, context.access.runner)
         if holder and holder.pid:
             hint = f"`kill {holder.pid}`, or {hint}"
-        yield fail(f"port {port}", f"in use by {holder}" if holder else "held", purpose, hint)
+        yield fail(f"port {port}", f"in use by {holder}" if holder else "in use", purpose, hint)
 
 
 def checkpoint(context: CheckContext) -> Iterator[Finding]:

@@ -48,6 +48,6 @@ def _vram_in_use(inventory: GpuInventory | None, gpus: Sequence[int]) -> tuple[G
     if inventory is None or len(requested) < len(gpus) or any(gpu.used_share is None for gpu in requested):
         faults = "; ".join(inventory.errors) if inventory else ""
         message = f"cannot read the VRAM use of {len(gpus)} GPUs ({faults or f'{len(found)} GPUs found'})"
-        hint = "`deploy preflight` shows what is missing"
+        hint = "`deploy preflight PROFILE` shows what is missing"
         raise HostError(message, hint=hint)
     return inventory, busy_gpus(requested)

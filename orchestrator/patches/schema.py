@@ -95,8 +95,8 @@ class SourcePattern(StrictModel):
 class Detect(StrictModel):
     """Rules that find in the sources whether a patch is needed.
 
-    Any of `context` that is not found: not applicable. Any `present` that is found: the fix is there, from upstream or
-    by this very diff. Else, all of `needed` are found: it is needed. Else, where the files of `needed` exist: a
+    Any of `context` that is not found: not applicable. Any `present` that is found: the fix is present, from upstream
+    or by this diff. Else, all of `needed` are found: it is needed. Else, where the files of `needed` exist: a
     conflict for a diff or a config, which must not be guessed at; not applicable for anything else. Else: not
     applicable.
     """

@@ -92,7 +92,7 @@ def parse_lock(document: Document, tool: str) -> Lock:
             hint="`deploy lock PROFILE` writes a new one; `deploy diff LOCK PROFILE` shows the changes",
         )
     if edited := truncate_problems(_edited(document)):
-        hint = "`deploy lock` writes a new one"
+        hint = "`deploy lock PROFILE` writes a new one"
         raise ProfileError(f"`{name}` was edited", problems=edited, hint=hint)
     try:
         return _lock(data)

@@ -269,7 +269,7 @@ class PlanWarning:
     source: str
     hint: str
     confidence: str = ""  # of a known issue: high | medium | low
-    checked: str = ""  # of a known issue: when its source was last looked at
+    checked: str = ""  # of a known issue: month of the check; date of the sources read
 
     @property
     def basis(self) -> str:

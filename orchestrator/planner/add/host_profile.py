@@ -113,7 +113,7 @@ def match_hardware(inventory: GpuInventory, catalog: Catalog) -> str:
     """
     gpu = inventory.gpus[0]
     if len({(gpu.arch, gpu.vram_bytes) for gpu in inventory.gpus}) > 1:
-        hint = "`deploy add profile` takes hardware and number of GPUs"
+        hint = "`deploy add profile --model MODEL --hardware NAME --gpus N` takes GPUs of one kind"
         raise HostError("the GPUs of this host differ", hint=hint)
     entries = dict(_entries(inventory, gpu, catalog))
     names = sorted(

@@ -134,10 +134,10 @@ def built_image_problems(profile: Profile) -> Iterator[Problem]:
 def start_problems(profile: Profile) -> Iterator[Problem]:
     """Yield a problem for a server on several nodes, or with autoscaling, which `deploy` renders but does not start."""
     if profile.kubernetes.autoscaling is not None:
-        hint = "`deploy render` with `--output keda`, then `kubectl apply --server-side -f keda/kubernetes.yaml`"
+        hint = "`deploy render PROFILE --output keda`, then `kubectl apply --server-side -f keda/kubernetes.yaml`"
         yield Problem("`up` cannot start autoscaled replicas: KEDA sets their number", "kubernetes.autoscaling", hint)
     if key := _ranks_on_nodes(profile):
-        hint = "`deploy render` with `--output lws`, then `kubectl apply --server-side -f lws/kubernetes.yaml`"
+        hint = "`deploy render PROFILE --output lws`, then `kubectl apply --server-side -f lws/kubernetes.yaml`"
         yield Problem("`up` cannot start a LeaderWorkerSet (a server on several nodes)", key, hint)
 
 

@@ -240,7 +240,7 @@ def _copy(folder: Path, packages: Path, servers: tuple[str, ...]) -> Cache:
     return Cache(
         kind="patched copy",
         location=str(folder),
-        requirements={"sglang": version or "not whole", "patches": ", ".join(patches)},
+        requirements={"sglang": version or "incomplete", "patches": ", ".join(patches)},
         size=sum(_own_bytes(folder)),
         used_by=servers,
         remove=partial(_remove, folder, packages, servers),

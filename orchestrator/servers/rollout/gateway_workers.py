@@ -33,7 +33,7 @@ from orchestrator.verify.gateway import count_workers
 
 _FILE: Final = "gateway.key"
 _ACCEPTED: Final = 202
-_SEE_LOG: Final = "`deploy logs` shows the log of the gateway"
+_SEE_LOG: Final = "`deploy logs NAME` shows the log of the gateway"
 _MAX_DRAIN_SECONDS: Final = 30  # then the gateway unlists a worker; `servers.drain` waits for longer requests
 _CHANGE_TIMEOUT: Final = 10.0  # seconds for the gateway to apply a change, on a busy host
 _ROUTE_TIMEOUT: Final = 60.0  # seconds; smg 1.13.0 adds a healthy worker within 0.2 s

@@ -1,4 +1,4 @@
-"""A command with options that a message quotes has the arguments and options that it requires."""
+"""A command with arguments or options that a message quotes has all that it requires."""
 
 import ast
 import re
@@ -16,12 +16,12 @@ VALUE = "1"  # stands for each value that is known only when the message is prin
 
 
 def quoted_commands() -> Iterator[tuple[str, str]]:
-    """Yield each module with a command of its messages, in backquotes and with at least one option."""
+    """Yield each module with a command of its messages, in backquotes and with more than its name."""
     for path in sorted((ROOT / "orchestrator").rglob("*.py")):
         tree = ast.parse(path.read_text())
         docstrings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         for node in set(ast.walk(tree)) - docstrings:
-            for command in re.findall(r"`(deploy [^`\n]* --[^`\n]*)`", text_of(node)):
+            for command in re.findall(r"`(deploy [a-z]+ [^`\n]+)`", text_of(node)):
                 yield path.relative_to(ROOT).as_posix(), command
 
 
