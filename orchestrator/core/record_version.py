@@ -5,7 +5,7 @@ from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 
-RECORD_VERSION: Final = 3  # increased by each change that makes an older `deploy` misread a record
+RECORD_VERSION: Final = 4  # increased by each change that makes an older `deploy` misread a record
 KEY: Final = "version"
 
 

@@ -8,6 +8,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
+from inspect import getattr_static
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -212,6 +213,11 @@ class Runtime(ABC):
     allocated_nodes: ClassVar[Callable[[Mapping[str, str]], Sequence[FabricNode]]] = lambda _environ: ()
     host_given: bool = False  # whether the user named the host: if so, report when it does not answer
 
+    def __init_subclass__(cls) -> None:
+        """Require `render` and `prepare`; as abstract methods they would be imported with the class."""
+        if missing := [name for name in ("render", "prepare") if getattr_static(cls, name) is vars(Runtime)[name]]:
+            raise TypeError(f"{cls.__name__} does not define {' and '.join(missing)}")
+
     def __init__(self, home: Home, host: str | None = None) -> None:
         """Manage the servers of a home, on this host or on `host`."""
         self._home = home
@@ -261,10 +267,7 @@ class Runtime(ABC):
 
     @classmethod
     def render(cls, plan: Plan, inputs: Mapping[str, bytes]) -> Artifacts:
-        """Return the artifacts of a plan. `inputs` are files for patches, by input name. Required.
-
-        An abstract method would be imported with the class.
-        """
+        """Return the artifacts of a plan. `inputs` are files for patches, by input name."""
         raise NotImplementedError(f"{cls.name}: {plan.profile}")
 
     @classmethod
@@ -274,7 +277,7 @@ class Runtime(ABC):
 
     @classmethod
     def prepare(cls, artifacts: Artifacts, host_ref: HostRef) -> PreparedRun:
-        """Prepare the environment of a server while other servers run. Required. Raises BuildError, PatchError."""
+        """Prepare the environment of a server while other servers run. Raises BuildError, PatchError."""
         raise NotImplementedError(f"{cls.name}: {artifacts.plan.profile}")
 
     @classmethod

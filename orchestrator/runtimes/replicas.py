@@ -122,7 +122,8 @@ def current_runs(newest_first: Iterable[RecordedRun], live: Collection[Path]) ->
     """Return the runs whose folder is in `live`; if `live` is empty, the newest run unless it was stopped.
 
     A rolling update records replaced replicas in later runs, so unstopped runs of replicas are also returned, back to
-    the run of their gateway. `newest_first` is read only as far as needed.
+    the run of their gateway. `newest_first` is read only as far as needed. Runtimes select runs themselves, because
+    records outlive their units.
     """
     unseen, current = set(live), list[RecordedRun]()
     for run in newest_first:

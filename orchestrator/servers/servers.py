@@ -185,16 +185,17 @@ def note_gateway(run: RunDir, seconds: float) -> None:
     run.save_state(PROCESSES_FILE, {"processes": [], "ready_seconds": round(seconds, 1)})
 
 
-def exited_processes(server: Server) -> str:
+def exited_processes(server: Server, *, ask: bool = True) -> str:
     """Return the exited processes of a ready server, as `rank DP1 has exited`; "" if none is known to have exited.
 
+    Without `ask`, it names only the replicas that did not run when they were listed.
     The process table shows a death sooner than sglang does. sglang notices a dead data-parallel rank only at the next
     health request, after 20 s, and a dead tensor-parallel rank only when the others wait for it.
     """
     if server.replicas:
-        return "; ".join(_missing_servers(server))
+        return "; ".join(_missing_servers(server, ask=ask))
     recorded = server.run.read(PROCESSES_FILE).get("processes")
-    cmdlines = server.process_cmdlines() if recorded else ()
+    cmdlines = server.process_cmdlines() if recorded and ask else ()
     if not cmdlines or not isinstance(recorded, Sequence):
         return ""
     running = process_names(cmdlines)
@@ -233,7 +234,7 @@ def replicas_on_other_plan(server: Server, plan: Plan) -> str:
     return ", ".join(differing_replicas())
 
 
-def _missing_servers(server: Server) -> Iterator[str]:
+def _missing_servers(server: Server, *, ask: bool) -> Iterator[str]:
     """Yield the exited replicas of a gateway, and the exited processes of running replicas."""
     by_name = {Path(replica.run_dir).name: replica for replica in server.replicas}
     plan = server.plan
@@ -241,10 +242,10 @@ def _missing_servers(server: Server) -> Iterator[str]:
         label, replica = plan.label_of(number) if plan else name.replace("-", " "), by_name.get(name)
         if replica is None:
             yield f"{label} {'has no readable record' if _was_started(server, name) else 'is not started yet'}"
-        elif (state := replica.current_state()).status is not Status.RUNNING:
+        elif (state := replica.current_state() if ask else replica.state).status is not Status.RUNNING:
             reason = "it was stopped" if state.status is Status.NOT_FOUND else state.exit_reason
             yield f"{label} is not running: {reason}"
-        elif dead := exited_processes(replica):
+        elif dead := exited_processes(replica, ask=ask):
             yield f"{label}: {dead}"
 
 

@@ -103,8 +103,7 @@ def status_table(listed: Iterable[ServerStatus], *, width: int | None = None) ->
 def _status(server: Server, gateway: Server | None, *, ask: bool) -> ServerStatus:
     state, runs = server.state, server.state.status is Status.RUNNING
     probed = ask and runs
-    was_checked = probed or (server.replicas and runs)  # the state of replicas is known from the listing
-    problem = exited_processes(server) if was_checked else ""
+    problem = exited_processes(server, ask=ask) if runs else ""
     unrouted = _unrouted(server, gateway) if probed else ""
     problem = problem or unrouted
     health = "unhealthy" if problem else _health(server) if probed else ""

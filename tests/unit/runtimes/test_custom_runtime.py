@@ -37,6 +37,11 @@ def test_runtime_missing_a_method_cannot_be_created(tmp_path: Path) -> None:
         Incomplete(Home(tmp_path))  # type: ignore[abstract]
 
 
+def test_runtime_missing_a_class_method_cannot_be_defined() -> None:
+    with pytest.raises(TypeError, match="Incomplete does not define render and prepare"):
+        type("Incomplete", (Runtime,), {})
+
+
 @pytest.mark.parametrize("name", REGISTRY)
 def test_imported_runtime_methods_match_base_signatures(name: str) -> None:
     runtime = runtime_class(name)

@@ -147,6 +147,27 @@ def test_partly_healthy_replicas_are_reported(
         require_healthy(servers, statuses(servers, "two", check_health=True), explicit=True)
 
 
+class Listed(OneServer):
+    """A runtime that must only be listed."""
+
+    def state(self, _: Unit) -> ServerState:
+        raise AssertionError("the state of a unit was queried")
+
+    def process_cmdlines(self, _: Unit) -> tuple[str, ...]:
+        raise AssertionError("the processes of a unit were queried")
+
+
+def test_status_without_health_check_only_lists(handle: Unit, run_dir: Path, tmp_path: Path) -> None:
+    (run_dir / "plan.json").write_text(load("cpu-tiny", overrides=["replicas=2"]).plan.to_json())
+    first, second = (replace(handle, run_dir=str(run_dir / f"replica-{number}")) for number in (1, 2))
+    for replica in (first, second):
+        record_processes(server(Table(READY), replica), 12.34)
+    ended = replace(second, state=ServerState(status=Status.EXITED, exit_code=137))
+    servers = Servers(Home(tmp_path), {"process": Listed(READY, handle, first, ended)})  # type: ignore[dict-item]
+    [status] = statuses(servers, "two", check_health=False)
+    assert status.detail == "replica 2 of 2 is not running: exited with 137"
+
+
 def test_replica_without_readable_record_fails_smoke_test(
     handle: Unit, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
