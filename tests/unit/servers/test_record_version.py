@@ -1,5 +1,6 @@
 """Runs with a record of another version: they are reported with a hint and do not affect other runs."""
 
+import hashlib
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -7,25 +8,31 @@ from pathlib import Path
 
 import pytest
 from plan_samples import plan_of
+from pydantic import TypeAdapter
 from run_samples import past_run, request_of
 
 from orchestrator.core.errors import StartError
 from orchestrator.core.paths import Home
 from orchestrator.core.record_version import RECORD_VERSION
+from orchestrator.plan.plan import Plan
 from orchestrator.planner.source import run_source
 from orchestrator.report.diff import resolve_side
 from orchestrator.report.history import history
 from orchestrator.runs.run_dir import RunDir, read_plan, require_plan
 from orchestrator.runtimes.base import Status
 from orchestrator.runtimes.process.runtime import ProcessRuntime
+from orchestrator.runtimes.slurm.record import Submission
+from orchestrator.runtimes.supervisor.record import Record
 from orchestrator.servers.prune import prune
 from orchestrator.servers.rollback import request_from, restart, rollback
 from orchestrator.servers.servers import Servers
 from orchestrator.servers.start import up
+from orchestrator.servers.start.request import UpRequest
 from orchestrator.servers.status import statuses
 from orchestrator.servers.watch.recovery import snapshot_of
 
 OTHER_VERSIONS = pytest.mark.parametrize("version", [0, 99])
+FIELDS_OF_VERSION = (4, "82919b73b22a")  # RECORD_VERSION, and the digest of the fields of its records
 # Commands that need the record of a run.
 READERS: dict[str, Callable[[RunDir, Home], object]] = {
     "restart": lambda _, home: restart("owl", home),
@@ -36,6 +43,16 @@ READERS: dict[str, Callable[[RunDir, Home], object]] = {
     "watch": lambda _, home: snapshot_of(servers_of(home), "owl"),
     "metrics": lambda run, _: require_plan(run, "owl"),
 }
+
+
+def test_changed_fields_of_records_need_another_version() -> None:
+    fields = {}
+    for kind in (Plan, UpRequest, Record, Submission):
+        schema = TypeAdapter(kind).json_schema()
+        for name, model in {**schema.get("$defs", {}), kind.__name__: schema}.items():
+            fields[name] = sorted(model.get("properties", ()))
+    digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:12]
+    assert (RECORD_VERSION, digest) == FIELDS_OF_VERSION, "fields have changed: increase RECORD_VERSION, and pin both"
 
 
 @pytest.fixture
