@@ -168,7 +168,7 @@ def test_insufficient_gpus_are_reported(cluster: PrivateCluster, home: Home, nam
 def test_missing_pvc_is_reported_before_creating_objects(cluster: PrivateCluster, home: Home, namespace: str) -> None:
     code, _, errors = deploy(cluster, home, *up_words(namespace, *CLAIM))
     assert code == 4
-    assert "persistentvolumeclaim: not there (needed: models)" in errors
+    assert "persistentvolumeclaim: not found (needed: models)" in errors
 
 
 def test_image_without_named_kernels_is_rejected_before_creating_objects(
