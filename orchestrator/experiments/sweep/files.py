@@ -158,7 +158,8 @@ def _notes(
         yield f"{evidence(sweep, winner.trial, search)}."
         yield f"Answers before the load: {winner.trial.answers or 'not checked'}; smoke test after it: passed."
         if winner.profile is not None:
-            yield f"It is saved as profile `{winner.profile}`; `deploy show {winner.profile} --explain` prints the origin of each value."
+            explain = f"`deploy show {winner.profile} --explain` prints the origin of each value"
+            yield f"It is saved as profile `{winner.profile}`; {explain}."
         if (command := tune_command(sweep, winner, results[winner.trial.number])) is not None:
             yield command
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import ValidationError
 
 from orchestrator.core.errors import UsageError
+from orchestrator.core.files import naming
 from orchestrator.core.signals import defer_signals
 from orchestrator.core.validation import type_adapter
 from orchestrator.experiments.sweep.objective import Goal
@@ -23,6 +24,7 @@ from orchestrator.experiments.sweep.space import Point, SearchSpace, SweepParame
 if TYPE_CHECKING:
     from optuna import Study, Trial
     from optuna.distributions import BaseDistribution
+    from optuna.storages.journal import JournalFileBackend
     from optuna.trial import FrozenTrial
 
 _STUDY: Final = "sweep"
@@ -90,6 +92,18 @@ class Suggestion:
         return bool(self.trial.should_prune())
 
 
+def _open_journal(optuna: Any, journal: Path) -> "JournalFileBackend":  # noqa: ANN401 - a module
+    """Open Optuna's journal in a file; an OSError on a write names the file."""
+
+    class NamedJournal(optuna.storages.journal.JournalFileBackend):  # type: ignore[misc]  # imported lazily
+        def append_logs(self, logs: list[dict[str, Any]]) -> None:
+            with naming(journal):
+                super().append_logs(logs)
+
+    backend: JournalFileBackend = NamedJournal(str(journal))
+    return backend
+
+
 class Search:
     """A resumable Optuna study, with all state in a journal file."""
 
@@ -121,7 +135,7 @@ class Search:
         try:
             study: Study = optuna.create_study(
                 study_name=_STUDY,
-                storage=optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(journal))),
+                storage=optuna.storages.JournalStorage(_open_journal(optuna, journal)),
                 sampler=sampler,
                 pruner=pruner,
                 directions=directions,

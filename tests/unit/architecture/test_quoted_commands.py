@@ -46,6 +46,8 @@ def test_quoted_command_is_complete(module: str, line: str) -> None:
     while hasattr(command, "commands"):
         command = command.commands[words.pop(0)]
         context = command.make_context(command.name, [], parent=context, resilient_parsing=True)
+    if not words:
+        return  # only the name of a command
     values, rest, _ = command.make_parser(context).parse_args(list(words))
     assert not rest, f"{module}: unknown arguments `{' '.join(rest)}`"
     missing = [option.name for option in command.params if option.required and values.get(option.name) is None]

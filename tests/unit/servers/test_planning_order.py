@@ -200,7 +200,7 @@ def preflight_problems(request: UpRequest, home: Home) -> str:
     [
         ("mi355x-tp8", {}, "gpus: none"),
         ("mi355x-tp8", {"disk": "Filesystem 1024-blocks Used Available\n/dev/sda 9 8 1 89% /\n"}, "GiB for weights"),
-        ("cpu-tiny", {"sockets": "  0: 0100007F:753A 00000000:0000 0A 0:0 0:0 0 0 0 7 1\n"}, "port 30010: held"),
+        ("cpu-tiny", {"sockets": "  0: 0100007F:753A 00000000:0000 0A 0:0 0:0 0 0 0 7 1\n"}, "port 30010: in use"),
     ],
 )
 def test_failed_preflight_stops_before_build_and_download(
