@@ -61,7 +61,7 @@ def stage_remote(
     """
     if plan.model.checkpoint.source == "generated":
         message = f"cannot stage `{plan.model.name}`: its checkpoint is generated on its host"
-        raise UsageError(message, hint="`deploy up` generates it")
+        raise UsageError(message, hint="`deploy up PROFILE` generates it")
     return _verify_remote(plan, directory, host, hub_of(os.environ), allow_mismatch=allow_mismatch, mirror=mirror)
 
 

@@ -291,7 +291,7 @@ def all_reduce(fabric: Fabric) -> Iterator[Finding]:
     """Measure all-reduce over all ranks with the engine's torch, by RCCL, NCCL or (on CPUs) gloo."""
     check, needed = "all-reduce", "bandwidth between the ranks of all nodes"
     if fabric.python is None:
-        hint = "run `deploy up` or `deploy build` first"
+        hint = "run `deploy up PROFILE` or `deploy build PROFILE` first"
         yield not_checked(check, "no Python with the engine on this host", needed, hint)
         return
     try:

@@ -89,7 +89,7 @@ def all_reduce_gbytes(plan: Plan, nodes: Sequence[FabricNode], python: Sequence[
     results = run_concurrently(node_argvs, timeout=_TIMEOUT)
     if without := [node.name for node, done in zip(nodes, results, strict=True) if _NO_IMAGE in done.stderr]:
         # The other nodes wait for these ranks until they time out.
-        install = "`deploy build`, or `docker pull` on each node"
+        install = "`deploy build PROFILE`, or `docker pull` on each node"
         raise NotMeasuredError(f"no image on {', '.join(without)}", install=install)
     for node, done in zip(nodes, results, strict=True):
         if not done.ok:

@@ -82,22 +82,20 @@ def parse_lock(document: Document, tool: str) -> Lock:
             message = (
                 f"a lockfile of format {number}, of {'an older' if number < FORMAT else 'a newer'} version of deploy"
             )
-        raise ProfileError(
-            message, location=document.location(("lock",)), hint="`deploy lock PROFILE` writes a new one"
-        )
+        raise ProfileError(message, location=document.location(("lock",)), hint="`deploy lock NAME` writes a new one")
     if data.get("tool") != tool:
         raise ProfileError(
             f"the lockfile was written by deploy {data.get('tool')}; this is deploy {tool}",
             location=document.location(("tool",)),
-            hint="`deploy lock PROFILE` writes a new one; `deploy diff LOCK PROFILE` shows the changes",
+            hint="`deploy lock NAME` writes a new one; `deploy diff LOCK NAME` shows the changes",
         )
     if edited := truncate_problems(_edited(document)):
-        hint = "`deploy lock PROFILE` writes a new one"
+        hint = "`deploy lock NAME` writes a new one"
         raise ProfileError(f"`{name}` was edited", problems=edited, hint=hint)
     try:
         return _lock(data)
     except ValueError as error:
-        raise ProfileError("not a lockfile", location=name, hint="`deploy lock PROFILE` writes one") from error
+        raise ProfileError("not a lockfile", location=name, hint="`deploy lock NAME` writes one") from error
 
 
 def _lock(data: Mapping[str, object]) -> Lock:

@@ -229,10 +229,11 @@ def _seen_from(folder: Path, profile: str) -> str:
 def lock_path(name: str | None) -> Path:
     """Return the path of the lock named by `--locked`: a file, or a profile's default lock. Raises UsageError."""
     if name is None:
-        raise UsageError("no lockfile given", hint="`deploy up --locked FILE`; `deploy lock PROFILE` writes one")
+        raise UsageError("no lockfile given", hint="`deploy up --locked FILE`; `deploy lock NAME` writes one")
     path = Path(name) if name.endswith(LOCK_FILE) else default_path(name)
     if not path.is_file():
-        raise UsageError(f"no lockfile `{path}` found", hint=f"`deploy lock {name}` writes one")
+        profile = "NAME" if name.endswith(LOCK_FILE) else name
+        raise UsageError(f"no lockfile `{path}` found", hint=f"`deploy lock {profile}` writes one")
     return path.absolute()
 
 

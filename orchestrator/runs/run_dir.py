@@ -345,7 +345,7 @@ def load_lock(path: Path) -> tuple[Lock, Document]:
         text = read_file(path, max_bytes=MAX_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        hint = "`deploy lock PROFILE` writes one"
+        hint = "`deploy lock NAME` writes one"
         raise ProfileError(f"cannot read the lock: {reason}", location=str(path), hint=hint) from error
     document = read_document(text, str(path))
     return parse_lock(document, __version__), document

@@ -98,7 +98,7 @@ def rerun_request(text: str, request: UpRequest, home: Home) -> UpRequest:
     """
     if request.profile or request.overrides or request.image:
         message = "`--from` repeats a run: a profile, `--set`, `--revision` and `--image` do not apply"
-        raise UsageError(message, hint="`deploy diff` compares a run with a profile")
+        raise UsageError(message, hint="`deploy diff RUN PROFILE` compares them")
     earlier = request_from(require_run(home, text))
     return dataclasses.replace(
         earlier,
@@ -135,7 +135,7 @@ def _locked_request(request: UpRequest) -> UpRequest:
     """
     if request.overrides or request.image:
         message = "`--locked` starts the lockfile: `--set`, `--revision` and `--image` do not apply"
-        raise UsageError(message, hint="`deploy lock PROFILE --set KEY=VALUE` writes a lockfile with other settings")
+        raise UsageError(message, hint="`deploy lock NAME --set KEY=VALUE` writes a lockfile with other settings")
     path = lock_path(request.profile or None)
     lock, _ = read_lock(path)
     return dataclasses.replace(request, profile=lock.profile, overrides=lock.overrides, lock=str(path))

@@ -164,7 +164,7 @@ def read_archive(path: Path) -> KernelArchive:
         parsed = type_adapter(KernelReceipt).validate_json(receipt)
         return KernelArchive(path=path, digest=digest, receipt=parsed, sizes=sizes)
     except (gzip.BadGzipFile, EOFError, ValueError, tarfile.TarError, zlib.error) as error:
-        hint = "`deploy up` writes one below `$DEPLOY_HOME` after a verified start"
+        hint = "`deploy up PROFILE` writes one below `$DEPLOY_HOME` after a verified start"
         raise KernelsError(f"`{path}` is not an archive of compiled kernels", details=str(error), hint=hint) from error
     except OSError as error:
         raise KernelsError(f"cannot read `{path}`: {error.strerror}") from error

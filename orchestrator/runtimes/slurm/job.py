@@ -90,7 +90,7 @@ def _consume_request(run_dir: Path) -> StartRequest:
     except OSError as error:
         raise StartError(f"cannot read `{path}` on this node: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
-        hint = "cancel the job, and start the server again with `deploy up`"
+        hint = "cancel the job, and start the server again with `deploy up PROFILE`"
         raise StartError(f"`{path}` is not in this version's format", hint=hint) from error
     port = request.url.rpartition(":")[2]
     return replace(request, record=SERVER, url=f"http://{os.environ.get('SLURMD_NODENAME', 'localhost')}:{port}")
