@@ -87,7 +87,7 @@ def parse_lock(document: Document, tool: str) -> Lock:
         raise ProfileError(
             f"the lockfile was written by deploy {data.get('tool')}; this is deploy {tool}",
             location=document.location(("tool",)),
-            hint="`deploy lock NAME` writes a new one; `deploy diff LOCK NAME` shows the changes",
+            hint="`deploy lock NAME` writes a new one",
         )
     if edited := truncate_problems(_edited(document)):
         hint = "`deploy lock NAME` writes a new one"

@@ -14,13 +14,13 @@ from orchestrator.checkpoints.receipt import read_receipt
 from orchestrator.checkpoints.staging import hub_of
 from orchestrator.checkpoints.verify import checkpoint_directory
 from orchestrator.core.catalog import Catalog, EntryKind
-from orchestrator.core.command_hints import profile_words
 from orchestrator.core.console import note
 from orchestrator.core.errors import BuildError, CheckpointError, DeployError, Problem, ProfileError, UsageError
 from orchestrator.core.files import read_file
 from orchestrator.core.paths import Home
 from orchestrator.core.safe_paths import RelativePath, UnsafeValueError, path_named_in
 from orchestrator.core.secrets import redact
+from orchestrator.core.subprocesses import quote
 from orchestrator.core.yaml_document import Document
 from orchestrator.engine.gateway import LAUNCHER
 from orchestrator.images.config import local_config
@@ -273,7 +273,8 @@ class LockSource(ProfileSource):
         problems = [problem for _, item in groups for problem in item]
         if problems:
             kind = next(kind for kind, item in groups if item)
-            hint = f"`deploy lock {profile_words(plan.profile)}` writes a lock of the current inputs"
+            sets = [word for override in lock.overrides for word in ("--set", override)]
+            hint = f"`{quote(['deploy', 'lock', lock.profile, *sets])}` writes a lock of the current inputs"
             raise kind(f"the plan or its inputs have changed since `{self.path.name}`", problems=problems, hint=hint)
         return plan
 

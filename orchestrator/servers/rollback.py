@@ -98,7 +98,7 @@ def rerun_request(text: str, request: UpRequest, home: Home) -> UpRequest:
     """
     if request.profile or request.overrides or request.image:
         message = "`--from` repeats a run: a profile, `--set`, `--revision` and `--image` do not apply"
-        raise UsageError(message, hint="`deploy diff RUN PROFILE` compares them")
+        raise UsageError(message, hint="omit them, or omit `--from`")
     earlier = request_from(require_run(home, text))
     return dataclasses.replace(
         earlier,
