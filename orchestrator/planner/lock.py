@@ -273,8 +273,8 @@ class LockSource(ProfileSource):
         problems = [problem for _, item in groups for problem in item]
         if problems:
             kind = next(kind for kind, item in groups if item)
-            sets = [word for override in lock.overrides for word in ("--set", override)]
-            hint = f"`{quote(['deploy', 'lock', lock.profile, *sets])}` writes a lock of the current inputs"
+            command = quote(["deploy", "lock", lock.profile, "--output", str(self.path)])
+            hint = f"`{command}`, with your `--set`, writes a lock of the current inputs"
             raise kind(f"the plan or its inputs have changed since `{self.path.name}`", problems=problems, hint=hint)
         return plan
 

@@ -131,7 +131,8 @@ def side_of_url(url: str, *, key: Secret | None) -> LogprobSide:
         with EngineClient(url, key=key) as server:
             engine = read_engine(server.get(MODELS))
             if is_other_engine(engine):
-                hint = f"`deploy eval {url} --suite SUITE --baseline OTHER` compares the answers of any engine"
+                with_key = " --api-key-env VARIABLE" if key is not None else ""
+                hint = f"`deploy eval {url} --suite SUITE --baseline OTHER{with_key}` compares answers of any engine"
                 raise SmokeError(f"cannot read log-probabilities of `{url}`: it is {engine}, not sglang", hint=hint)
             target = target_from_server_info(server, url=url, api_key=key)
     except (NoResponseError, UnexpectedResponseError) as error:
