@@ -18,11 +18,11 @@ def main() -> None:
     if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     gc.set_threshold(_GC_THRESHOLD)
-    from orchestrator.core.streams import install_streams  # noqa: PLC0415
+    from orchestrator.core.streams import install_streams  # noqa: PLC0415 - after SIGINT is handled
 
     install_streams()
     sys.modules["httpx._main"] = None  # type: ignore[assignment]  # httpx's own command line: a tenth of what is imported
-    from orchestrator.cli.main import main as run  # noqa: PLC0415
+    from orchestrator.cli.main import main as run  # noqa: PLC0415 - after the lines above
 
     run()
 

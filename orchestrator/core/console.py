@@ -208,7 +208,7 @@ def live_screen() -> Iterator[Callable[[str], None]]:
         yield lambda text: print_data(f"{text}\n")
         return
     from rich.live import Live  # noqa: PLC0415 - takes 0.1 s; only live views need it
-    from rich.text import Text  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415 - as above
 
     with Live(screen=True, auto_refresh=False) as live:
         yield lambda text: live.update(Text(printable(redact(text))), refresh=True)

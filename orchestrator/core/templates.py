@@ -32,7 +32,7 @@ def render_template(
 @cache
 def _compiled(text: str, filters: tuple[Filter, ...], **options: Any) -> "Template":  # noqa: ANN401 - as above
     from jinja2 import StrictUndefined  # noqa: PLC0415 - as above
-    from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415
+    from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415 - as above
 
     jinja = ImmutableSandboxedEnvironment(
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False, **options

@@ -308,10 +308,6 @@ class Plan:
     transfer: str = ""  # `BACKEND over NETWORK` between the roles
     host_cache_bytes: int = 0  # of a rank's tier of the KV cache in the host's memory, all pools
 
-    def flag(self, name: str) -> str | None:
-        """Return an option's values joined by spaces: "" for a bare switch, None if the plan does not set it."""
-        return next((" ".join(flag.values) for flag in self.flags if flag.name == name), None)
-
     @cached_property
     def serving(self) -> ServingFacts:
         """The meaning of the flags; derived, so not part of the plan's text."""

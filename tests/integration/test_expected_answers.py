@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from cpu_server import CpuServer
+from plan_flags import flag_of
 from torch_forks import Program, run_forked
 
 from orchestrator.core.paths import data_root
@@ -72,5 +73,5 @@ def test_sglang_tokens_match_transformers(
             for question, answer in zip(questions, answers, strict=True)
         ]
     assert [list(item.ids) for item in generated] == [answer["ids"] for answer in answers]
-    assert generated[-1].prompt_tokens > int(server.plan.flag("chunked-prefill-size") or 0)
+    assert generated[-1].prompt_tokens > int(flag_of(server.plan, "chunked-prefill-size") or 0)
     assert generated[-1].cached_tokens < 64

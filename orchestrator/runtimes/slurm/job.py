@@ -155,10 +155,10 @@ def _server_has_ended(run_dir: Path) -> bool:
 
 def _wait_for_vram(run_dir: Path) -> None:
     """Hold the node's GPUs until they are drained: Slurm gives them to the next job as soon as this one ends."""
-    from orchestrator.hosts.gpus import read_gpus  # noqa: PLC0415
+    from orchestrator.hosts.gpus import read_gpus  # noqa: PLC0415 - not needed while the server runs
     from orchestrator.hosts.survey import local  # noqa: PLC0415 - not needed while the server runs
     from orchestrator.hosts.vram import wait_for_vram_release  # noqa: PLC0415 - not needed while the server runs
-    from orchestrator.runs.run_dir import RunDir, require_plan  # noqa: PLC0415
+    from orchestrator.runs.run_dir import RunDir, require_plan  # noqa: PLC0415 - not needed while the server runs
 
     try:
         plan = require_plan(RunDir(run_dir), run_root(run_dir).parent.name)

@@ -245,7 +245,7 @@ class _RollingUpdate:
         if min_score is None:
             return
         from orchestrator.bench.benchmark import BenchTarget  # noqa: PLC0415 - imports the whole load client
-        from orchestrator.evals.run import require_gsm8k  # noqa: PLC0415
+        from orchestrator.evals.run import require_gsm8k  # noqa: PLC0415 - as above
 
         target = BenchTarget(
             url=new.url,

@@ -1,7 +1,7 @@
 """Test that only `plan/` and `planner/` create plans or derive one from another."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -56,10 +56,25 @@ def _is_dataclasses(function: ast.Attribute) -> bool:
     return isinstance(function.value, ast.Name) and function.value.id in {"dataclasses", "copy"}
 
 
-def plan_creations(nodes: Nodes) -> Iterator[str]:
-    """Yield the calls that create a plan and the functions that take and return one."""
+def functions_returning_plans() -> frozenset[str]:
+    nodes = (node for path in sorted(PACKAGE.rglob("*.py")) for node in nodes_of(path))
+    functions = (node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return frozenset(function.name for function in functions if is_plan(function.returns))
+
+
+def plan_creations(nodes: Nodes, sources: Collection[str] = ()) -> Iterator[str]:
+    """Yield the calls that create a plan and the functions that take and return one.
+
+    `sources` are the names of functions that return plans.
+    """
     annotated = {node.target.id for node in nodes if isinstance(node, ast.AnnAssign)
                  if isinstance(node.target, ast.Name) and is_plan(node.annotation)}  # fmt: skip
+    for node in nodes:
+        if isinstance(node, ast.Assign | ast.NamedExpr) and isinstance(node.value, ast.Call):
+            called = node.value.func
+            if getattr(called, "attr", getattr(called, "id", "")) in sources:
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                annotated |= {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
     for function in (node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)):
         annotated |= {argument.arg for argument in arguments(function) if is_plan(argument.annotation)}
         if is_plan(function.returns) and any(is_plan(argument.annotation) for argument in arguments(function)):
@@ -70,7 +85,10 @@ def plan_creations(nodes: Nodes) -> Iterator[str]:
 
 
 def test_only_planner_creates_plans() -> None:
-    creations = [f"{path.relative_to(PACKAGE)}:{name}" for path in modules() for name in plan_creations(nodes_of(path))]
+    sources = functions_returning_plans()
+    creations = [
+        f"{path.relative_to(PACKAGE)}:{name}" for path in modules() for name in plan_creations(nodes_of(path), sources)
+    ]
     assert not creations
 
 
@@ -86,10 +104,12 @@ def test_only_planner_creates_plans() -> None:
         "def seen(of: 'Plan | None') -> 'Plan | None': ...",
         "made = Plan(profile='x')",
         "made = plan.Plan(profile='x')",
+        "final = require_plan(run, name); replace(final, flags=())",
+        "if final := server.read_plan(run): replace(final, flags=())",
     ],
 )
 def test_plan_creation_is_detected(source: str) -> None:
-    assert [*plan_creations(nodes_in(source))]
+    assert [*plan_creations(nodes_in(source), ("read_plan", "require_plan"))]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from plan_flags import flag_of
 
 from orchestrator.core.catalog import Catalog
 from orchestrator.core.errors import ProfileError
@@ -19,14 +20,14 @@ def argv(plan: Plan) -> tuple[str, ...]:
 def test_multi_value_option_accepts_a_list() -> None:
     plan = load("mi355x-tp8", overrides=["flags.cuda-graph-bs-decode=[1,2,4]"]).plan
     assert "--cuda-graph-bs-decode 1 2 4 " in " ".join(argv(plan)) + " "
-    assert plan.flag("cuda-graph-bs-decode") == "1 2 4"
+    assert flag_of(plan, "cuda-graph-bs-decode") == "1 2 4"
     assert Plan.from_json(plan.to_json()) == plan
 
 
 def test_single_value_and_boolean_options_are_unchanged() -> None:
     plan = load("mi355x-tp8", overrides=["flags.cuda-graph-bs-decode=8"]).plan
     assert "--cuda-graph-bs-decode 8 " in " ".join(argv(plan)) + " "
-    assert plan.flag("enable-metrics") == ""
+    assert flag_of(plan, "enable-metrics") == ""
 
 
 @pytest.mark.parametrize(
@@ -49,8 +50,8 @@ def test_value_rejected_by_parser_is_rejected_early(override: str, message: str)
 
 
 def test_option_with_optional_value_accepts_both_forms() -> None:
-    assert load("cpu-tiny", overrides=["flags.model-checksum=true"]).plan.flag("model-checksum") == ""
-    assert load("cpu-tiny", overrides=["flags.model-checksum=sums.json"]).plan.flag("model-checksum") == "sums.json"
+    assert flag_of(load("cpu-tiny", overrides=["flags.model-checksum=true"]).plan, "model-checksum") == ""
+    assert flag_of(load("cpu-tiny", overrides=["flags.model-checksum=sums.json"]).plan, "model-checksum") == "sums.json"
 
 
 def test_deprecated_option_is_noted_with_location(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from plan_flags import flag_of
 
 from orchestrator import experiments
 from orchestrator.bench.cost import CostEstimate, StepOutput
@@ -128,7 +129,7 @@ def test_skipped_steps_are_listed_with_reasons(tmp_path: Path) -> None:
 def test_load_servers_admit_enough_concurrent_requests() -> None:
     """At 2.4 requests/s of some 10 s each, 24 run at once, more than the 16 of the single-stream server."""
     for server in plan_with().servers:
-        admitted = int(server.plan.flag("max-running-requests") or 0) * server.plan.layout.dp
+        admitted = int(flag_of(server.plan, "max-running-requests") or 0) * server.plan.layout.dp
         assert admitted >= (80 if "wafer-20k-1k" in server.workloads else 1), server.name
 
 
@@ -367,8 +368,8 @@ def test_each_ablation_is_a_separate_server() -> None:
     servers = {server.name: server for server in planned.servers}
     published = ["mi355x-tp8", "mi355x-tp8-throughput", "mi355x-tp4dp2", "mi355x-tp4dp2-evals"]
     assert list(servers) == [*published, "mi355x-tp8-mtp-off", "mi355x-tp4dp2-table-off"]
-    assert servers["mi355x-tp8"].plan.flag("speculative-algorithm") == "EAGLE"
-    assert servers["mi355x-tp8-mtp-off"].plan.flag("speculative-algorithm") is None
+    assert flag_of(servers["mi355x-tp8"].plan, "speculative-algorithm") == "EAGLE"
+    assert flag_of(servers["mi355x-tp8-mtp-off"].plan, "speculative-algorithm") is None
     table = {patch.id for patch in servers["mi355x-tp4dp2-table-off"].plan.patches}
     assert "aiter-fp4-moe-table" not in table
     assert "no step `kernels` for `mi355x-tp4dp2-table-off`: its server reads the tables of aiter" in planned.skipped

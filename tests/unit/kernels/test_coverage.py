@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from kernel_samples import FUSED_TP8, UNFUSED_TP8, every_bucket, glm_plan
+from plan_flags import flag_of
 from quark_samples import Tiny, write_tiny
 from typer.testing import CliRunner
 
@@ -342,7 +343,7 @@ def test_shared_expert_dtype_sets_fusion_flag_for_every_engine(
     plan, home = plan_of(profile), Home(tmp_path)
     write_tiny(checkpoint_directory(plan.model, home), *Tiny(experts=256).quantized(recipe))
     adjusted = read_profile(profile).build(facts_of(home, plan))
-    assert (adjusted.flag("disable-shared-experts-fusion") is not None) == bool(shared)
+    assert (flag_of(adjusted, "disable-shared-experts-fusion") is not None) == bool(shared)
     if shared:
         added = next(flag for flag in adjusted.flags if flag.name == "disable-shared-experts-fusion")
         assert added.source == f"dtype: the checkpoint stores shared experts as {shared} and routed experts as U8"

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from plan_flags import flag_of
+
 from orchestrator.plan.diff import render_diff
 from orchestrator.planner.planning import load
 
@@ -20,7 +22,7 @@ def test_diff_shows_changed_values_as_written() -> None:
     assert render_diff(old.to_dict(), new.to_dict()).splitlines() == [
         "- flags.cuda-graph-bs-decode: 1 2",
         "+ flags.cuda-graph-bs-decode: 1 2 4",
-        f"- flags.max-running-requests: {old.flag('max-running-requests')}",
+        f"- flags.max-running-requests: {flag_of(old, 'max-running-requests')}",
         "+ flags.max-running-requests: 9",
         "- flags.trust-remote-code: true",
         "- hardware.container.groups: video render",

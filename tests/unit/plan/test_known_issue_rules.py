@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from plan_flags import flag_of
 from plan_samples import flag, plan_of
 
 from orchestrator.core.catalog import Catalog
@@ -225,7 +226,7 @@ def test_default_profiles_warn_of_their_known_issues(profile: str) -> None:
 
 def test_missing_watchdog_timeout_warns_of_cold_kernels() -> None:
     plan = load("mi355x-tp8", overrides=["flags.watchdog-timeout=null"]).plan
-    assert plan.flag("watchdog-timeout") is None
+    assert flag_of(plan, "watchdog-timeout") is None
     assert "cold-kernel-cache" in {warning.id for warning in plan.warnings}
     plan = load("mi355x-gpt-oss-120b-tp8").plan
     assert [(setting.values, setting.source) for setting in plan.flags if setting.name == "watchdog-timeout"] == [

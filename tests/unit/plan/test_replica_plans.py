@@ -1,6 +1,7 @@
 """`replicas: N`: the planned gateway, the plan of each replica, and rejected settings."""
 
 import pytest
+from plan_flags import flag_of
 from plan_samples import plan_of
 
 from orchestrator.core.errors import ProfileError
@@ -114,7 +115,7 @@ def test_slurm_replicas_have_distinct_ports_but_no_gpu_offset() -> None:
     job = ("runtime=slurm", "engine.python=/python", "server.api_key_env=THE_KEY")
     plan = plan_of("mi355x-tp4x2", *job)
     assert [replica.server.port for replica in replica_plans(plan)] == [plan.server.port + 8, plan.server.port + 16]
-    assert [replica.flag("base-gpu-id") for replica in replica_plans(plan)] == [None, None]
+    assert [flag_of(replica, "base-gpu-id") for replica in replica_plans(plan)] == [None, None]
     moved = plan_of("mi355x-tp4x2", *job, "slurm.gateway_partition=cpu")
     assert "the location in the cluster" in rolling_update_blocker(plan, moved)
 

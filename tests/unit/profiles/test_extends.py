@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from plan_flags import flag_of
 
 from orchestrator.core.errors import ProfileError
 from orchestrator.planner.planning import load, read_profile
@@ -24,7 +25,7 @@ def test_extended_profile_inherits_values_and_locations(tmp_path: Path) -> None:
     assert (mine.plan.profile, mine.plan.engine.name) == ("mine", "sglang-0.5.14-rocm")
     assert mine.plan.layout == other.plan.layout
     assert [flag.name for flag in mine.plan.flags] == [flag.name for flag in other.plan.flags]
-    assert mine.plan.flag("mem-fraction-static") == "0.7"
+    assert flag_of(mine.plan, "mem-fraction-static") == "0.7"
     assert mine.composed.location(("flags", "mem-fraction-static")) == f"{own}:4"
     assert mine.composed.location(("flags", "kv-cache-dtype")) == "profiles/mi355x-tp8.yaml:11"
     assert mine.composed.location(("engine",)) == f"{own}:2"
