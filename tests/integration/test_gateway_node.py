@@ -287,11 +287,8 @@ def test_roles_are_replaced_together(deploy: CommandLine, image: str, cluster_en
 
 
 @pytest.mark.skipif(find_library("ibverbs") is None, reason="only root installs libibverbs, which Mooncake loads")
-def test_real_pair_in_pods_answers_after_its_decode_server_is_replaced(
-    deploy: CommandLine, real_models: Path, cluster_engine: ClusterEngine
-) -> None:
-    """The pods transfer the KV cache with Mooncake over TCP; the cluster replaces one pod."""
-    cluster = cluster_engine.cluster
+def test_real_pair_in_pods_is_verified(deploy: CommandLine, real_models: Path, cluster_engine: ClusterEngine) -> None:
+    """The pods transfer the KV cache with Mooncake over TCP."""
     settings = (
         f"server.port={free_port()}",
         "kubernetes.image_pull_policy=Never",
@@ -310,18 +307,9 @@ def test_real_pair_in_pods_answers_after_its_decode_server_is_replaced(
         assert verdicts[name] == "passed", (name, done.stdout)
     assert "is already up" in deploy.run(*words).stderr
 
-    (before,) = pods(cluster, "decode-1")
-    name = before["metadata"]["name"]
-    cluster.kubectl("delete", "pod", name, "--grace-period=1")
-    wait_for(lambda: name not in {pod["metadata"]["name"] for pod in pods(cluster, "decode-1")}, interval=1)
-    wait_until_healthy(deploy, cluster, "decode-1")
-    smoke = deploy.run("smoke", NAME, "--json")
-    assert smoke.returncode == 0, smoke.stdout + smoke.stderr
-    assert all(verdicts_of(smoke.stdout)[name] == "passed" for name in PAIR_CHECKS)
-
     down = deploy.run("down", NAME)
     assert down.returncode == 0, down.stderr
-    assert not cluster.get(KINDS, "--selector", f"deploy.name={NAME}")
+    assert not cluster_engine.cluster.get(KINDS, "--selector", f"deploy.name={NAME}")
 
 
 def verdicts_of(output: str) -> dict[str, str]:

@@ -1,6 +1,6 @@
-"""Tests of `deploy up --runtime slurm` on a real Slurm: the lifecycle of real sglang, and failures.
+"""Tests of `deploy up --runtime slurm` on a real Slurm with the scripted engine: the lifecycle, and failures.
 
-Tests of faults in the job use the scripted engine.
+`test_slurm_nodes.py` starts real sglang.
 """
 
 import hashlib
@@ -101,7 +101,7 @@ def test_rejected_sglang_arguments_submit_no_job(deploy: CommandLine, slurm_clus
 
 
 def test_slurm_job_full_lifecycle_leaks_no_key(deploy: CommandLine, slurm_cluster: SlurmCluster) -> None:
-    up = words("cpu-tiny", "cluster")
+    up = scripted("cluster")
     done = deploy.run(*up, "--json")
     assert done.returncode == 0, done.stderr
     assert re.search(r"job \d+ is running on n[01]", done.stderr)

@@ -1,4 +1,4 @@
-"""One server on both nodes of a real Slurm, with real sglang as its ranks: one hangs, one is killed."""
+"""One server on both nodes of a real Slurm, with real sglang as its ranks: one hangs."""
 
 import json
 import os
@@ -71,7 +71,7 @@ def health(record: Record, host: str) -> int:
         return 0
 
 
-def test_two_node_server_lifecycle_with_hung_and_killed_rank(deploy: CommandLine, slurm_cluster: SlurmCluster) -> None:
+def test_two_node_server_lifecycle_with_hung_rank(deploy: CommandLine, slurm_cluster: SlurmCluster) -> None:
     up(deploy)
     [job] = slurm_cluster.queue()
     run = Path(status(deploy)["run_dir"])
@@ -96,20 +96,6 @@ def test_two_node_server_lifecycle_with_hung_and_killed_rank(deploy: CommandLine
     assert deploy.run("status", NAME).returncode != 0
     os.kill(stopped, signal.SIGCONT)
     wait_for(lambda: deploy.run("status", NAME).returncode == 0)
-
-    # A killed rank 0: rank 1, which has lost it, may exit before its main process, and is not the cause.
-    os.kill(stopped, signal.SIGSTOP)  # it ends although it is stopped
-    os.kill(scheduler(first), signal.SIGKILL)
-    wait_for(lambda: status(deploy)["status"] == "exited")
-    wait_for(lambda: not slurm_cluster.queue())
-    named = "rank 0 on n0 exited first: killed by SIGKILL"
-    assert status(deploy)["detail"] == named
-    assert named in deploy.run("diagnose", NAME).stdout
-    assert not server_processes(first.markers) + server_processes(second.markers)
-    assert deploy.run("restart", NAME).returncode == 0
-    assert deploy.run("status", NAME).returncode == 0
-    assert Path(status(deploy)["run_dir"]) != run
-    run = Path(status(deploy)["run_dir"])
 
     # The others wait for rank 0, which is asked alone; that rank 1 then ends with 3 and a traceback is its way.
     assert deploy.run("down", NAME).returncode == 0
