@@ -18,7 +18,8 @@ SERVERS = 50
 KUBECTL = """#!/bin/sh
 cd "$(dirname "$0")" && echo "$@" >> calls
 case "$* $(ls)" in *"context gone"*|*silent*) echo "Unable to connect to the server: i/o timeout" >&2; exit 1 ;; esac
-case "$*" in *--raw*/deployments*) cat Deployment.json ;; *--raw*/pods*) cat Pod.json ;; *) cat all.json ;; esac
+case "$*" in *--raw*/deployments*) cat Deployment.json ;; *--raw*/pods*) cat Pod.json ;;
+    *events*) echo '{"items": []}' ;; *) cat all.json ;; esac
 """
 
 
@@ -92,6 +93,30 @@ def test_states_of_all_replicas_need_one_query(kubectl: Path, tmp_path: Path, mo
     monkeypatch.setattr(observations, "_FRESH", 60.0)
     assert [runtime.state(unit).status for unit in units] == [Status.RUNNING] * 2
     assert count_calls(kubectl) == 3
+
+
+def test_warnings_are_requested_before_the_first_container_and_once_per_later_run(
+    kubectl: Path, tmp_path: Path
+) -> None:
+    def reports(**status: object) -> int:
+        """Set the status of the pod; return the number of queries for warnings when the state is read."""
+        lists(kubectl, [deployment, {**pod, "status": status}])
+        before = (kubectl / "calls").read_text().count("events")
+        runtime.state(unit)
+        return (kubectl / "calls").read_text().count("events") - before
+
+    def container(start: str, restarts: int) -> list[dict[str, object]]:
+        return [{"name": "server", "restartCount": restarts, "state": {"running": {"startedAt": start}}}]
+
+    deployment, pod = server(0)
+    lists(kubectl, [deployment, pod])
+    runtime = KubernetesRuntime(home_with(tmp_path, None))
+    [unit] = runtime.find()
+    assert [reports(), reports()] == [1, 1]
+    assert reports(initContainerStatuses=[{"name": "arguments", "state": {"running": {}}}]) == 0
+    assert reports(containerStatuses=container("2026-11-22T10:00:00Z", 0)) == 0
+    for start, restarts in (("2026-11-22T11:00:00Z", 1), ("2026-11-22T12:00:00Z", 2)):
+        assert [reports(containerStatuses=container(start, restarts)) for _ in range(2)] == [1, 0]
 
 
 def test_unreachable_cluster_does_not_hide_others(kubectl: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from orchestrator.runtimes.kubernetes.state import has_started, is_over
 # The objects of a start besides its Deployment. Claims are left out: checkpoints are never deleted.
 _KINDS: Final = "services,networkpolicies,poddisruptionbudgets,configmaps,secrets"
 OF_REPLICAS: Final = f"{_KINDS},serviceaccounts,roles,rolebindings"
-_INTERVAL: Final = 1.0
+_INTERVAL: Final = 2.0
 _REQUEST_TIMEOUT: Final = 5.0  # seconds for an answer; kubectl takes up to three times as long if the API server hangs
 _UNSTARTED: Final = 5.0  # seconds after which a kubelet no longer starts a deleted pod's containers
 _LATE: Final = 60.0  # seconds that a pod may take to end after its grace period

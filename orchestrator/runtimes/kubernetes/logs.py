@@ -82,7 +82,7 @@ class ServerLog:
     """The log of a server in its pods, including the previous run."""
 
     def __init__(self, cluster: Cluster, probe: Probe) -> None:
-        """Read the log of a server. `probe` returns its state at the API server, at most two seconds old."""
+        """Read the log of a server. `probe` returns its state at the API server, at most three seconds old."""
         self._cluster, self._probe = cluster, probe
         self._lines = NewLines()
         self._read: tuple[object, ...] = ()  # identity of the run read last

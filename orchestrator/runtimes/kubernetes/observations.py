@@ -1,4 +1,4 @@
-"""The last listing of each server's objects: at most two seconds old, unless its cluster does not answer."""
+"""The last listing of each server's objects: at most three seconds old, unless its cluster does not answer."""
 
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -14,7 +14,7 @@ from orchestrator.runtimes.kubernetes.record import ReplicaRef, replica_of, sele
 from orchestrator.runtimes.kubernetes.state import PodView, pod_view
 from orchestrator.runtimes.labels import NAME
 
-_FRESH: Final = 2.0  # seconds for which a listing, or a failed request to a cluster, is current
+_FRESH: Final = 3.0  # seconds for which a listing, or a failed request to a cluster, is current
 _REQUEST_TIMEOUT: Final = 4.0  # timeout of a request, in seconds; short, since callers poll
 # Seconds without an answer for which callers get the last listing: pods keep running meanwhile, and replacing a
 # control plane takes minutes.
@@ -28,6 +28,7 @@ class ObjectListing:
     at: float = -inf  # monotonic time
     items: Sequence[Mapping[str, Any]] = ()
     warnings: Sequence[Mapping[str, Any]] = ()
+    runs: Sequence[tuple[str, str | None]] = ()  # of the pods with warnings: name, and start of the current run
 
     def of(self, unit: Unit, replica: ReplicaRef) -> tuple[Mapping[str, Any] | None, PodView | None]:
         """Return the Deployment and the pod of a unit; each is None if it does not exist."""
@@ -77,10 +78,18 @@ class ObservationCache:
         return new
 
     def keep(self, cluster: Cluster, names: Collection[str], items: Sequence[Mapping[str, Any]]) -> ObjectListing:
-        """Store the listed objects of these servers, and request the warnings about their pods. Raises HostError."""
-        pods = [item["metadata"]["name"] for item in items if item["kind"] == "Pod" and PodView(pod=item).warns]
-        warnings = _warnings_of(cluster, pods[0] if len(pods) == 1 else "") if pods else ()
-        listing = ObjectListing(at=time.monotonic(), items=items, warnings=warnings)
+        """Store the listed objects of these servers, and request the warnings about their pods. Raises HostError.
+
+        Pods that run again have no new warnings.
+        """
+        pods = [view for item in items if item["kind"] == "Pod" and (view := PodView(pod=item)).warns]
+        runs = [(view.name, view.runs_since) for view in pods]
+        last = next((self._listings[cluster, name] for name in names if (cluster, name) in self._listings), None)
+        if last is not None and last.runs == runs and all(view.runs_since for view in pods):
+            warnings = last.warnings
+        else:
+            warnings = _warnings_of(cluster, pods[0].name if len(pods) == 1 else "") if pods else ()
+        listing = ObjectListing(at=time.monotonic(), items=items, warnings=warnings, runs=runs)
         self._listings.update({(cluster, name): listing for name in names})
         return listing
 

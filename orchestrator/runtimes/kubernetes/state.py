@@ -69,8 +69,9 @@ class PodView:
 
     @property
     def warns(self) -> bool:
-        """Whether there may be warnings that explain why the container is not running or was restarted."""
-        return self.is_starting or self.restarts > 0
+        """Whether there may be warnings that explain why no container has started, or why the server was restarted."""
+        steps = self.pod.get("status", {}).get("initContainerStatuses", ())
+        return self.restarts > 0 or (self.is_starting and not any(map(_has_run, steps)))
 
 
 def is_over(pod: Seen) -> bool:
@@ -83,7 +84,11 @@ def is_over(pod: Seen) -> bool:
 def has_started(pod: Seen) -> bool:
     """Return whether any container of the pod was ever started."""
     statuses = pod.get("status", {}).get("containerStatuses", ())
-    return any("running" in status["state"] or _last_end(status) is not None for status in statuses)
+    return any(map(_has_run, statuses))
+
+
+def _has_run(container: Seen) -> bool:
+    return "running" in container["state"] or _last_end(container) is not None
 
 
 def pod_view(pods: Sequence[Seen]) -> PodView | None:
