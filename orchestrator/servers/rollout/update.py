@@ -18,6 +18,7 @@ from orchestrator.core.console import info, note, warn
 from orchestrator.core.errors import DeployError, NameTakenError, UsageError, interrupts_as_errors
 from orchestrator.core.safe_paths import FileName
 from orchestrator.core.signals import allow_signals, defer_signals
+from orchestrator.hosts.report import PreflightReport
 from orchestrator.kernels.plan_table import kernel_gate
 from orchestrator.plan.plan import Plan
 from orchestrator.plan.replicas import rolling_update_blocker
@@ -57,11 +58,14 @@ def require_rollable(old: Plan, new: Plan, name: str, request: UpRequest) -> Non
         raise NameTakenError(f"cannot do a rolling update of `{name}`: {reason}", hint=hint)
 
 
-def rolling_update(start: StartSpec, servers: Servers, running: Server, host_ref: HostRef) -> UpResult:
+def rolling_update(
+    start: StartSpec, servers: Servers, running: Server, host_ref: HostRef, before: PreflightReport
+) -> UpResult:
     """Add, replace and remove replicas until all replicas of the plan run with it.
 
-    If all replicas already run with the plan, replace each. Raises StartError before any change if the gateway accepts
-    no changes, and later a DeployError whose hint names the progress and the next commands.
+    If all replicas already run with the plan, replace each. `before` is the preflight of the whole plan. Raises
+    StartError before any change if the gateway accepts no changes, and later a DeployError whose hint names the
+    progress and the next commands.
     """
     plan, seconds = start.artifacts.plan, _drain_seconds(start)
     workers = open_gateway_workers(running, plan=plan, key=start.key, grace=seconds)
@@ -71,7 +75,13 @@ def rolling_update(start: StartSpec, servers: Servers, running: Server, host_ref
         harness_python(servers.home)  # creates its venv before a replica stops
     run = open_run_dir(start, servers.home)
     update = _RollingUpdate(
-        start=start, servers=servers, backend=running.backend, workers=workers, run=run, host_ref=host_ref
+        start=start,
+        servers=servers,
+        backend=running.backend,
+        workers=workers,
+        run=run,
+        host_ref=host_ref,
+        before=before,
     )
     update.set_running(running)
     numbers = update.outdated() or ([] if update.surplus else list(range(1, plan.replicas + 1)))
@@ -111,6 +121,7 @@ class _RollingUpdate:
     workers: GatewayWorkers | DiscoveredWorkers
     run: RunDir
     host_ref: HostRef
+    before: PreflightReport  # of the whole plan
     seconds: float = 0.0  # until the new replicas were ready
     surplus: list[Server] = field(default_factory=list)  # replicas that the plan lacks
     _running: dict[int, Server] = field(default_factory=dict)
@@ -222,7 +233,7 @@ class _RollingUpdate:
 
     def _start_new(self, number: int, step: "_Step") -> Server:
         replica, key = self._artifacts(number), self.start.key
-        self.run.save("preflight.json", require_ready_host(replica.plan, self.host_ref).to_dict())
+        self.run.save("preflight.json", require_ready_host(replica.plan, self.host_ref, self.before).to_dict())
         folder = self._folder(number)
         new = start_unit(self.backend, replica, name=self.start.name, run_dir=folder, secrets=self.start.secrets)
         step.new = new

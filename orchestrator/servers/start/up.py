@@ -93,7 +93,7 @@ def up(
         if running is not None:
             with reserved_space(home, name, replicas=final.plan.replicas):
                 pass
-            done = rolling_update(start, servers, running, host_ref)
+            done = rolling_update(start, servers, running, host_ref, before)
             kernels.save()
             return done
         with ExitStack() as reservation:

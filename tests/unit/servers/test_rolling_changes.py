@@ -73,8 +73,8 @@ class Rollout:
             on_verified=lambda: None,
         )
         servers: Any = SimpleNamespace(home=self.home, open=lambda _: self.gateway)
-        host: Any = None
-        return update.rolling_update(start, servers, join_replicas(self.gateway, replicas), host)
+        unused: Any = None
+        return update.rolling_update(start, servers, join_replicas(self.gateway, replicas), unused, unused)
 
     # the runtime and the workers of the gateway
     url = "http://127.0.0.1:9"

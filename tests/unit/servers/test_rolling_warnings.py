@@ -12,6 +12,7 @@ from run_samples import request_of
 
 from orchestrator.core.errors import NameTakenError, UsageError
 from orchestrator.core.paths import Home
+from orchestrator.hosts.report import PreflightReport
 from orchestrator.runs.run_dir import RunDir
 from orchestrator.runtimes.base import HostRef, ServerState, Status, Unit
 from orchestrator.servers.group import Server
@@ -47,6 +48,7 @@ def begin_update(profile: str, outdated: Sequence[int], monkeypatch: pytest.Monk
             cast("Servers", servers),
             cast("Server", SimpleNamespace(plan=None, backend=None)),
             cast("HostRef", None),
+            cast("PreflightReport", None),
         )
 
 
