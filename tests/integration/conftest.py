@@ -191,7 +191,8 @@ def cluster_without_node() -> Iterator[PrivateCluster]:
     """Start a real Kubernetes without nodes; `schedule.GROUPS` runs its tests before those that need a node."""
     if reason := private_cluster.unavailable():
         pytest.skip(f"a real Kubernetes {reason}")
-    with private_cluster.private_cluster() as cluster:
+    with private_cluster.private_cluster() as cluster, pytest.MonkeyPatch.context() as environ:
+        environ.setenv(private_cluster.GC, "off")
         yield cluster
 
 

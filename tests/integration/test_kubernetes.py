@@ -341,11 +341,11 @@ def test_temporary_api_server_outage_is_tolerated(
     starting = command(*up_words(namespace, *HOST_PATH, minutes=600))
     report_container(cluster, namespace, {"waiting": {"reason": "ContainerCreating"}})
     starting.wait_for("waiting for its image and volumes on node-a")
-    cluster.end_api()
+    cluster.programs["kube-apiserver"].send(signal.SIGSTOP)  # it hangs; below, it is gone
     assert "retrying for 5 min" in starting.wait_for("the kubeconfig's current context does not answer")
     code, _, errors = deploy(cluster, home, "status")
     assert (code, "the kubeconfig's current context does not answer" in errors) == (4, True)
-    cluster.start_api()
+    cluster.programs["kube-apiserver"].send(signal.SIGCONT)
     starting.wait_for("the cluster answers again")
     cluster.end_api()
     starting.wait_for("does not answer")
