@@ -20,7 +20,7 @@ from command_line import CommandLine
 from cpu_server import CpuEngine
 from ports import free_port
 from private_cluster import PrivateCluster
-from private_node import PACKAGES, PrivateNode, add_engine, iptables_rule, models_with
+from private_node import PACKAGES, UNCHECKED, PrivateNode, add_engine, iptables_rule, models_with
 from rocm_image import add_file, debian_python, packages_of, scripted_sources
 from steady_load import client_of, load
 from waits import TIMEOUT, wait_for
@@ -297,6 +297,7 @@ def test_real_pair_in_pods_is_verified(deploy: CommandLine, real_models: Path, c
         "server.api_key_env=PAIR_KEY",
         "timeouts.termination_grace=2",
         f"timeouts.progress_deadline={TIMEOUT}",
+        f"env.{UNCHECKED}=1",  # `test_real_sglang_pod_full_lifecycle` has the check
     )
     sets = [word for setting in settings for word in ("--set", setting)]
     words = ("up", "cpu-tiny-1p1d", "--name", NAME, "--runtime", "kubernetes", "--image", REAL_IMAGE, *sets)

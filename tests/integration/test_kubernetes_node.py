@@ -20,7 +20,7 @@ from command_line import CommandLine
 from cpu_server import CpuEngine
 from loopback_hub import COMMIT
 from private_cluster import PrivateCluster
-from private_node import ENGINE_IMAGE, PACKAGES, add_engine, models_with
+from private_node import ENGINE_IMAGE, PACKAGES, UNCHECKED, add_engine, models_with
 from rocm_image import packages_of
 from waits import TIMEOUT, wait_for
 
@@ -148,7 +148,7 @@ def test_leader_worker_set_pods_form_one_server(cluster_engine: ClusterEngine, m
     Both nodes are this machine, so that each pod has its own network.
     """
     cluster, deploy = cluster_engine.cluster, CommandLine(cluster_engine.home, {"SGLANG_KEY": KEY})
-    settings = ("layout.nodes=2", "layout.tp=2", "env.SGLANG_CPU_OMP_THREADS_BIND=0|1")
+    settings = ("layout.nodes=2", "layout.tp=2", "env.SGLANG_CPU_OMP_THREADS_BIND=0|1", f"env.{UNCHECKED}=1")
     sets = [word for setting in settings for word in ("--set", setting)]
     words = [word for word in up_words(models)[1:] if word not in {"--name", NAME}]
     rendered = deploy.run("render", *words, *sets, "--output", str(tmp_path / "lws"))
