@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,7 @@ class PrivateCluster:
             return False
 
     def end(self) -> None:
+        self._client.close()
         for program in self.programs.values():
             program.end(signal.SIGKILL)
 
@@ -168,9 +170,15 @@ class PrivateCluster:
     def _request(
         self, method: str, path: str, body: object = None, *, kind: str = "", params: Mapping[str, str] | None = None
     ) -> httpx.Response:
-        url, headers = f"https://127.0.0.1:{self.port}{path}", {"Authorization": f"Bearer {_TOKEN}"}
-        with httpx.Client(headers=headers, verify=False, trust_env=False) as client:  # noqa: S501
-            return client.request(method, url, json=body, headers={"Content-Type": kind} if kind else {}, params=params)
+        url = f"https://127.0.0.1:{self.port}{path}"
+        return self._client.request(
+            method, url, json=body, headers={"Content-Type": kind} if kind else {}, params=params
+        )
+
+    @cached_property
+    def _client(self) -> httpx.Client:
+        """A client that keeps its connection, because a new one for each request takes 5 ms of CPU time more."""
+        return httpx.Client(headers={"Authorization": f"Bearer {_TOKEN}"}, verify=False, trust_env=False)  # noqa: S501
 
     def _write_config(self) -> None:
         config = {
