@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
@@ -113,9 +114,10 @@ class Catalog:
 def _is_entry(root: Path, path: Path) -> bool:
     """Return whether `path`, below `root`, exists. Raises ProfileError if it is not a file, or too large."""
     if not path.is_file():
-        for folder in (parent for parent in path.parents if parent.is_relative_to(root)):
-            if os.path.lexists(folder) and not folder.is_dir():
-                raise ProfileError(f"`{folder}` is not a directory", hint=_AWAY)
+        below = (*takewhile(lambda folder: folder != root, path.parents), root)
+        nearest = next(filter(os.path.lexists, below), None)
+        if nearest and not nearest.is_dir():
+            raise ProfileError(f"`{nearest}` is not a directory", hint=_AWAY)
         if os.path.lexists(path):
             raise ProfileError(f"`{path}` is not a file", hint=_AWAY)
         return False

@@ -132,14 +132,14 @@ def matches(conditions: IssueConditions, plan: Plan, *, image_env: Mapping[str, 
     flags = {flag.name: " ".join(flag.values) for flag in plan.flags}
     env = {**image_env, **{variable.name: variable.value for variable in plan.env}}
     return (
-        SpecifierSet(conditions.engine or "").contains(engine.version, prereleases=True)
-        and (not conditions.platforms or engine.platform in conditions.platforms)
+        (not conditions.platforms or engine.platform in conditions.platforms)
         and (not conditions.archs or plan.hardware.arch in conditions.archs)
         and _any(conditions.architectures, plan.model.architecture)
         and (conditions.sparse_attention is None or conditions.sparse_attention == plan.model.sparse_attention)
         and _any(conditions.checkpoints, plan.model.checkpoint.path)
         and _any(conditions.quantizations, plan.model.quantization)
         and _any(conditions.images, engine.image or "")
+        and SpecifierSet(conditions.engine or "").contains(engine.version, prereleases=True)
         and (conditions.image_older_than is None or 0 < image_date(engine.image) < conditions.image_older_than)
         and (conditions.dp_attention is None or conditions.dp_attention == plan.layout.dp_attention)
         and (conditions.experts is None or conditions.experts == (plan.model.moe is not None))

@@ -139,15 +139,13 @@ class _Stack:
     def _sampled(self, blocks: Sequence[Block]) -> Iterator[tuple[int, int, int]]:
         """Yield (key, first token, tokens) of the sampled blocks."""
         start = key = 0
+        mask = (1 << self._halvings) - 1
         for block, tokens in blocks:
             self._unique += block is None
             key = hash((key, self._unique, 0)) if block is None else hash((key, block))
-            if self._is_sampled(key):
+            if not key >> 16 & mask:
                 yield key, start, tokens
             start += tokens
-
-    def _is_sampled(self, key: int) -> bool:
-        return not (key >> 16) % (1 << self._halvings)
 
     def _count(self, access: CacheAccess) -> None:
         total, page = sum(tokens for _, tokens in access.prompt), self._page
@@ -163,16 +161,17 @@ class _Stack:
         time = self._blocks.pop(key, 0)
         tokens = max(self._block_tokens[time], tokens)
         if time:
-            self._add(time, -self._block_tokens[time])
+            self._remove(time)
         if self._now + 1 == len(self._tree):
             self._rebuild()
         self._now += 1
-        self._blocks[key], self._block_tokens[self._now] = self._now, tokens
-        self._add(self._now, tokens)
+        self._blocks[key] = self._now
+        self._append(tokens)
 
     def _halve(self) -> None:
         self._halvings += 1
-        self._blocks = {key: time for key, time in self._blocks.items() if self._is_sampled(key)}
+        mask = (1 << self._halvings) - 1
+        self._blocks = {key: time for key, time in self._blocks.items() if not key >> 16 & mask}
         self.sampled_tokens /= 2
         for distance in self.hits:
             self.hits[distance] /= 2
@@ -180,27 +179,39 @@ class _Stack:
 
     def _rebuild(self) -> None:
         """Renumber the times of the last accesses from 1, with room for as many new ones."""
-        size = max(2 * len(self._blocks), _MIN_TIMES) + 1
+        self._now = len(self._blocks)
+        room = max(self._now, _MIN_TIMES - self._now)
         block_tokens = array("q", [0, *(self._block_tokens[time] for time in self._blocks.values())])
+        self._total = sum(block_tokens)
+        self._block_tokens = block_tokens + array("q", bytes(8 * room))
         self._blocks = {key: time for time, key in enumerate(self._blocks, start=1)}
-        self._block_tokens, self._tree = (
-            block_tokens + array("q", bytes(8 * (size - len(block_tokens)))),
-            array("q", bytes(8 * size)),
-        )
-        self._now, self._total = len(self._blocks), 0
-        for time in self._blocks.values():
-            self._add(time, block_tokens[time])
+        tree = self._tree = self._block_tokens[:]
+        for time in range(1, self._now + 1):
+            if (parent := time + (time & -time)) <= self._now:
+                tree[parent] += tree[time]
 
-    def _add(self, time: int, tokens: int) -> None:
+    def _append(self, tokens: int) -> None:
+        """Set the tokens of the last access; the tree has no later times yet."""
+        tree, now = self._tree, self._now
         self._total += tokens
-        while time < len(self._tree):
-            self._tree[time] += tokens
+        self._block_tokens[now] = tokens
+        step, end = 1, now & -now
+        while step < end:
+            tokens += tree[now - step]
+            step <<= 1
+        tree[now] = tokens
+
+    def _remove(self, time: int) -> None:
+        tree, now, tokens = self._tree, self._now, self._block_tokens[time]
+        self._total -= tokens
+        while time <= now:
+            tree[time] -= tokens
             time += time & -time
 
     def _tokens_before(self, time: int) -> int:
-        tokens, time = 0, time - 1
+        tree, tokens, time = self._tree, 0, time - 1
         while time:
-            tokens += self._tree[time]
+            tokens += tree[time]
             time &= time - 1
         return tokens
 

@@ -5,10 +5,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from engine_api import EngineApi
 from hostile_server import BEHAVIORS, hostile
 from scripted_runs import order_of
 
@@ -27,6 +28,7 @@ from orchestrator.verify.smoke import smoke_test
 from orchestrator.verify.target import Target, target_of
 
 pytestmark = pytest.mark.timeout(300)
+CONTEXT = 4096  # tokens; a smoke test sends a prompt that is longer
 SHORT_TIMEOUT, LONG_TIMEOUT = 0.25, 20.0  # for responses that never end, and for those that do
 ENDLESS = ["silent", *(name for name in BEHAVIORS if name.startswith("drip") or name.endswith("for-ever"))]
 FLOODS = ["flood", "flood-length", "flood-chunks", "gzip-bomb", "million-models", "wide", "deep", "million-metrics"]
@@ -59,7 +61,7 @@ def answer_text(url: str) -> str:
 
 def target(url: str) -> Target:
     return Target(
-        url=url, served_name="tiny", context_length=32768, dp=1, speculative=False, prefix_cache=True,
+        url=url, served_name="tiny", context_length=CONTEXT, dp=1, speculative=False, prefix_cache=True,
         cache_report=True, metrics=True, grammar=True, reasoning_parser=None, tool_parser=None, questions=(),
         prefill_chunk=None, wrong_answers=(),
         nondeterministic=(), greedy=(),
@@ -68,7 +70,7 @@ def target(url: str) -> Target:
 
 
 def failures(rules: dict[str, str]) -> dict[str, str]:
-    with hostile(rules) as url:
+    with hostile(rules, api=EngineApi(model="tiny", context=CONTEXT)) as url:
         report = smoke_test(target(url), faults=None, timeout=timeout_for(rules.values()))
     assert not [check.evidence for check in report.checks if "Error" in check.evidence]  # no Python exceptions
     return {check.name: check.evidence for check in report.checks if check.verdict is Verdict.FAILED}
@@ -238,36 +240,50 @@ def test_broken_metrics_do_not_fail_the_point(behavior: str, tmp_path: Path) -> 
     assert measured({"/metrics": behavior}, tmp_path).points[0].succeeded == 4
 
 
-# Prints the peak resident memory above that of the imports.
+# Prints the growth of the peak resident memory for each line of a command and a URL, each in its own fork.
 CHILD = """
-import sys
+import os, sys, tempfile
+from contextlib import nullcontext
 from pathlib import Path
 tests = Path(sys.argv[1]).parents[1]
 sys.path[:0] = [str(tests / "integration"), str(tests / "support")]
 import test_hostile_endpoint as verbs
 from orchestrator.core.errors import DeployError
-from contextlib import nullcontext
-import pydantic_core, httpx, tempfile
+import pydantic_core, httpx
 
 def peak():
     text = Path("/proc/self/status").read_text()
     return int(text.split("VmHWM:")[1].split()[0]) >> 10
 
-verbs.ask_module._LIMITS = verbs.Timeouts(connect=20, idle=20, total=20)
-verb, path, url = sys.argv[2:]
-verbs.hostile = lambda rules: nullcontext(url)
-before = peak()
-try:
+def query(verb, url):
+    verbs.hostile = lambda rules: nullcontext(url)
     if verb == "ask":
         verbs.answer_text(url)
     elif verb == "smoke":
         verbs.smoke_test(verbs.target(url), faults=None, timeout=20)
     else:
         verbs.measured({}, Path(tempfile.mkdtemp()), timeout_s=20)
-except DeployError as error:
-    pass
-print(peak() - before)
+
+verbs.ask_module._LIMITS = verbs.Timeouts(connect=20, idle=20, total=20)
+for line in sys.stdin:
+    if not os.fork():
+        before = peak()
+        try:
+            query(*line.split())
+        except DeployError as error:
+            pass
+        print(peak() - before, flush=True)
+        os._exit(0)
+    if os.wait()[1]:
+        print("failed", flush=True)
 """
+
+
+@pytest.fixture(scope="module")
+def child() -> Iterator["subprocess.Popen[str]"]:
+    words = [sys.executable, "-c", CHILD, __file__]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
 
 
 @pytest.mark.slow
@@ -289,12 +305,15 @@ print(peak() - before)
         ("bench", "/v1/completions", "event-for-ever"),
     ],
 )
-def test_hostile_response_needs_at_most_64_mib(verb: str, path: str, behavior: str) -> None:
+def test_hostile_response_needs_at_most_64_mib(
+    child: "subprocess.Popen[str]", verb: str, path: str, behavior: str
+) -> None:
+    assert child.stdin is not None
+    assert child.stdout is not None
     with hostile({path: behavior}) as url:
-        words = [sys.executable, "-c", CHILD, __file__, verb, path, url]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) <= 64
+        child.stdin.write(f"{verb} {url}\n")
+        child.stdin.flush()
+        assert int(child.stdout.readline()) <= 64
 
 
 STATUS = """

@@ -30,13 +30,13 @@ from orchestrator.core import subprocesses
 Fault: TypeAlias = Literal["full", "closed", "gone"]
 BOUND = 300  # seconds after which a command counts as hanging
 # Includes lazy imports: the Docker SDK alone is half of the CPU time of `status`. None of these modules reads the
-# environment when it is imported, unlike huggingface_hub.
+# environment when it is imported.
 _PRELOADED = (
     *(
         f"orchestrator.cli.{name}"
         for name in (
-            "main", "ask", "bench", "down", "history", "logs", "logprobs", "profiles", "quantize", "render", "restart",
-            "rollback", "show", "smoke", "status", "up",
+            "main", "ask", "bench", "down", "eval", "history", "inspect", "kernels", "logs", "logprobs", "profiles",
+            "quantize", "render", "restart", "rollback", "show", "smoke", "stage", "status", "up", "watch",
         )
     ),
     *(
@@ -47,9 +47,11 @@ _PRELOADED = (
             "slurm.runtime", "slurm.spec", "supervisor.interpreter", "supervisor.prepare",
         )
     ),
-    *("docker", "encodings.idna", "encodings.unicode_escape", "httpcore", "multiprocessing.pool"),
+    *("docker", "encodings.idna", "encodings.unicode_escape", "httpcore", "jinja2.sandbox", "multiprocessing.pool"),
     *("multiprocessing.dummy", "multiprocessing.queues", "netrc", "tenacity"),
 )  # fmt: skip
+
+_HUB = "huggingface_hub"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,8 +284,10 @@ def _line(stream: socket.socket) -> bytes:
 
 
 if __name__ == "__main__":
-    for module in _PRELOADED:
+    for module in (*_PRELOADED, _HUB):
         importlib.import_module(module)
+    for module in [name for name in sys.modules if name.startswith(_HUB)]:
+        del sys.modules[module]  # it reads the environment when it is imported; what it imports does not
     _warm_up()
     gc.freeze()
     with _Server(f"{sys.argv[1]}.new", _Request) as server:

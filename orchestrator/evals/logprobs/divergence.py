@@ -5,7 +5,7 @@ positions, from a certain position on, or growing with the position.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -45,25 +45,32 @@ def diverge(before: TokenLogprobs, after: TokenLogprobs, *, first: int) -> tuple
     edges = [min(max(edge - first, 0), count) for edge in BANDS]
     edges[-1] = count
     bands = [(begin, end) for begin, end in pairwise(edges) if begin < end]
-    return _divergence(before, after, 0, count, first), tuple(_divergence(before, after, *b, first) for b in bands)
+    scores = zip(before.actual[:count], after.actual[:count], before.top[:count], after.top[:count], strict=True)
+    positions = [
+        (abs(a - b), kl_of_tops(top_a, top_b), top_a == top_b or bool(_top_tokens(top_a) & _top_tokens(top_b)))
+        for a, b, top_a, top_b in scores
+    ]
+    return _summary(positions, first), tuple(_summary(positions[begin:end], first + begin) for begin, end in bands)
 
 
-def _divergence(before: TokenLogprobs, after: TokenLogprobs, begin: int, end: int, first: int) -> Divergence:
-    differences = [abs(a - b) for a, b in zip(before.actual[begin:end], after.actual[begin:end], strict=True)]
-    tops = list(zip(before.top[begin:end], after.top[begin:end], strict=True))
+def _summary(positions: Sequence[tuple[float, float, bool]], first: int) -> Divergence:
+    """Return the divergence over positions from `first` on: difference, KL divergence and agreement of each."""
+    count, (differences, divergences, agreements) = len(positions), zip(*positions, strict=True)
     return Divergence(
-        first=first + begin,
-        last=first + end - 1,
-        positions=len(differences),
-        mean=math.fsum(differences) / len(differences),
+        first=first,
+        last=first + count - 1,
+        positions=count,
+        mean=math.fsum(differences) / count,
         maximum=max(differences),
-        kl=math.fsum(kl_of_tops(*pair) for pair in tops) / len(tops),
-        top1_agreement=sum(bool(_top_tokens(a) & _top_tokens(b)) for a, b in tops) / len(tops),
+        kl=math.fsum(divergences) / count,
+        top1_agreement=sum(agreements) / count,
     )
 
 
 def kl_of_tops(before: Ranked, after: Ranked) -> float:
     """Return the Kullback-Leibler divergence at one position, over the common tokens and all others as one token."""
+    if before == after:
+        return 0.0
     after_scores = dict(after)
     shared = [(score, after_scores[token]) for token, score in before if token in after_scores]
     rest_before, rest_after = _rest(score for score, _ in shared), _rest(score for _, score in shared)

@@ -5,8 +5,8 @@ import re
 import shlex
 from collections.abc import Iterator
 
-import pytest
 import typer
+from sources import nodes_of
 
 from orchestrator.cli.main import app
 from orchestrator.core.paths import data_root
@@ -18,9 +18,9 @@ VALUE = "1"  # stands for each value that is known only when the message is prin
 def quoted_commands() -> Iterator[tuple[str, str]]:
     """Yield each module with a command of its messages, in backquotes and with more than its name."""
     for path in sorted((ROOT / "orchestrator").rglob("*.py")):
-        tree = ast.parse(path.read_text())
-        docstrings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        for node in set(ast.walk(tree)) - docstrings:
+        nodes = nodes_of(path)
+        docstrings = {node.value for node in nodes if isinstance(node, ast.Expr)}
+        for node in set(nodes) - docstrings:
             for command in re.findall(r"`(deploy [a-z]+ [^`\n]+)`", text_of(node)):
                 yield path.relative_to(ROOT).as_posix(), command
 
@@ -32,23 +32,21 @@ def text_of(node: ast.AST) -> str:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
-QUOTED = sorted(set(quoted_commands()))
-
-
-def test_messages_quote_commands() -> None:
-    assert len(QUOTED) > 40
-
-
-@pytest.mark.parametrize(("module", "line"), QUOTED)
-def test_quoted_command_is_complete(module: str, line: str) -> None:
+def problem_of(line: str) -> str:
+    """Return what is wrong with a command; empty if nothing is."""
     command, words = typer.main.get_command(app), shlex.split(line)[1:]
     context = command.make_context("deploy", [], resilient_parsing=True)
     while hasattr(command, "commands"):
         command = command.commands[words.pop(0)]
         context = command.make_context(command.name, [], parent=context, resilient_parsing=True)
     if not words:
-        return  # only the name of a command
+        return ""  # only the name of a command
     values, rest, _ = command.make_parser(context).parse_args(list(words))
-    assert not rest, f"{module}: unknown arguments `{' '.join(rest)}`"
     missing = [option.name for option in command.params if option.required and values.get(option.name) is None]
-    assert not missing, f"{module}: `{line}` lacks {missing}"
+    return f"unknown arguments {rest}" if rest else f"lacks {missing}" if missing else ""
+
+
+def test_quoted_commands_are_complete() -> None:
+    quoted = sorted(set(quoted_commands()))
+    assert len(quoted) > 40
+    assert [f"{module}: `{line}` {problem}" for module, line in quoted if (problem := problem_of(line))] == []

@@ -168,7 +168,7 @@ def test_receipt_is_stored_next_to_its_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_large_checkpoints_are_verified_in_bounded_memory(tmp_path: Path) -> None:
     big = write_checkpoint(tmp_path / "big", shards=10, size=5 * 10**9, layers=20)
-    small = write_checkpoint(tmp_path / "many", shards=2_000, size=100)
+    small = write_checkpoint(tmp_path / "many", shards=400, size=100)
     tracemalloc.start()
     try:
         verified = verify_checkpoint(big, model(str(big)), speculative=True)
@@ -178,4 +178,4 @@ def test_large_checkpoints_are_verified_in_bounded_memory(tmp_path: Path) -> Non
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < 8 << 20
+    assert peak < 1 << 20

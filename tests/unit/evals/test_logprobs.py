@@ -258,7 +258,7 @@ def test_logprobs_of_later_ranks_are_not_accumulated(ask: Ask, monkeypatch: pyte
         return score_rank(*args, **kwargs)
 
     monkeypatch.setattr(scoring, "score_rank", count_and_score)
-    report, _ = ask(engine(), dp=5)
+    report, _ = ask(engine(), dp=5, options=dataclasses.replace(OPTIONS, max_length=100))
     assert report.ok
     assert alive[1] > alive[0]  # the scores of the first rank
     assert alive[2:] == [2 * alive[1]] * 3  # plus those of the previous rank

@@ -125,8 +125,8 @@ def bytes_after(requests: Sequence[CacheAccess], *, max_blocks: int) -> int:
 
 
 def test_memory_is_bounded_for_long_traces() -> None:
-    requests = list(zipf(2000))
-    assert bytes_after(requests, max_blocks=200) < bytes_after(requests[:1000], max_blocks=1 << 20) / 3
+    requests = list(zipf(600))
+    assert bytes_after(requests, max_blocks=60) < bytes_after(requests[:300], max_blocks=1 << 20) / 2
 
 
 def test_hit_rate_peaks_when_all_prefixes_fit() -> None:
