@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias, TypeVar, get_args
@@ -128,7 +130,8 @@ Model = TypeVar("Model", bound=BaseModel)
 
 def read_file(path: Path, name: str) -> Document:
     """Read the YAML file at `path`; messages call it `name`. Raises ProfileError with every problem and its line."""
-    return read_document(_read_text(path, name), name)
+    document = _read_document(_read_text(path, name), name)
+    return replace(document, data=deepcopy(document.data))
 
 
 def read_model(path: Path, kind: type[Model], name: str) -> Model:
@@ -155,7 +158,12 @@ def _read_text(path: Path, name: str) -> str:
         raise ProfileError(f"cannot read `{name}`: {reason}", location=name) from error
 
 
-@lru_cache  # a command plans up to a hundred profiles, and each plan reads every known issue
+@lru_cache(maxsize=256)  # a command plans up to a hundred profiles, which share files
+def _read_document(text: str, name: str) -> Document:
+    return read_document(text, name)
+
+
+@lru_cache  # each plan reads every known issue
 def _read_model(text: str, kind: type[BaseModel], name: str) -> BaseModel:
     return model_of(read_document(text, name), kind)
 

@@ -128,10 +128,8 @@ def matching_issues(
 
 def matches(conditions: IssueConditions, plan: Plan, *, image_env: Mapping[str, str] = MappingProxyType({})) -> bool:
     """Return whether the plan meets every condition that is set."""
-    engine, applied = plan.engine, {patch.id for patch in plan.patches if patch.expected}
-    flags = {flag.name: " ".join(flag.values) for flag in plan.flags}
-    env = {**image_env, **{variable.name: variable.value for variable in plan.env}}
-    return (
+    engine = plan.engine
+    if not (
         (not conditions.platforms or engine.platform in conditions.platforms)
         and (not conditions.archs or plan.hardware.arch in conditions.archs)
         and _any(conditions.architectures, plan.model.architecture)
@@ -139,13 +137,19 @@ def matches(conditions: IssueConditions, plan: Plan, *, image_env: Mapping[str, 
         and _any(conditions.checkpoints, plan.model.checkpoint.path)
         and _any(conditions.quantizations, plan.model.quantization)
         and _any(conditions.images, engine.image or "")
-        and SpecifierSet(conditions.engine or "").contains(engine.version, prereleases=True)
         and (conditions.image_older_than is None or 0 < image_date(engine.image) < conditions.image_older_than)
         and (conditions.dp_attention is None or conditions.dp_attention == plan.layout.dp_attention)
         and (conditions.experts is None or conditions.experts == (plan.model.moe is not None))
         and plan.layout.tp >= conditions.min_tp
         and _prefill_logits(plan) >= conditions.min_prefill_logits
-        and applied.isdisjoint(conditions.without_patches)
+        and SpecifierSet(conditions.engine or "").contains(engine.version, prereleases=True)
+    ):
+        return False
+    applied = {patch.id for patch in plan.patches if patch.expected}
+    flags = {flag.name: " ".join(flag.values) for flag in plan.flags}
+    env = {**image_env, **{variable.name: variable.value for variable in plan.env}}
+    return (
+        applied.isdisjoint(conditions.without_patches)
         and all(_has(flags, *condition) for condition in conditions.flags.items())
         and not any(_has(flags, *condition) for condition in conditions.without_flags.items())
         and all(_has(env, *condition) for condition in conditions.env.items())

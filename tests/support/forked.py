@@ -30,7 +30,7 @@ from orchestrator.core import subprocesses
 Fault: TypeAlias = Literal["full", "closed", "gone"]
 BOUND = 300  # seconds after which a command counts as hanging
 # Includes lazy imports: the Docker SDK alone is half of the CPU time of `status`. None of these modules reads the
-# environment when it is imported.
+# environment when it is imported, except huggingface_hub, which gets endpoint and token as arguments.
 _PRELOADED = (
     *(
         f"orchestrator.cli.{name}"
@@ -47,11 +47,9 @@ _PRELOADED = (
             "slurm.runtime", "slurm.spec", "supervisor.interpreter", "supervisor.prepare",
         )
     ),
-    *("docker", "encodings.idna", "encodings.unicode_escape", "httpcore", "jinja2.sandbox", "multiprocessing.pool"),
-    *("multiprocessing.dummy", "multiprocessing.queues", "netrc", "tenacity"),
+    *("docker", "encodings.idna", "encodings.unicode_escape", "httpcore", "huggingface_hub.hf_api", "jinja2.sandbox"),
+    *("multiprocessing.dummy", "multiprocessing.pool", "multiprocessing.queues", "netrc", "tenacity"),
 )  # fmt: skip
-
-_HUB = "huggingface_hub"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,10 +282,8 @@ def _line(stream: socket.socket) -> bytes:
 
 
 if __name__ == "__main__":
-    for module in (*_PRELOADED, _HUB):
+    for module in _PRELOADED:
         importlib.import_module(module)
-    for module in [name for name in sys.modules if name.startswith(_HUB)]:
-        del sys.modules[module]  # it reads the environment when it is imported; what it imports does not
     _warm_up()
     gc.freeze()
     with _Server(f"{sys.argv[1]}.new", _Request) as server:

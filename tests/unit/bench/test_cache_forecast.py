@@ -119,14 +119,14 @@ def test_forecast_steps_scale_linearly_with_turns(monkeypatch: pytest.MonkeyPatc
         return sum(len(session.cached_after) for session in cache_steps(turns))
 
     assert steps(400) < 8 * steps(100)
-    grouped = hit_rates(cache_steps(200))
+    grouped = hit_rates(cache_steps(100))
     monkeypatch.setattr(accesses, "_EXACT_BITS", 64)  # one block per turn
     assert steps(400) > 12 * steps(100)
-    exact = hit_rates(cache_steps(200))
-    for size in (5_000, 20_000, 40_000, 80_000):
+    exact = hit_rates(cache_steps(100))
+    for size in (5_000, 10_000, 20_000, 40_000):
         assert grouped.at(size) == pytest.approx(exact.at(size), abs=0.01)
     assert grouped.unlimited == pytest.approx(exact.unlimited)
-    assert 0.1 < exact.at(20_000) < exact.at(40_000) < exact.unlimited - 0.01
+    assert 0.1 < exact.at(5_000) < exact.at(20_000) < exact.unlimited - 0.01
 
 
 def sent(requests: int, drawn_share: float = 0.0) -> Point:

@@ -43,10 +43,10 @@ def test_cache_tier_is_evaluated_against_workload(capsys: pytest.CaptureFixture[
     assert rows["the cache tier helps"].startswith("no")
     assert "60 to retrieve, 150 to store, 71 to compute; published" in rows["saved per prompt token"]
 
-    show(profile="mi355x-tp4dp2", capacity=True, workload="agent-sessions", tier_costs="1,2,30.5", json=True)
+    show(profile="mi355x-tp4dp2", capacity=True, workload="agent-sessions-tiny", tier_costs="1,2,30.5", json=True)
     report = json.loads(capsys.readouterr().out)
     assert report["host"] is None
-    assert report["outlook"]["workload"] == "agent-sessions"
+    assert report["outlook"]["workload"] == "agent-sessions-tiny"
     assert report["outlook"]["costs"] == {"retrieve": 1.0, "store": 2.0, "recompute": 30.5, "source": "as given"}
     assert 0.9 < report["outlook"]["device_hits"] < 1
 

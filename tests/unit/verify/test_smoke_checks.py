@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
@@ -554,7 +555,13 @@ def test_soak_fails_when_memory_grows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_soak(server: EngineApi, *gauges: MemoryGauge) -> CheckOutcome:
-    with EngineClient(SOAK_TARGET.url, key=None, transport=over_httpx(server)) as client:
+    transport = over_httpx(server)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        time.sleep(0.02)  # else the clients use a whole core
+        return transport.handle_request(request)
+
+    with EngineClient(SOAK_TARGET.url, key=None, transport=httpx.MockTransport(answer)) as client:
         return soak.soak(SmokeClient(dataclasses.replace(SOAK_TARGET, memory=gauges), client, seed=1, faults=None))
 
 
