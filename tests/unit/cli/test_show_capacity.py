@@ -48,7 +48,7 @@ def test_cache_tier_is_evaluated_against_workload(capsys: pytest.CaptureFixture[
     assert report["host"] is None
     assert report["outlook"]["workload"] == "agent-sessions-tiny"
     assert report["outlook"]["costs"] == {"retrieve": 1.0, "store": 2.0, "recompute": 30.5, "source": "as given"}
-    assert 0.9 < report["outlook"]["device_hits"] < 1
+    assert 0.7 < report["outlook"]["device_hits"] < 0.8
 
 
 @pytest.mark.parametrize("text", ["1,2", "1,2,3,4", "a,b,c", "1,2,-3", "1,2,nan", "1,2,3,"])
