@@ -63,20 +63,18 @@ apply:
 verify: []
 removed_when: never
 """
-# Prints what a spawned process imports; sglang spawns its schedulers.
+# Prints which files a spawned process would import; sglang spawns its schedulers.
 CHILD = """\
-import importlib.metadata, inspect, json, multiprocessing, pathlib
+import importlib.metadata, importlib.util, json, multiprocessing, pathlib
 
 def report(queue):
-    import sglang, sglang.srt.speculative.eagle_utils as verify
-    import torch
-    kernels = pathlib.Path(sglang.__file__).parent.resolve() / "jit_kernel"
+    sglang = pathlib.Path(importlib.util.find_spec("sglang").origin)
     queue.put({
-        "sglang": sglang.__file__,
-        "verify": inspect.getsource(verify.eagle_sample),
-        "header": (kernels / "csrc/elementwise/fused_metadata_copy.cuh").read_text(),
+        "sglang": str(sglang),
+        "verify": (sglang.parent / "srt/speculative/eagle_utils.py").read_text(),
+        "header": (sglang.parent.resolve() / "jit_kernel/csrc/elementwise/fused_metadata_copy.cuh").read_text(),
         "version": importlib.metadata.version("sglang"),
-        "torch": torch.__file__,
+        "torch": importlib.util.find_spec("torch").origin,
     })
 
 if __name__ == "__main__":
@@ -104,7 +102,7 @@ def home(tmp_path: Path, cpu_engine: CpuEngine) -> Home:
     return home
 
 
-def test_child_process_imports_patched_files(cpu_environment: venv.Venv, package: Path, tmp_path: Path) -> None:
+def test_child_process_finds_patched_files(cpu_environment: venv.Venv, package: Path, tmp_path: Path) -> None:
     before = {name: (package / name).read_bytes() for name in (GUARD, VERIFY)}
     python = str(cpu_environment.python)
     plan = plan_of("mi355x-tp8-july", "runtime=process", f"engine.python={python}")

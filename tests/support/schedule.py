@@ -18,6 +18,7 @@ GROUPS: Final[Mapping[str, Sequence[str]]] = {
         "test_bench_server.py",
         "test_bench_sessions.py",
         "test_bench_aiperf.py",
+        "test_drain_streams.py",
     ),
     "Kubernetes": ("test_kubernetes.py", "test_gateway_node.py", "test_kubernetes_node.py", "test_runtime_contract.py"),
 }
@@ -31,7 +32,6 @@ SLOWEST_FILES: Final = (
     "test_slurm.py",
     "test_slurm_nodes.py",
     "test_docker_ranks.py",
-    "test_drain_streams.py",
     "test_lost_output.py",
     "test_cache_tiers.py",
     "test_joined_paths.py",  # and the other tests in ARCHITECTURE

@@ -12,6 +12,7 @@ from typing import Final
 import httpx
 import pytest
 import uv
+from cpu_server import listens
 from ports import free_port
 from waits import wait_for
 
@@ -87,7 +88,7 @@ def serving(model: Path, directory: Path) -> Iterator[str]:
             [*map(str, argv)], env=_environ(**_CPU), cwd=directory, stdout=output, stderr=output, start_new_session=True
         )
     try:
-        wait_for(lambda: server.poll() is not None or _answers(url))
+        wait_for(lambda: server.poll() is not None or (listens(url) and _answers(url)))
         assert server.poll() is None, log.read_text()[-3000:]
         yield url
     finally:
