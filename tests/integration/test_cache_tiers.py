@@ -26,7 +26,7 @@ from orchestrator.runtimes.process.runtime import ProcessRuntime
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 PROFILE, NO_TIERS = "cpu-tiny-tiers", ("flags.enable-hierarchical-cache=false", "flags.hicache-storage-backend=null")
 COSTS = "70,150,300"  # µs per token, measured on two cores in November 2026
-TOKENS, UNIQUE, ROUNDS = 3500, 30, 10
+TOKENS, UNIQUE, ROUNDS = 3500, 30, 6
 COPIES = Path(__file__).parents[1] / "support/page_first_copies"
 FROM_HOST = r"(999|1 from device, 998) from host after [\d,]+"  # a busy engine frees its last page later
 
