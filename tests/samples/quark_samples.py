@@ -7,9 +7,10 @@ its config. `facts_digest` computes this digest for the checkpoints made here.
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatch
+from fnmatch import fnmatch, translate
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -127,14 +128,15 @@ class Tiny:
     def quantized(self, recipe: str) -> tuple[dict[str, Any], Header]:
         """Return config.json and the tensors of Quark's output."""
         rules, header = RECIPES[recipe], dict(self.header())
-        patterns = [pattern.format(mtp=self.layers) for pattern in rules.exclude]
+        patterns = [translate(pattern.format(mtp=self.layers)) for pattern in rules.exclude]
+        is_excluded = re.compile("|".join(patterns)).match
         fp8 = rules.fp8.format(mtp=self.layers)
         exclude = []
         for name, (_, shape) in self.header().items():
             module = name.removesuffix(".weight")
             if len(shape) != 2 or not name.endswith(".weight") or module.endswith(_NOT_LINEAR):
                 continue
-            if any(fnmatch(module, pattern) for pattern in patterns):
+            if is_excluded(module):
                 exclude.append(module)
             else:
                 header |= _stored(name, shape, fp8=bool(fp8) and fnmatch(module, fp8))
