@@ -55,15 +55,15 @@ def diverge(before: TokenLogprobs, after: TokenLogprobs, *, first: int) -> tuple
 
 def _summary(positions: Sequence[tuple[float, float, bool]], first: int) -> Divergence:
     """Return the divergence over positions from `first` on: difference, KL divergence and agreement of each."""
-    count, (differences, divergences, agreements) = len(positions), zip(*positions, strict=True)
+    count, differences = len(positions), [difference for difference, _, _ in positions]
     return Divergence(
         first=first,
         last=first + count - 1,
         positions=count,
         mean=math.fsum(differences) / count,
         maximum=max(differences),
-        kl=math.fsum(divergences) / count,
-        top1_agreement=sum(agreements) / count,
+        kl=math.fsum(divergence for _, divergence, _ in positions) / count,
+        top1_agreement=sum(agrees for _, _, agrees in positions) / count,
     )
 
 
