@@ -80,7 +80,7 @@ class ObservationCache:
     def keep(self, cluster: Cluster, names: Collection[str], items: Sequence[Mapping[str, Any]]) -> ObjectListing:
         """Store the listed objects of these servers, and request the warnings about their pods. Raises HostError.
 
-        Pods that run again have no new warnings.
+        The warnings about a pod that is running again are requested once per restart.
         """
         pods = [view for item in items if item["kind"] == "Pod" and (view := PodView(pod=item)).warns]
         runs = [(view.name, view.runs_since) for view in pods]

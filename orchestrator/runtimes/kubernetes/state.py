@@ -69,7 +69,7 @@ class PodView:
 
     @property
     def warns(self) -> bool:
-        """Whether there may be warnings that explain why no container has started, or why the server was restarted."""
+        """Whether to request warnings: before the first container starts, and after a restart."""
         steps = self.pod.get("status", {}).get("initContainerStatuses", ())
         return self.restarts > 0 or (self.is_starting and not any(map(_has_run, steps)))
 

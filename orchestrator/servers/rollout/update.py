@@ -63,7 +63,7 @@ def rolling_update(
 ) -> UpResult:
     """Add, replace and remove replicas until all replicas of the plan run with it.
 
-    If all replicas already run with the plan, replace each. `before` is the preflight of the whole plan. Raises
+    If all replicas already run with the plan, replace each. `before` is the preflight report of the whole plan. Raises
     StartError before any change if the gateway accepts no changes, and later a DeployError whose hint names the
     progress and the next commands.
     """

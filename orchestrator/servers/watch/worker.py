@@ -5,6 +5,9 @@
 `post` reads a line `{"url": …, "event": …}` from standard input and sends the event to a webhook.
 """
 
+# ruff: noqa: PLC0415
+# Each program imports only what it needs.
+
 import json
 import signal
 import sys
@@ -19,7 +22,7 @@ _INTERRUPTED: Final = 130  # `core.errors.Interrupted`
 
 
 def main() -> int:
-    """Run one of the module's programs. Each imports only what it needs. During imports, Ctrl-C ends it at once."""
+    """Run one of the module's programs. During imports, Ctrl-C ends it at once."""
     install_streams()
     ignore_sigpipe()
     drop_when_stalled()
@@ -27,16 +30,16 @@ def main() -> int:
     if task == "post":
         return _post(**json.loads(sys.stdin.readline()))
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from orchestrator.core.errors import Interrupted  # noqa: PLC0415 - as `main` says
-    from orchestrator.core.paths import Home  # noqa: PLC0415 - as `main` says
+    from orchestrator.core.errors import Interrupted
+    from orchestrator.core.paths import Home
 
     program: Callable[..., RestartResult | ServerSnapshot | SnapshotFailure]
     if task == "restart":
-        from orchestrator.servers.watch.restarts import restart_dead  # noqa: PLC0415 - as `main` says
+        from orchestrator.servers.watch.restarts import restart_dead
 
         program = restart_dead
     else:
-        from orchestrator.servers.watch.recovery import take_snapshot  # noqa: PLC0415 - as `main` says
+        from orchestrator.servers.watch.recovery import take_snapshot
 
         program = take_snapshot
     try:
@@ -50,11 +53,11 @@ def main() -> int:
 
 def _post(url: str, event: object) -> int:
     """Send an event to a webhook. Return 0 if the webhook accepted it, else 1."""
-    import ssl  # noqa: PLC0415 - as `main` says
+    import ssl
 
-    import httpx  # noqa: PLC0415 - as `main` says
+    import httpx
 
-    from orchestrator.servers.watch.alerts import TIMEOUT  # noqa: PLC0415 - as `main` says
+    from orchestrator.servers.watch.alerts import TIMEOUT
 
     verify = ssl.create_default_context()  # the certificates of this host
     content, headers = json.dumps(event), {"Content-Type": "application/json"}  # ASCII: a log may have lone surrogates
