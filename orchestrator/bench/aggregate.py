@@ -24,14 +24,7 @@ from orchestrator.bench.result import (
     SessionLoad,
     Throughput,
 )
-from orchestrator.bench.steady_state import (
-    completion_ratio,
-    completions,
-    is_steady,
-    judge_sustained,
-    steady_window,
-    ttft_growth,
-)
+from orchestrator.bench.steady_state import judge_sustained, steady_window, ttft_growth
 from orchestrator.bench.workload import SustainedLimits, Workload
 
 _DIGITS: Final = 5  # decimals of gaps in seconds, so that millions of gaps have few distinct lengths
@@ -58,15 +51,15 @@ def summarize_open_loop(observed: Observation, workload: Workload, *, rate_rps: 
     records = observed.load_result.records
     window = steady_window(records)
     steady = (
-        throughput(records, start_s=window[0], end_s=window[1], gpus=observed.gpus)
-        if window and is_steady(records, window)
+        throughput(records, start_s=window.begin_s, end_s=window.end_s, gpus=observed.gpus)
+        if window and window.has_rate
         else None
     )
     point = replace(
         _point(observed, workload, arrivals=workload.arrivals),
         offered_rps=rate_rps,
-        achieved_rps=completions(records, window)[0] / steady.seconds if window and steady else None,
-        completion_ratio=completion_ratio(records, window) if window else None,
+        achieved_rps=window.completed / steady.seconds if window and steady else None,
+        completion_ratio=window.completion_ratio if window else None,
         ttft_growth_s_per_s=ttft_growth(records),
         window=steady,
     )
@@ -75,7 +68,7 @@ def summarize_open_loop(observed: Observation, workload: Workload, *, rate_rps: 
     )
     if point.end_reason is EndReason.INTERRUPTED:
         return replace(point, not_sustained_because=("interrupted",))
-    sustained, reasons = judge_sustained(point, records, workload.slo)
+    sustained, reasons = judge_sustained(point, records, window, workload.slo)
     return replace(point, sustained=sustained, not_sustained_because=reasons)
 
 

@@ -22,6 +22,7 @@ the knee.
 import math
 from array import array
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import combinations, takewhile
 from statistics import median
 from typing import Final
@@ -37,37 +38,40 @@ _MIN_WINDOW_S: Final = 5.0  # in a shorter window an overload may look sustained
 _MAX_GROUPS: Final = 200
 
 
-def steady_window(records: Collection[RequestRecord]) -> tuple[float, float] | None:
-    """Return the steady window in seconds after the first planned arrival; None if ramp and drain overlap."""
+@dataclass(frozen=True, kw_only=True)
+class SteadyWindow:
+    """The steady window of a point, in seconds after the first planned arrival, and its requests."""
+
+    begin_s: float  # two median end-to-end latencies
+    end_s: float
+    completed: int  # successful completions in the window
+    due: int  # requests planned one median latency before it
+
+    @property
+    def has_rate(self) -> bool:
+        """Whether its throughput is a valid rate: it lasts at least one median latency, and no queue drains."""
+        return self.end_s - self.begin_s >= self.begin_s / 2 and self.completed - self.due <= _tolerated(self.due)
+
+    @property
+    def completion_ratio(self) -> float | None:
+        """Completed / due requests; None with too few requests."""
+        return self.completed / self.due if self.due >= _MIN_REQUESTS else None
+
+
+def steady_window(records: Collection[RequestRecord]) -> SteadyWindow | None:
+    """Return the steady window; None if ramp and drain overlap."""
     latencies, end = array("d"), -math.inf
     for record in records:
         end = max(end, record.scheduled_s)
         if record.ok:
             latencies.append(record.ended_s - record.scheduled_s)
-    begin = 2 * median(latencies) if latencies else math.inf
-    return (begin, end) if begin < end else None
-
-
-def is_steady(records: Collection[RequestRecord], window: tuple[float, float]) -> bool:
-    """Return whether the window has a valid rate: it lasts at least one median latency, and no queue drains."""
-    begin, end = window
-    completed, due = completions(records, window)
-    return end - begin >= begin / 2 and completed - due <= _tolerated(due)
-
-
-def completions(records: Collection[RequestRecord], window: tuple[float, float]) -> tuple[int, int]:
-    """Count the completions in the window, and the requests due in it: planned one median latency earlier."""
-    (begin, end), completed, due = window, 0, 0
+    begin, completed, due = 2 * median(latencies) if latencies else math.inf, 0, 0
+    if begin >= end:
+        return None
     for record in records:
         completed += record.ok and begin <= record.ended_s < end
         due += begin / 2 <= record.scheduled_s < end - begin / 2
-    return completed, due
-
-
-def completion_ratio(records: Collection[RequestRecord], window: tuple[float, float]) -> float | None:
-    """Return completed / due requests of the window; None with too few requests."""
-    completed, due = completions(records, window)
-    return completed / due if due >= _MIN_REQUESTS else None
+    return SteadyWindow(begin_s=begin, end_s=end, completed=completed, due=due)
 
 
 def _tolerated(due: int) -> float:
@@ -120,15 +124,14 @@ def _missed(latency: Latency | None, limits: SustainedLimits) -> Iterator[str]:
 
 
 def judge_sustained(
-    point: Point, records: Collection[RequestRecord], limits: SustainedLimits
+    point: Point, records: Collection[RequestRecord], window: SteadyWindow | None, limits: SustainedLimits
 ) -> tuple[bool | None, tuple[str, ...]]:
     """Judge whether an open-loop point is sustained (None: cannot be judged), with all reasons against it."""
     reasons = list[str]()
     reasons.extend(_missed(point.latency, limits))
     if point.success_share < limits.success_share:
         reasons.append(f"success {point.success_share:.1%} is below {limits.success_share:.0%}")
-    window = steady_window(records) or (0.0, 0.0)
-    completed, due = completions(records, window)
+    completed, due = (window.completed, window.due) if window else (0, 0)
     share = f"{completed} of {due} due requests completed ({completed / due:.1%})" if due else ""
     if point.completion_ratio is not None and due - completed > _tolerated(due):
         reasons.append(f"only {share}")
@@ -136,11 +139,11 @@ def judge_sustained(
         reasons.append(f"the queue grows: TTFT rises by {point.ttft_growth_s_per_s:.3f} s per second")
     if reasons:
         return False, tuple(reasons)
-    begin, end = window
-    if point.completion_ratio is None or point.ttft_growth_s_per_s is None:
+    if window is None or point.completion_ratio is None or point.ttft_growth_s_per_s is None:
         return None, (_too_few(min(due, len(_second_half_ttft(records))), len(records)),)
-    if end - begin < (needed := max(_MIN_WINDOW_S, begin / 2)):
-        return None, (_too_short(end - begin, needed),)
+    seconds = window.end_s - window.begin_s
+    if seconds < (needed := max(_MIN_WINDOW_S, window.begin_s / 2)):
+        return None, (_too_short(seconds, needed),)
     if completed - due > _tolerated(due):
         return None, (f"{share}: the window holds the drain of a queue, as after a stall",)
     if point.completion_ratio < MIN_COMPLETION_RATIO:
