@@ -112,8 +112,9 @@ class _Sender:
     @property
     def is_over(self) -> bool:
         """Whether the load has ended, so that no further request is sent."""
-        duration, now = self._load.duration_s, asyncio.get_running_loop().time()
-        return duration is not None and self._measures and now >= self.measured_from + duration
+        if (duration := self._load.duration_s) is None or not self._measures:
+            return False
+        return asyncio.get_running_loop().time() >= self.measured_from + duration
 
     @property
     def _measures(self) -> bool:
@@ -263,7 +264,8 @@ async def run_load(connections: Connections, load: PlannedLoad) -> LoadResult:
         sender.begin(loop.time() + _LEAD_S)
         for session in pending:
             first = session.requests[0].arrival_s or 0.0
-            if not await sender.wait_until(sender.start + first - _AHEAD_S):
+            ahead = 0.0 if isinstance(session, SinglePrompt) else _AHEAD_S  # a built request needs no preparation
+            if not await sender.wait_until(sender.start + first - ahead):
                 return
             group.create_task(sender.play(session))
 
@@ -299,7 +301,7 @@ async def _run(sender: _Sender, load: Callable[[asyncio.TaskGroup], Awaitable[No
         raise failures[0]
     if ending is EndReason.INTERRUPTED and (task := asyncio.current_task()) is not None:
         task.uncancel()  # Ctrl-C ends only the load: the program still reports finished requests
-    return LoadResult(records=sender.records, end_reason=ending)
+    return LoadResult(records=sender.records.listed(), end_reason=ending)
 
 
 def _leaves(error: Exception) -> list[Exception]:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator
 from typing import IO, Final, NamedTuple
 
 _SIZE_BYTES: Final = 8  # size field before each request
+_MAX_LIST_BYTES: Final = 4 * 2**20
 
 
 class RequestRecord(NamedTuple):
@@ -56,6 +57,10 @@ class RecordFile(Collection[RequestRecord]):
         self._file.flush()
         self._count += 1
         self._end += _SIZE_BYTES + len(content)
+
+    def listed(self) -> Collection[RequestRecord]:
+        """Return the requests as a list if they are small, else this file. Metrics read all requests a dozen times."""
+        return [*self] if self._end <= _MAX_LIST_BYTES else self
 
     def __len__(self) -> int:
         return self._count

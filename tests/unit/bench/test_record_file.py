@@ -51,6 +51,14 @@ def test_memory_use_does_not_grow_with_records() -> None:
     assert [chunk.index for chunk in records] == [*range(20_000)]
 
 
+def test_only_small_records_are_listed() -> None:
+    records = RecordFile()
+    records.add(record(0))
+    assert records.listed() == [record(0)]
+    records.add(record(1, chunks=400_000))  # 4.8 MB
+    assert records.listed() is records
+
+
 def test_full_disk_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "removed"))
     with pytest.raises(OSError, match="No such file"):
