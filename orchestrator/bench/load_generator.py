@@ -256,6 +256,7 @@ async def run_load(connections: Connections, load: PlannedLoad) -> LoadResult:
     """Send a load; return when all requests ended, on Ctrl-C, or when the endpoint dies."""
     sender = _Sender(connections, load)
     loop = asyncio.get_running_loop()
+    prepared = isinstance(load.sessions, list)  # otherwise sessions are built during the load
     pending = iter(load.sessions)
     first_session = list(islice(pending, 1))  # read before the clock starts: indexing a long trace takes seconds
     pending = chain(first_session, pending)
@@ -264,8 +265,7 @@ async def run_load(connections: Connections, load: PlannedLoad) -> LoadResult:
         sender.begin(loop.time() + _LEAD_S)
         for session in pending:
             first = session.requests[0].arrival_s or 0.0
-            ahead = 0.0 if isinstance(session, SinglePrompt) else _AHEAD_S  # a built request needs no preparation
-            if not await sender.wait_until(sender.start + first - ahead):
+            if not await sender.wait_until(sender.start + first - (0.0 if prepared else _AHEAD_S)):
                 return
             group.create_task(sender.play(session))
 
@@ -280,9 +280,7 @@ async def run_load(connections: Connections, load: PlannedLoad) -> LoadResult:
         for _ in range(load.concurrency or 1):
             group.create_task(play_sequentially())
 
-    return await _run(
-        sender, play_arrivals if load.concurrency is None else play_lanes, gc_off=isinstance(load.sessions, list)
-    )
+    return await _run(sender, play_arrivals if load.concurrency is None else play_lanes, gc_off=prepared)
 
 
 async def _run(sender: _Sender, load: Callable[[asyncio.TaskGroup], Awaitable[None]], *, gc_off: bool) -> LoadResult:
@@ -301,7 +299,7 @@ async def _run(sender: _Sender, load: Callable[[asyncio.TaskGroup], Awaitable[No
         raise failures[0]
     if ending is EndReason.INTERRUPTED and (task := asyncio.current_task()) is not None:
         task.uncancel()  # Ctrl-C ends only the load: the program still reports finished requests
-    return LoadResult(records=sender.records.listed(), end_reason=ending)
+    return LoadResult(records=sender.records, end_reason=ending)
 
 
 def _leaves(error: Exception) -> list[Exception]:

@@ -1,15 +1,17 @@
-"""The measured requests of a load, in a temporary file instead of memory."""
+"""The measured requests of a load, most of them in a temporary file instead of memory."""
 
 import marshal
 import os
 import tempfile
 import weakref
 from array import array
+from collections import deque
 from collections.abc import Collection, Iterator
 from typing import IO, Final, NamedTuple
 
 _SIZE_BYTES: Final = 8  # size field before each request
-_MAX_LIST_BYTES: Final = 4 * 2**20
+_MAX_NEWEST: Final = 4096  # requests in memory: about 3 MB, and 3 MB for their chunks
+_MAX_NEWEST_CHUNKS: Final = 2**18
 
 
 class RequestRecord(NamedTuple):
@@ -39,28 +41,28 @@ class RequestRecord(NamedTuple):
 
 
 class RecordFile(Collection[RequestRecord]):
-    """Requests in the order in which they ended, in a file that lives as long as this object."""
+    """Requests in the order in which they ended: the newest in memory, older ones in a temporary file.
+
+    The file lives as long as this object. Metrics read all requests a dozen times.
+    """
 
     def __init__(self) -> None:
-        """Begin without a file; the first request creates it."""
+        """Begin without a file; see `add`."""
+        self._newest = deque[RequestRecord]()
+        self._newest_chunks = 0
         self._file: IO[bytes] | None = None
         self._end = 0
         self._count = 0
 
     def add(self, record: RequestRecord) -> None:
-        """Save a request. Raises OSError if the disk is full."""
-        content = marshal.dumps([*record])  # arrays as bytes
-        if self._file is None:
-            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed with this object
-            weakref.finalize(self, self._file.close)  # in a reference cycle, `__del__` may run after the file's
-        self._file.write(len(content).to_bytes(_SIZE_BYTES) + content)
-        self._file.flush()
+        """Add a request. Raises OSError if the disk is full."""
+        self._newest.append(record)
+        self._newest_chunks += len(record.chunk_s)
         self._count += 1
-        self._end += _SIZE_BYTES + len(content)
-
-    def listed(self) -> Collection[RequestRecord]:
-        """Return the requests as a list if they are small, else this file. Metrics read all requests a dozen times."""
-        return [*self] if self._end <= _MAX_LIST_BYTES else self
+        while len(self._newest) > _MAX_NEWEST or self._newest_chunks > _MAX_NEWEST_CHUNKS:
+            oldest = self._newest.popleft()  # one at a time: writing many would delay the load
+            self._newest_chunks -= len(oldest.chunk_s)
+            self._write(oldest)
 
     def __len__(self) -> int:
         return self._count
@@ -75,6 +77,16 @@ class RecordFile(Collection[RequestRecord]):
             times, counts, *fields = marshal.loads(self._read(offset + _SIZE_BYTES, size))  # noqa: S302 - of this process
             yield RequestRecord(array("d", times), array("i", counts), *fields)
             offset += _SIZE_BYTES + size
+        yield from self._newest
+
+    def _write(self, record: RequestRecord) -> None:
+        content = marshal.dumps([*record])  # arrays as bytes
+        if self._file is None:
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed with this object
+            weakref.finalize(self, self._file.close)  # in a reference cycle, `__del__` may run after the file's
+        self._file.write(len(content).to_bytes(_SIZE_BYTES) + content)
+        self._file.flush()
+        self._end += _SIZE_BYTES + len(content)
 
     def _read(self, offset: int, size: int) -> bytes:
         return os.pread(self._file.fileno(), size, offset) if self._file is not None else b""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.bench import record_file
 from orchestrator.bench.record_file import RecordFile, RequestRecord
 
 
@@ -21,13 +22,15 @@ def record(index: int, chunks: int = 3, **changes: object) -> RequestRecord:
     return result._replace(**changes)  # type: ignore[arg-type]
 
 
-def test_records_are_read_back_in_completion_order() -> None:
+@pytest.mark.parametrize("newest", [0, 2, 4])
+def test_records_are_read_back_in_completion_order(monkeypatch: pytest.MonkeyPatch, newest: int) -> None:
     added = [
         record(4, chunk_tokens=array("i", [2, 5, 6])),
         record(0),
         record(2, chunks=0, failure="reset", failure_example="peer closed"),
         record(3, chunk_tokens=array("i")),
     ]
+    monkeypatch.setattr(record_file, "_MAX_NEWEST", newest)
     records = RecordFile()
     for item in added:
         records.add(item)
@@ -37,29 +40,24 @@ def test_records_are_read_back_in_completion_order() -> None:
     assert record(5) not in records
 
 
-def test_memory_use_does_not_grow_with_records() -> None:
-    records, first = RecordFile(), record(0, chunks=20)
-    for index in range(3_000):  # Python keeps up to 2,000 tuples for reuse
-        records.add(first._replace(index=index))
+@pytest.mark.parametrize(("chunks", "requests"), [(20, 5_000), (1_000, 500)])
+def test_memory_use_does_not_grow_with_records(chunks: int, requests: int) -> None:
+    records, first, sizes = RecordFile(), record(0, chunks=chunks), []
     tracemalloc.start()
     try:
-        for index in range(3_000, 20_000):
-            records.add(first._replace(index=index))
-        assert tracemalloc.get_traced_memory()[0] < 4_000
+        for index in range(3 * requests):
+            records.add(first._replace(index=index, chunk_s=first.chunk_s[:]))
+            if (index + 1) % requests == 0:
+                sizes.append(tracemalloc.get_traced_memory()[0])
     finally:
         tracemalloc.stop()
-    assert [chunk.index for chunk in records] == [*range(20_000)]
-
-
-def test_only_small_records_are_listed() -> None:
-    records = RecordFile()
-    records.add(record(0))
-    assert records.listed() == [record(0)]
-    records.add(record(1, chunks=400_000))  # 4.8 MB
-    assert records.listed() is records
+    assert sizes[0] < 8_000_000
+    assert sizes[2] == pytest.approx(sizes[1], rel=0.01)
+    assert [item.index for item in records] == [*range(3 * requests)]
 
 
 def test_full_disk_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "removed"))
+    monkeypatch.setattr(record_file, "_MAX_NEWEST", 0)
     with pytest.raises(OSError, match="No such file"):
         RecordFile().add(record(0))
