@@ -243,7 +243,7 @@ def _check_length(planned: PlannedRequest, response: StreamedResponse) -> Usage 
 class PlannedLoad:
     """The load of one point: its sessions, and how many run at a time (closed loop) or arrive (open loop)."""
 
-    sessions: Iterable[PlannedSession]
+    sessions: Iterable[PlannedSession]  # a list: their requests are built
     concurrency: int | None  # running sessions; None: an open loop, sessions in the order of their first arrivals
     timeout_s: float
     on_end: Callable[[int], None] = lambda _: None  # called with the number of finished requests
@@ -256,7 +256,7 @@ async def run_load(connections: Connections, load: PlannedLoad) -> LoadResult:
     """Send a load; return when all requests ended, on Ctrl-C, or when the endpoint dies."""
     sender = _Sender(connections, load)
     loop = asyncio.get_running_loop()
-    prepared = isinstance(load.sessions, list)  # otherwise sessions are built during the load
+    prepared = isinstance(load.sessions, list)  # otherwise requests are built during the load
     pending = iter(load.sessions)
     first_session = list(islice(pending, 1))  # read before the clock starts: indexing a long trace takes seconds
     pending = chain(first_session, pending)

@@ -1,4 +1,4 @@
-"""The measured requests of a load, most of them in a temporary file instead of memory."""
+"""The measured requests of a load; a long load keeps the older ones in a temporary file."""
 
 import marshal
 import os
@@ -55,7 +55,7 @@ class RecordFile(Collection[RequestRecord]):
         self._count = 0
 
     def add(self, record: RequestRecord) -> None:
-        """Add a request. Raises OSError if the disk is full."""
+        """Add a request. Raises OSError if an older one cannot be written, for example on a full disk."""
         self._newest.append(record)
         self._newest_chunks += len(record.chunk_s)
         self._count += 1

@@ -46,7 +46,8 @@ def test_memory_use_does_not_grow_with_records(chunks: int, requests: int) -> No
     tracemalloc.start()
     try:
         for index in range(3 * requests):
-            records.add(first._replace(index=index, chunk_s=first.chunk_s[:]))
+            item = first._replace(index=index, chunk_s=first.chunk_s[:], chunk_tokens=first.chunk_tokens[:])
+            records.add(item)
             if (index + 1) % requests == 0:
                 sizes.append(tracemalloc.get_traced_memory()[0])
     finally:
