@@ -15,7 +15,7 @@ from cpu_server import CpuServer
 from scripted_runs import bench, only, order_of
 from scripted_server import Answer, Exchange, Script, answer_ids, scripted
 
-from orchestrator.bench import run_point
+from orchestrator.bench import record_file, run_point
 from orchestrator.bench.benchmark import measure
 from orchestrator.bench.cache_forecast import PointForecasts
 from orchestrator.bench.energy import EnergyReading
@@ -253,8 +253,9 @@ class Forgetful(list[Any]):
         pass
 
 
-def test_replay_memory_per_request_is_bounded(tmp_path: Path) -> None:
-    """Chunk times go to a file: in memory, their text alone would take 3 kB per request."""
+def test_replay_memory_per_request_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunk times of older requests go to a file: in memory, their text alone would take 3 kB per request."""
+    monkeypatch.setattr(record_file, "_MAX_NEWEST_CHUNKS", 0)  # all requests are older
     requests, nothing, used = 20, Forgetful(), list[int]()
 
     def answer(_: int) -> Answer:
