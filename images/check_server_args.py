@@ -170,6 +170,10 @@ def load(request: Mapping[str, Any]) -> ModuleType:
         for name, module in list(sys.modules.items()):
             if name.startswith("sglang.") and "get_device_memory_capacity" in vars(module):
                 module.get_device_memory_capacity = lambda *_: request["vram_bytes"] >> 20
+    parser = argparse.ArgumentParser()
+    server_args.ServerArgs.add_cli_args(parser)
+    # Building a parser is most of the time of a check, and `_culprits` needs one for each option.
+    server_args.ServerArgs.add_cli_args = lambda new: vars(new).update(vars(parser))
     return server_args
 
 
