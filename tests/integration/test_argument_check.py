@@ -96,7 +96,8 @@ def verdicts(
         payload["argv"] = [base if setting == "" else with_setting(base, setting) for setting in SETTINGS[version]]
         text = f"import sys; sys.path.insert(0, {str(unpacked(version))!r})\n{PROGRAM.read_text()}"
         programs[version] = Program(program=text, stdin=json.dumps(payload))
-    results = run_forked(cpu_environment.python, programs, {**GPU_ENV, "PATH": "/usr/bin:/bin", "HOME": "/nonexistent"})
+    environ = {**GPU_ENV, "PATH": "/usr/bin:/bin", "HOME": str(tmp_path_factory.mktemp("home"))}
+    results = run_forked(cpu_environment.python, programs, environ)
     for version, done in results.items():
         assert done.returncode == 0, (version, done.stderr[-2000:])
     return {

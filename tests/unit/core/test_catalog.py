@@ -106,7 +106,7 @@ def test_invalid_user_entry_is_an_error_without_fallback(
 
 
 def test_profiles_path_must_be_a_directory(tmp_path: Path) -> None:
-    (tmp_path / "profiles").symlink_to("/nonexistent")
+    (tmp_path / "profiles").symlink_to(tmp_path / "missing")
     with pytest.raises(ProfileError, match="is not a directory"):
         load("cpu-tiny", catalog=Catalog.of(Home(tmp_path)))
 
