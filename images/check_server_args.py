@@ -172,7 +172,7 @@ def load(request: Mapping[str, Any]) -> ModuleType:
                 module.get_device_memory_capacity = lambda *_: request["vram_bytes"] >> 20
     parser = argparse.ArgumentParser()
     server_args.ServerArgs.add_cli_args(parser)
-    # Building a parser is most of the time of a check, and `_culprits` needs one for each option.
+    # Building the parser takes most of the time of a check, and `_culprits` would build one for each option.
     server_args.ServerArgs.add_cli_args = lambda new: vars(new).update(vars(parser))
     return server_args
 

@@ -243,7 +243,7 @@ def _check_length(planned: PlannedRequest, response: StreamedResponse) -> Usage 
 class PlannedLoad:
     """The load of one point: its sessions, and how many run at a time (closed loop) or arrive (open loop)."""
 
-    sessions: Iterable[PlannedSession]  # a list: their requests are built
+    sessions: Iterable[PlannedSession]  # a list means that all requests are built
     concurrency: int | None  # running sessions; None: an open loop, sessions in the order of their first arrivals
     timeout_s: float
     on_end: Callable[[int], None] = lambda _: None  # called with the number of finished requests

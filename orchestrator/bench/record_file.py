@@ -1,5 +1,6 @@
-"""The measured requests of a load; a long load keeps the older ones in a temporary file."""
+"""The measured requests of a load. In a long load, the older ones are in a temporary file."""
 
+import contextlib
 import marshal
 import os
 import tempfile
@@ -10,8 +11,8 @@ from collections.abc import Collection, Iterator
 from typing import IO, Final, NamedTuple
 
 _SIZE_BYTES: Final = 8  # size field before each request
-_MAX_NEWEST: Final = 4096  # requests in memory: about 3 MB, and 3 MB for their chunks
-_MAX_NEWEST_CHUNKS: Final = 2**18
+_MAX_NEWEST: Final = 4096  # requests in memory, about 3 MB
+_MAX_NEWEST_CHUNKS: Final = 2**18  # chunks of these requests, 3 MB
 
 
 class RequestRecord(NamedTuple):
@@ -43,11 +44,11 @@ class RequestRecord(NamedTuple):
 class RecordFile(Collection[RequestRecord]):
     """Requests in the order in which they ended: the newest in memory, older ones in a temporary file.
 
-    The file lives as long as this object. Metrics read all requests a dozen times.
+    The file lives as long as this object. The metrics of a point read all requests about a dozen times.
     """
 
     def __init__(self) -> None:
-        """Begin without a file; see `add`."""
+        """Begin without requests; `add` creates the file when it is needed."""
         self._newest = deque[RequestRecord]()
         self._newest_chunks = 0
         self._file: IO[bytes] | None = None
@@ -83,10 +84,15 @@ class RecordFile(Collection[RequestRecord]):
         content = marshal.dumps([*record])  # arrays as bytes
         if self._file is None:
             self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed with this object
-            weakref.finalize(self, self._file.close)  # in a reference cycle, `__del__` may run after the file's
+            weakref.finalize(self, _close, self._file)  # in a reference cycle, `__del__` may run after the file's
         self._file.write(len(content).to_bytes(_SIZE_BYTES) + content)
         self._file.flush()
         self._end += _SIZE_BYTES + len(content)
 
     def _read(self, offset: int, size: int) -> bytes:
         return os.pread(self._file.fileno(), size, offset) if self._file is not None else b""
+
+
+def _close(file: IO[bytes]) -> None:
+    with contextlib.suppress(OSError):  # on a full disk, closing fails again to write the last request
+        file.close()

@@ -40,7 +40,7 @@ _MAX_GROUPS: Final = 200
 
 @dataclass(frozen=True, kw_only=True)
 class SteadyWindow:
-    """The steady window of a point, in seconds after the first planned arrival, and its requests."""
+    """The steady window of a point in seconds after the first planned arrival, with its request counts."""
 
     begin_s: float  # two median end-to-end latencies
     end_s: float
@@ -49,7 +49,7 @@ class SteadyWindow:
 
     @property
     def has_rate(self) -> bool:
-        """Whether its throughput is a valid rate: it lasts at least one median latency, and no queue drains."""
+        """Whether the window has a valid throughput: it lasts at least one median latency, and drains no queue."""
         return self.end_s - self.begin_s >= self.begin_s / 2 and self.completed - self.due <= _tolerated(self.due)
 
     @property

@@ -221,7 +221,9 @@ def _in_our_words(ctx: "Context") -> Iterator[None]:
         message, _, details = _QUOTED.sub(r"`\1`", error.format_message().rstrip(".")).partition(". ")
         option = getattr(error, "option_name", None) or ""
         renamed = RENAMED_OPTIONS.get(ctx.command_path.partition(" ")[2], {}).get(option)
-        possible = (getattr(error, "possibilities", None) or ()) if len(option) >= _MIN_TYPED else ()
+        possible = list(getattr(error, "possibilities", None) or ()) if len(option) >= _MIN_TYPED else []
+        if any(parameter.name == "profile" for parameter in ctx.command.params):
+            possible.append("--profile")  # click does not know it: see `ProfileCommand`
         nearest: str = renamed or next(iter(get_close_matches(option, [*possible, *PROFILE_KEYS], cutoff=_NEAR)), "")
         suggestion = f"did you mean `{nearest}`?" if nearest else ""
         help_ = f"`{ctx.command_path} -h` shows arguments and options"

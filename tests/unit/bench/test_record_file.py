@@ -1,5 +1,7 @@
 """Test the temporary file with the measured requests of a load."""
 
+import gc
+import sys
 import tempfile
 import tracemalloc
 from array import array
@@ -62,3 +64,16 @@ def test_full_disk_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setattr(record_file, "_MAX_NEWEST", 0)
     with pytest.raises(OSError, match="No such file"):
         RecordFile().add(record(0))
+
+
+def test_file_on_full_disk_is_closed_without_second_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    unraisable: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda: Path("/dev/full").open("w+b"))  # noqa: SIM115
+    monkeypatch.setattr(record_file, "_MAX_NEWEST", 0)
+    records = RecordFile()
+    with pytest.raises(OSError, match="No space left"):
+        records.add(record(0))
+    del records
+    gc.collect()
+    assert unraisable == []

@@ -95,6 +95,7 @@ def test_command_help_is_well_formatted(words: tuple[str, ...]) -> None:
     ("line", "message", "hint"),
     [
         ("status --hots", "no such option: --hots", "did you mean `--host`?"),
+        ("up --profle cpu-tiny", "no such option: --profle", "did you mean `--profile`?"),
         ("stat", "no such command `stat`", "did you mean `status`, "),
         ("top", "missing argument `NAME`", "`deploy top -h` shows arguments and options"),
         ("cache ls", "no such command `cache`", "did you mean `deploy prune --caches`?"),
